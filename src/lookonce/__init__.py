@@ -1,0 +1,67 @@
+"""lookonce: look at each image once, train on it many times.
+
+LoRA fine-tuning of Qwen3-VL on visual question answering. Phase 1 (`lookonce.cache`) runs the frozen vision tower once
+over every distinct image; phase 2 (`lookonce.train`) trains the language model from what it put out.
+
+The names below are the public API; they are imported when first used, so that `lookonce --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lookonce.cache.read import VisionCache
+    from lookonce.datasets.records import Record, Turn, read_records, write_records
+    from lookonce.errors import LookonceError
+    from lookonce.train.run_file import RunFile, read_run_file
+    from lookonce.train.tower import CachedVisionTower
+
+__version__ = "0.1.0"
+__all__ = [
+    "CachedVisionTower",
+    "LookonceError",
+    "Record",
+    "RunFile",
+    "Turn",
+    "VisionCache",
+    "read_records",
+    "read_run_file",
+    "write_records",
+]
+_HOME = {
+    "CachedVisionTower": "lookonce.train.tower",
+    "LookonceError": "lookonce.errors",
+    "Record": "lookonce.datasets.records",
+    "RunFile": "lookonce.train.run_file",
+    "Turn": "lookonce.datasets.records",
+    "VisionCache": "lookonce.cache.read",
+    "read_records": "lookonce.datasets.records",
+    "read_run_file": "lookonce.train.run_file",
+    "write_records": "lookonce.datasets.records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lookonce' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def _keep_our_folder_from_posing_as_hugging_face_datasets() -> None:
+    """Block `import datasets` where it would find this repository's folder instead of Hugging Face's library.
+
+    With the repository root on `sys.path` (`python -m ...`) and the library not installed, our `datasets/` is a
+    namespace package of that name; transformers then believes that the library is there and Trainer fails on
+    `datasets.Dataset`. `None` in `sys.modules` is Python's own way to say "not importable".
+    """
+    if "datasets" not in sys.modules:
+        spec = importlib.util.find_spec("datasets")
+        if spec is not None and spec.origin is None:
+            sys.modules["datasets"] = None  # type: ignore[assignment]
+
+
+_keep_our_folder_from_posing_as_hugging_face_datasets()

@@ -1,0 +1,5 @@
+"""`python -m lookonce`."""
+
+from lookonce.cli import main
+
+main()

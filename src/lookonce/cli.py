@@ -1,0 +1,283 @@
+"""The command line: parse, call, print. What commands do is in `cache` and `train`.
+
+Data goes to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage. Modules are imported inside the
+commands, so that help needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+import lookonce
+from lookonce.errors import LookonceError
+
+EXISTING = click.Path(path_type=Path)
+RUN = click.argument("run_file", metavar="RUN.yaml", type=EXISTING)
+SET = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Replace a key of the run file, e.g. train.epochs=5.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
+
+
+class Commands(click.Group):
+    """A group whose errors are messages: no traceback without --debug, and never a lost exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except LookonceError as error:
+            code, message = error.exit_code, str(error)
+        except KeyboardInterrupt:
+            code, message = 130, "interrupted; the same command goes on where it stopped"
+        except OSError as error:
+            code, message = 1, f"{error}"
+        except Exception as error:
+            code, message = 1, f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+        sys.exit(code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(lookonce.__version__, message="%(version)s")
+@click.option("--debug", is_flag=True, help="Show tracebacks and the libraries' warnings.")
+def main(debug: bool) -> None:
+    """Look at each image once, train on it many times.
+
+    Phase 1, `cache`, runs the frozen vision tower once over every distinct image. Phase 2, `train`, trains the
+    language model's LoRA adapter from what it put out.
+
+    \b
+    Examples:
+      lookonce sample data/sample
+      lookonce cache build experiments/sample.yaml
+      lookonce train experiments/sample.yaml
+      lookonce eval runs/sample --split test
+    """
+    if not debug:
+        _hush_libraries()
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=EXISTING)
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same bytes.")
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    type=click.Choice(["tiny", "2b", "4b", "8b"]),
+    help="Size of the model; real sizes have random weights, to measure speed.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True),
+    help="Folder of a tokenizer to give the model instead of the sample's own.",
+)
+@JSON
+def sample(folder: Path, seed: int, model: str, tokenizer: Path | None, as_json: bool) -> None:
+    """Write a small sample set and a model to try everything on.
+
+    \b
+    Examples:
+      lookonce sample data/sample
+      lookonce sample data/speed --model 2b
+    """
+    from lookonce.datasets.sample.write import write_sample
+
+    report = write_sample(folder, seed, model, tokenizer)
+    _print(asdict(report), report.text(), as_json)
+
+
+@main.group()
+def cache() -> None:
+    """Phase 1: encode every distinct image once."""
+
+
+@cache.command("plan")
+@RUN
+@SET
+@JSON
+def cache_plan(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Show what building would encode and how large it becomes; writes nothing.
+
+    \b
+    Examples:
+      lookonce cache plan experiments/sample.yaml
+      lookonce cache plan run.yaml --set cache.max_pixels=432000 --json
+    """
+    report = _inputs(run_file, assignments).describe_plan()
+    _print(asdict(report), report.text(), as_json)
+
+
+@cache.command("build")
+@RUN
+@SET
+@JSON
+def cache_build(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Encode what the cache lacks; interrupted, it goes on where it stopped.
+
+    Exits 1 if an image could not be encoded; the others are done nevertheless.
+
+    \b
+    Examples:
+      lookonce cache build experiments/sample.yaml
+      lookonce cache build run.yaml --set cache.dir=/scratch/caches
+    """
+    report = _inputs(run_file, assignments).build()
+    _print(asdict(report), report.text(), as_json)
+    sys.exit(1 if report.quarantined else 0)
+
+
+@cache.command("status")
+@RUN
+@SET
+@JSON
+def cache_status(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Show how much of a run's cache is there.
+
+    \b
+    Examples:
+      lookonce cache status experiments/sample.yaml
+      lookonce cache status run.yaml --json
+    """
+    report = _inputs(run_file, assignments).describe_status()
+    _print(asdict(report), report.text(), as_json)
+
+
+@main.command()
+@RUN
+@SET
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint, if there is one.")
+@click.option("--restart", is_flag=True, help="Move what the output folder holds away and train anew.")
+@JSON
+def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: bool, as_json: bool) -> None:
+    """Phase 2: train the adapter from the cache, evaluate it, and sum up.
+
+    \b
+    Examples:
+      lookonce train experiments/sample.yaml
+      lookonce train experiments/sample.yaml --set train.epochs=5 --set output=runs/longer
+      lookonce train run.yaml --resume
+    """
+    from lookonce.train.run import train as train_run
+    from lookonce.train.run_file import read_run_file
+
+    summary = train_run(read_run_file(run_file, assignments), resume=resume, restart=restart, say=_say)
+    _print(summary.to_json(), summary.text(), as_json)
+
+
+@main.command("eval")
+@click.argument("run_dir", metavar="RUN_DIR", type=EXISTING)
+@click.option("--split", type=click.Choice(["train", "val", "test"]), help="By default the run file's `eval.split`.")
+@click.option("--shuffle-images", is_flag=True, help="Show each question another image: a model that looks must fail.")
+@JSON
+def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bool) -> None:
+    """Answer a split's questions greedily; exact match beside the majority baseline.
+
+    Predictions go to RUN_DIR/predictions, scores to RUN_DIR/metrics.
+
+    \b
+    Examples:
+      lookonce eval runs/sample
+      lookonce eval runs/sample --split test --json
+      lookonce eval runs/sample --shuffle-images
+    """
+    from lookonce.train.run import evaluate_run
+
+    evaluation, where = evaluate_run(run_dir, split, shuffled=shuffle_images)
+    _say(f"predictions in {where}")
+    _print(evaluation.to_json(), evaluation.text(), as_json)
+
+
+@main.command()
+@click.argument("run_dir", metavar="RUN_DIR", type=EXISTING)
+@click.option("--image", required=True, type=EXISTING, help="An image file; it need not be in the cache.")
+@click.option("--question", required=True, help="What to ask about it.")
+@click.option("--system", help="System text to put before it.")
+@JSON
+def predict(run_dir: Path, image: Path, question: str, system: str | None, as_json: bool) -> None:
+    """Answer one question about one image.
+
+    \b
+    Examples:
+      lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
+    """
+    from lookonce.train.predict import predict as answer
+    from lookonce.train.run_folder import RunFolder
+
+    folder = RunFolder(run_dir)
+    text = answer(folder.read_run(), folder.adapter, image, question, system)
+    _print({"image": str(image), "question": question, "answer": text}, text, as_json)
+
+
+@main.group()
+def bench() -> None:
+    """Measure side by side with the plain way, in one run."""
+
+
+@bench.command("step")
+@RUN
+@SET
+@click.option(
+    "--steps", default=20, show_default=True, type=click.IntRange(2), help="Optimizer steps to measure, each way."
+)
+@JSON
+def bench_step(run_file: Path, assignments: tuple[str, ...], steps: int, as_json: bool) -> None:
+    """Train some steps from the cache and some from pixels: times and losses.
+
+    \b
+    Examples:
+      lookonce bench step experiments/sample.yaml
+      lookonce bench step run.yaml --steps 50 --json
+    """
+    from lookonce.train.compare import compare
+    from lookonce.train.run import Session
+
+    session = Session.open(_inputs(run_file, assignments))
+    comparison = compare(session.inputs, session.prompter, session.examples("train")[0], steps)
+    _print(comparison.to_json(), comparison.text(), as_json)
+
+
+def _inputs(run_file: Path, assignments: tuple[str, ...]) -> Any:
+    from lookonce.train.run_file import read_run_file
+
+    run = read_run_file(run_file, assignments)  # before the slow imports, so that a typo is told at once
+    from lookonce.train.inputs import Inputs
+
+    return Inputs.open(run)
+
+
+def _print(value: Any, text: str, as_json: bool) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str) if as_json else text)
+
+
+def _say(note: str) -> None:
+    click.echo(note, err=True)
+
+
+def _hush_libraries() -> None:
+    """Their progress bars and deprecation notes would bury ours."""
+    import os
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What can go wrong through no fault of the program.
+
+    LookonceError               anything a user can mend; the command line prints it without a traceback, exit code 1
+    |- UsageError               the command line or the run file asks for something impossible, exit code 2
+    |- RecordsError             a records file is broken; names file and line
+    |- ImageError               an image is missing or can not be read
+    |- ModelError               a checkpoint folder lacks what is needed, or an option does not fit the model
+    |- CacheError               a cache can not be used
+    |  |- CacheMismatch         it was made with another model or other pixels; names the fields
+    |  |- FeaturesMissing       it lacks the features of an image
+    |  `- CacheCorrupt          its bytes are not what was written
+    `- RunFolderError           the output folder holds something else
+
+A message says what is wrong, the value, what is allowed, and the command to run next. Broken invariants of our own
+are plain `assert`s.
+"""
+
+from __future__ import annotations
+
+
+class LookonceError(Exception):
+    """Anything a user can mend."""
+
+    exit_code = 1
+
+
+class UsageError(LookonceError, ValueError):
+    """The command line or the run file asks for something impossible."""
+
+    exit_code = 2
+
+
+class RecordsError(LookonceError, ValueError):
+    """A records file is broken."""
+
+
+class ImageError(LookonceError):
+    """An image is missing or can not be read."""
+
+
+class ModelError(LookonceError):
+    """A checkpoint folder lacks what is needed, or an option does not fit the model."""
+
+
+class CacheError(LookonceError):
+    """A cache can not be used."""
+
+
+class CacheMismatch(CacheError):
+    """A cache was made with another model or other pixels."""
+
+
+class FeaturesMissing(CacheError, KeyError):
+    """A cache lacks the features of an image."""
+
+    def __str__(self) -> str:  # KeyError would print the repr
+        return str(self.args[0])
+
+
+class CacheCorrupt(CacheError):
+    """The bytes of a cache are not what was written."""
+
+
+class RunFolderError(LookonceError):
+    """The output folder holds something else."""

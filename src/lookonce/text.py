@@ -1,0 +1,48 @@
+"""Numbers and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def size(num_bytes: float) -> str:
+    """Bytes: "1.3 MB"."""
+    amount = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds: "0.9 s", "4 min 12 s", "3 h 20 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun: "1 image", "6,500 images"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def rows(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names and values, one pair a line, values aligned."""
+    width = max(len(name) for name, _ in pairs) + 2
+    return "\n".join(f"  {name:<{width}}{value}".rstrip() for name, value in pairs)
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Columns: the first aligned left, the others right."""
+    everything = [list(header), *(list(line) for line in lines)]
+    widths = [max(len(line[column]) for line in everything) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in everything
+    )
