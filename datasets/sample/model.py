@@ -1,0 +1,191 @@
+"""A Qwen3-VL with random weights as an ordinary checkpoint folder: tiny to learn on, or real sizes to measure on.
+
+Design: weights are drawn with variance 1/fan_in, so that every layer passes on what it gets at about the size it got
+it. transformers' own initialisation (0.02 throughout) shrinks a tiny tower's output until nothing can be learned from
+it. Stock transformers, PEFT and lookonce all load the folder like any Qwen3-VL checkpoint.
+
+The shapes of the real sizes are those of the published configurations (https://huggingface.co/Qwen/Qwen3-VL-2B-Instruct
+and its siblings); their weights here are random, which is enough to measure speed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from lookonce.datasets.sample.tokenizer import write_tokenizer
+
+_VISION_2B = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
+_VISION_8B = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
+_TEXT = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936}
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "text": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+        },
+        "vision": {
+            "depth": 4,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_heads": 4,
+            "deepstack_visual_indexes": [0, 1, 2],
+            "num_position_embeddings": 256,
+        },
+    },
+    "2b": {
+        "text": _TEXT
+        | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+        "vision": _VISION_2B | {"deepstack_visual_indexes": [5, 11, 17]},
+    },
+    "4b": {
+        "text": _TEXT
+        | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+        "vision": _VISION_2B | {"deepstack_visual_indexes": [5, 11, 17]},
+    },
+    "8b": {
+        "text": _TEXT
+        | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
+        "vision": _VISION_8B | {"deepstack_visual_indexes": [8, 16, 24]},
+    },
+}
+TIED_EMBEDDINGS = {"tiny": False, "2b": True, "4b": True, "8b": False}
+POSITION_STD = 0.1
+"""Of the tower's position embedding; larger ones drown the colours of the tiny tower's patches."""
+PATCH_GRID = 2
+"""Patch kernels are drawn on a grid of so many cells a side and enlarged: trained towers look at coarse structure too,
+and kernels that are noise in every pixel cost 4 points of held-out accuracy on the sample."""
+HEAD_GAIN = 3
+"""Of the output head: hidden states are normalised and the head is frozen, so with a gain of 1 no token of the tiny
+model could ever get more than about three quarters of the probability."""
+
+MIN_PIXELS, MAX_PIXELS = 65_536, 16_777_216
+"""Qwen3-VL's own limits."""
+TINY_MIN_PIXELS, TINY_MAX_PIXELS = 4_096, 25_600
+"""About 20 visual tokens an image."""
+
+
+def write_model(folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path | None = None) -> None:
+    """Write a checkpoint folder with random weights.
+
+    `size` is a key of `SIZES`; real sizes are written in bfloat16, the tiny one in float32. `tokenizer` is a folder
+    whose tokenizer and chat template are copied; without it the sample's own small tokenizer is used.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = _copy_tokenizer(tokenizer, folder) if tokenizer else write_tokenizer(folder)
+    config = make_config(size, ids)
+    model = random_model(config, seed, torch.float32 if size == "tiny" else torch.bfloat16)
+    model.save_pretrained(folder)
+    limits = (TINY_MIN_PIXELS, TINY_MAX_PIXELS) if size == "tiny" else (MIN_PIXELS, MAX_PIXELS)
+    write_image_processor(folder, *limits)
+
+
+def make_config(size: str, ids: dict[str, int]) -> Qwen3VLConfig:
+    """The configuration of one of `SIZES` for a tokenizer with these special token ids."""
+    text, vision = dict(SIZES[size]["text"]), dict(SIZES[size]["vision"])
+    vocab_size = math.ceil((max(ids.values()) + 1) / 64) * 64
+    text["vocab_size"] = max(vocab_size, text.get("vocab_size", 0))
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0 if size == "tiny" else 5_000_000.0,
+        "mrope_section": [4, 2, 2] if size == "tiny" else [24, 20, 20],
+        "mrope_interleaved": True,
+    }
+    text["tie_word_embeddings"] = TIED_EMBEDDINGS[size]
+    text["pad_token_id"] = ids["<|endoftext|>"]
+    vision["out_hidden_size"] = text["hidden_size"]
+    special: dict[str, Any] = {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=TIED_EMBEDDINGS[size], **special)
+
+
+def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """A model of this configuration with weights drawn from `seed`, variance 1/fan_in."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = Qwen3VLForConditionalGeneration(config)
+    finally:
+        torch.set_default_dtype(before)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _draw(name, parameter, generator)
+    model.tie_weights()
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.generation_config.pad_token_id = config.pad_token_id
+    return model
+
+
+def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw one parameter; the RMS and layer norms keep their ones."""
+    if "patch_embed" in name and parameter.ndim == 5:
+        out_channels, in_channels, frames, side, _ = parameter.shape
+        grid = parameter.new_empty(out_channels, in_channels, PATCH_GRID, PATCH_GRID)
+        grid.normal_(0, 1 / math.sqrt(parameter[0].numel()), generator=generator)
+        smooth = torch.nn.functional.interpolate(grid, size=(side, side), mode="nearest")
+        parameter.copy_(smooth[:, :, None].expand(-1, -1, frames, -1, -1))
+    elif "pos_embed" in name:
+        parameter.normal_(0, POSITION_STD, generator=generator)
+    elif "lm_head" in name:
+        parameter.normal_(0, HEAD_GAIN / math.sqrt(parameter[0].numel()), generator=generator)
+    elif "embed_tokens" in name:
+        parameter.normal_(0, 1, generator=generator)
+    elif parameter.ndim >= 2:
+        parameter.normal_(0, 1 / math.sqrt(parameter[0].numel()), generator=generator)
+    elif name.endswith("bias"):
+        parameter.zero_()
+
+
+def write_image_processor(folder: Path, min_pixels: int, max_pixels: int) -> None:
+    """Write `preprocessor_config.json` with Qwen3-VL's settings and these limits."""
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": min_pixels, "longest_edge": max_pixels},
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 3,
+        "do_convert_rgb": True,
+        "processor_class": "Qwen3VLProcessor",
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+TOKENIZER_FILES: tuple[str, ...] = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+TOKENIZER_FILES += ("added_tokens.json", "special_tokens_map.json")
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> dict[str, int]:
+    from transformers import AutoTokenizer
+
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
+    return vocabulary

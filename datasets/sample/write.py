@@ -1,0 +1,139 @@
+"""Write the sample: frames, records split by image, and a model to try everything on.
+
+Design: the same seed gives the same bytes (with the same versions of the libraries). The split is by image, drawn
+within each kind of frame so that all three parts hold some of each; two frames are there twice under another name,
+as real sets have it, and a copy stays in the part of its original.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lookonce.datasets.records import Record, Turn, write_records
+from lookonce.datasets.sample.draw import draw
+from lookonce.datasets.sample.questions import ask
+from lookonce.datasets.sample.scene import Scene, make_scenes
+from lookonce.errors import UsageError
+from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
+
+SPLIT = {"train": 0.7, "val": 0.15, "test": 0.15}
+NUM_COPIES = 2
+JPEG_QUALITY = 92
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """What `write_sample` made."""
+
+    folder: Path
+    num_files: int
+    num_images: int
+    num_questions: dict[str, int]
+    model: str
+    fresh: bool
+    """False if the same sample was there already."""
+
+    def text(self) -> str:
+        questions = ", ".join(f"{number} {part}" for part, number in self.num_questions.items())
+        state = "wrote" if self.fresh else "already there:"
+        return (
+            f"{state} {self.folder}: {self.num_files} images ({self.num_images} distinct), "
+            f"questions: {questions}; model: {self.model}, random weights"
+        )
+
+
+def write_sample(folder: Path, seed: int = 0, model: str = "tiny", tokenizer: Path | None = None) -> SampleReport:
+    """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
+
+    Does nothing if the same sample is there already.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    wanted = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
+    stamp = folder / "sample.json"
+    if stamp.exists():
+        found = json.loads(stamp.read_text())
+        if {key: found.get(key) for key in wanted} != wanted:
+            raise UsageError(
+                f"{folder} holds another sample ({_words(found)}); wanted {_words(wanted)}. Choose another folder"
+            )
+        return _report(folder, found, fresh=False)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty and holds no sample; choose another folder or empty it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}{TEMPORARY_MARK}") as parent:
+        content = _write(Path(parent) / folder.name, seed, model, tokenizer) | wanted
+        write_json(Path(parent) / folder.name / "sample.json", content)
+        os.replace(Path(parent) / folder.name, folder)  # whole or not at all
+    return _report(folder, content, fresh=True)
+
+
+def _write(folder: Path, seed: int, model: str, tokenizer: Path | None) -> dict[str, object]:
+    from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
+
+    images = folder / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    parts = split(list(make_scenes(seed)), seed)
+    num_questions = {}
+    for part, scenes in parts.items():
+        records = [record for number, scene in scenes for record in _write_frame(images, number, scene)]
+        if part == "train":
+            records += _write_copies(images, scenes)
+        write_records(folder / f"{part}.jsonl", records)
+        num_questions[part] = len(records)
+    write_model(folder / "model", model, seed, tokenizer)
+    follow_umask(folder)
+    num_images = sum(len(scenes) for scenes in parts.values())
+    return {"num_files": num_images + NUM_COPIES, "num_images": num_images, "num_questions": num_questions}
+
+
+def split(scenes: list[Scene], seed: int) -> dict[str, list[tuple[int, Scene]]]:
+    """Numbered scenes by part; within each kind of frame in the proportions of `SPLIT`."""
+    rng = random.Random(seed)
+    parts: dict[str, list[tuple[int, Scene]]] = {part: [] for part in SPLIT}
+    for kind in sorted({scene.kind for scene in scenes}):
+        alike = [(number, scene) for number, scene in enumerate(scenes) if scene.kind == kind]
+        rng.shuffle(alike)
+        num_held_out = round(len(alike) * SPLIT["val"])
+        parts["val"] += alike[:num_held_out]
+        parts["test"] += alike[num_held_out : 2 * num_held_out]
+        parts["train"] += alike[2 * num_held_out :]
+    return {part: sorted(members, key=lambda member: member[0]) for part, members in parts.items()}
+
+
+def _write_frame(images: Path, number: int, scene: Scene) -> list[Record]:
+    path = images / f"frame-{number:04d}.jpg"
+    draw(scene).save(path, quality=JPEG_QUALITY)
+    return _records(path, scene)
+
+
+def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[Record]:
+    """Byte-identical copies of the first normal frames: other names, the same images."""
+    normal = [(number, scene) for number, scene in scenes if scene.kind == "normal"]
+    records = []
+    for number, scene in normal[:NUM_COPIES]:
+        copy = images / f"copy-of-{number:04d}.jpg"
+        shutil.copyfile(images / f"frame-{number:04d}.jpg", copy)
+        records += _records(copy, scene)
+    return records
+
+
+def _records(path: Path, scene: Scene) -> list[Record]:
+    metadata = {"image_id": path.stem, "source": scene.kind}
+    return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
+
+
+def _report(folder: Path, stamp: dict[str, object], fresh: bool) -> SampleReport:
+    keys = ("num_files", "num_images", "num_questions", "model")
+    return SampleReport(folder=folder, fresh=fresh, **{key: stamp[key] for key in keys})  # type: ignore[arg-type]
+
+
+def _words(stamp: dict[str, object]) -> str:
+    return ", ".join(f"{key} {stamp.get(key)}" for key in ("seed", "model", "tokenizer"))
