@@ -1,0 +1,116 @@
+"""A model checkpoint: its folder, its configuration, and the vision tower's tensors read by name.
+
+Design: tensors are read straight from the safetensors files, so that phase 1 never loads the language model and phase
+2 can hash the tower without building it. Local folders are used as they are; anything of the form `owner/name` is a
+model on the Hugging Face Hub and is downloaded by huggingface_hub, which keeps its own cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, PreTrainedConfig
+
+from lookonce.errors import ModelError
+
+TOWER_PREFIXES = ("model.visual.", "visual.")
+"""Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""
+FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model folder with a vision tower; open one with `Checkpoint.open`."""
+
+    folder: Path
+    config: PreTrainedConfig
+    _file_of: dict[str, Path]
+    """For each of the tower's tensors, by its name in the checkpoint."""
+
+    @classmethod
+    def open(cls, name: str, revision: str | None = None) -> Checkpoint:
+        """Open the folder `name`, or download the Hub model `name` at `revision`.
+
+        Raises:
+            ModelError: there is no such folder or model, or it has no vision tower.
+        """
+        folder = _locate(name, revision)
+        config = _read_config(folder)
+        names = {tensor: file for tensor, file in _tensor_files(folder).items() if tensor.startswith(TOWER_PREFIXES)}
+        if not names or getattr(config, "vision_config", None) is None:
+            raise ModelError(
+                f"{folder} has no vision tower (model type {config.model_type!r}, "
+                f"no tensor named {TOWER_PREFIXES[0]}*); set `model.path` to a Qwen3-VL checkpoint"
+            )
+        return cls(folder, config, names)
+
+    @property
+    def vision_config(self) -> PreTrainedConfig:
+        config: PreTrainedConfig = self.config.vision_config
+        return config
+
+    def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tower's tensors in order of their names, which are relative to the tower ("blocks.0...")."""
+        with contextlib.ExitStack() as stack:
+            paths = set(self._file_of.values())
+            files = {path: stack.enter_context(safe_open(path, framework="pt")) for path in paths}
+            for name in sorted(self._file_of, key=_tower_name):
+                yield _tower_name(name), files[self._file_of[name]].get_tensor(name)
+
+
+def _tower_name(name: str) -> str:
+    prefix = next(prefix for prefix in TOWER_PREFIXES if name.startswith(prefix))
+    return name.removeprefix(prefix)
+
+
+def _locate(name: str, revision: str | None) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ModelError(
+            f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
+        )
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{name!r} is neither a folder here nor a model that could be had from the Hub ({reason}); "
+            "check `model.path` and `model.revision`, or download it first with: hf download " + name
+        ) from None
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} is no model folder: {str(error).strip().splitlines()[0]}") from None
+    return config
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """The file that holds each tensor of the checkpoint."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists():
+        content: dict[str, Any] = json.loads(index.read_text())
+        return {name: folder / file for name, file in content["weight_map"].items()}
+    if not single.exists():
+        raise ModelError(
+            f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors checkpoints"
+        )
+    try:
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except SafetensorError as error:
+        raise ModelError(f"{single} is broken: {error}; copy or download it again") from None
