@@ -1,0 +1,145 @@
+"""Greedy answers, strict exact match, and what guessing would score.
+
+Design: an answer is right if it is the reference, but for spaces around it; lenient metrics that call "no" right for
+"none" have spoiled published numbers. Beside the accuracy always stands the majority baseline: the most frequent
+training answer of each question, given without looking at any image.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from lookonce.datasets.records import Record
+from lookonce.text import table
+from lookonce.train.batch import Collator
+from lookonce.train.prompt import Example
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One question asked: what the reference says, what the model said, what guessing says."""
+
+    origin: str
+    image: str
+    question: str
+    answer: str
+    predicted: str
+    majority: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.predicted.strip() == self.answer.strip()
+
+    @property
+    def is_majority_right(self) -> bool:
+        return self.majority.strip() == self.answer.strip()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"right": self.is_right}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares of right answers over some questions."""
+
+    num_questions: int
+    exact_match: float
+    majority: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions and their scores, in all and by question text."""
+
+    predictions: list[Prediction]
+    overall: Score
+    by_question: dict[str, Score]
+
+    @classmethod
+    def of(cls, predictions: list[Prediction]) -> Evaluation:
+        questions = sorted({prediction.question for prediction in predictions})
+        groups = {question: [p for p in predictions if p.question == question] for question in questions}
+        return cls(predictions, score(predictions), {question: score(group) for question, group in groups.items()})
+
+    def text(self) -> str:
+        """A line a question, the overall score last."""
+        scores = [*self.by_question.items(), ("all", self.overall)]
+        lines = [(name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}") for name, s in scores]
+        return table(("question", "asked", "exact match", "majority"), lines)
+
+    def to_json(self) -> dict[str, Any]:
+        by_question = {question: asdict(value) for question, value in self.by_question.items()}
+        return {"overall": asdict(self.overall), "by_question": by_question}
+
+
+def score(predictions: Sequence[Prediction]) -> Score:
+    """Exact match and majority baseline, as shares."""
+    count = len(predictions)
+    right, guessed = sum(p.is_right for p in predictions), sum(p.is_majority_right for p in predictions)
+    return Score(count, right / max(count, 1), guessed / max(count, 1))
+
+
+class Majority:
+    """The most frequent training answer of each question; for a question never seen, the most frequent of all."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        turns = [turn for record in records for turn in record.turns]
+        by_question: dict[str, Counter[str]] = {}
+        for turn in turns:
+            by_question.setdefault(turn.question, Counter())[turn.answer] += 1
+        self._best = {question: answers.most_common(1)[0][0] for question, answers in by_question.items()}
+        self._fallback = Counter(turn.answer for turn in turns).most_common(1)[0][0] if turns else ""
+
+    def answer(self, question: str) -> str:
+        return self._best.get(question, self._fallback)
+
+
+@torch.inference_mode()
+def greedy_answers(
+    model: Any, tokenizer: Any, collator: Collator, questions: Sequence[Example], max_new_tokens: int, batch_size: int
+) -> list[str]:
+    """The model's greedy answer to each question, in their order; `model` may wear an adapter.
+
+    Questions of like length share a batch, which keeps padding small.
+    """
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=collator.pad_token_id,
+    )
+    model.eval()
+    answers = [""] * len(questions)
+    order = sorted(range(len(questions)), key=lambda number: questions[number].num_tokens)
+    with tqdm(total=len(order), desc="answer questions", unit="question", leave=False, disable=None) as progress:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = collator.prompts([questions[number] for number in chosen])
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            output = model.generate(**inputs, generation_config=config)
+            texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+            for number, text in zip(chosen, texts, strict=True):
+                answers[number] = text
+            progress.update(len(chosen))
+    return answers
+
+
+def shuffle_images(records: Sequence[Record], seed: int = 0) -> list[Record]:
+    """The records with every image replaced by another one of theirs: what a model that looks must not survive."""
+    images = sorted({image for record in records for image in record.images})
+    random.Random(seed).shuffle(images)
+    other = dict(zip(images, images[1:] + images[:1], strict=True))
+    return [
+        Record(
+            tuple(other[image] for image in record.images), record.turns, record.system, record.metadata, record.origin
+        )
+        for record in records
+    ]

@@ -1,0 +1,140 @@
+"""What a run reads: its checkpoint, its records, their distinct images, and the cache that fits them all.
+
+Both phases start here, so that they can not disagree on which cache a run file means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lookonce.cache.build import BuildReport, build_cache, make_plan
+from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.describe import PlanReport, StatusReport, describe_plan, describe_status
+from lookonce.cache.fingerprint import DTYPES, Fingerprint
+from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.read import BUILD_COMMAND, VisionCache, find_cache
+from lookonce.cache.tower import Tower
+from lookonce.datasets.images import ImageIndex, index_images
+from lookonce.datasets.records import Record, read_records
+from lookonce.errors import FeaturesMissing
+from lookonce.train.model import best_device
+from lookonce.train.run_file import RunFile
+
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A run's inputs, opened and checked."""
+
+    run: RunFile
+    checkpoint: Checkpoint
+    processor: ImageProcessor
+    fingerprint: Fingerprint
+    records: dict[str, list[Record]]
+    """By split: train, val, test; empty where the run file names none."""
+    images: ImageIndex
+
+    @classmethod
+    def open(cls, run: RunFile) -> Inputs:
+        """Read records and checkpoint, hash the images and the tower.
+
+        Raises:
+            LookonceError: whatever of it is missing or broken.
+        """
+        records = {split: list(_read_split(run, split)) for split in ("train", "val", "test")}
+        checkpoint = Checkpoint.open(run.model.path, run.model.revision)
+        processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+        images = index_images(record for part in records.values() for record in part)
+        fingerprint = Fingerprint.of(checkpoint, processor, run.cache.dtype)
+        return cls(run, checkpoint, processor, fingerprint, records, images)
+
+    @property
+    def cache_folder(self) -> Path:
+        return self.run.cache.dir / self.fingerprint.folder_name
+
+    def describe_plan(self) -> PlanReport:
+        """What `build` would do."""
+        folder, fingerprint, processor, images = self.cache_folder, self.fingerprint, self.processor, self.images
+        plan = make_plan(folder, fingerprint, processor, images.path_of, self.run.cache.shard_mb * MEGABYTE)
+        return describe_plan(folder, plan, fingerprint, processor, images.path_of, images.num_files)
+
+    def describe_status(self) -> StatusReport:
+        """How much of this run's cache is there."""
+        return describe_status(self.cache_folder, self.images.path_of)
+
+    def load_tower(self) -> Tower:
+        return Tower(self.checkpoint, DTYPES[self.run.cache.dtype], best_device())
+
+    def build(self) -> BuildReport:
+        """Encode what the cache lacks."""
+        return build_cache(
+            self.run.cache.dir,
+            self.fingerprint,
+            self.processor,
+            self.images.path_of,
+            self.load_tower,
+            self.run.cache.shard_mb * MEGABYTE,
+            provenance={"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()},
+        )
+
+    def open_cache(self) -> VisionCache:
+        """The cache of this run, with the features of all its images.
+
+        Raises:
+            CacheError: there is none, or it lacks images; names the first of them and the record that asks for it.
+        """
+        cache = find_cache(self.run.cache.dir, self.fingerprint, check=self.run.cache.check)
+        missing = [
+            (path, record.origin)
+            for part in self.records.values()
+            for record in part
+            for path in record.images
+            if self.key_of(path) not in cache
+        ]
+        if missing:
+            path, origin = missing[0]
+            reason = cache.quarantined.get(self.key_of(path))
+            advice = (
+                f"it is quarantined ({reason}); mend the file or remove its records"
+                if reason
+                else f"run: {BUILD_COMMAND}"
+            )
+            num_images = len({path for path, _ in missing})
+            raise FeaturesMissing(
+                f"{cache.folder} lacks the features of {num_images} of {self.images.num_files} images, "
+                f"the first being {path} ({origin}): {advice}"
+            )
+        return cache
+
+    def key_of(self, path: Path) -> str:
+        return self.images.key_of[path]
+
+    def identity(self) -> dict[str, Any]:
+        """What was read, by content: cache fingerprint, and a hash of each split's records."""
+        return {
+            "cache": self.fingerprint.sha256,
+            "records": {split: self._hash(part) for split, part in self.records.items()},
+        }
+
+    def _hash(self, records: list[Record]) -> str:
+        digest = hashlib.sha256()
+        for record in records:
+            keys = [self.key_of(path) for path in record.images]
+            digest.update(repr((keys, record.turns, record.system)).encode())
+        return digest.hexdigest()
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def _read_split(run: RunFile, split: str) -> Iterator[Record]:
+    for path in getattr(run.data, split):
+        yield from read_records(path, run.data.image_root)

@@ -1,0 +1,126 @@
+"""The model without its tower, and LoRA on the language model that is left.
+
+Design: `from_pretrained` builds models on the meta device, so a tower that is swapped out right after the model's
+`__init__` never takes memory, and its tensors are skipped when the checkpoint is read. LoRA goes by PEFT. A pattern
+that would match modules of the tower finds nothing to hit here, but would add untrained adapters to the tower when
+the result is loaded onto the stock model; so patterns are checked against the tower's module names first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import check_target_module_exists
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
+
+from lookonce.cache.checkpoint import Checkpoint
+from lookonce.errors import ModelError, RunFolderError
+from lookonce.train.run_file import LoraSection, RunFile
+from lookonce.train.tower import CachedVisionTower
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""What the frozen weights are loaded in, by the run file's `train.precision`."""
+TOWER_NAME = "model.visual"
+NUM_NAMED = 4
+
+
+def load_without_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """The checkpoint's model, an instance of its stock class, with a `CachedVisionTower`; frozen, on the CPU."""
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
+
+    class WithoutTower(stock_class):  # type: ignore[misc]
+        _keys_to_ignore_on_load_unexpected = [r"(^|\.)visual\."]
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            self.model.visual = CachedVisionTower(config.vision_config, dtype)
+
+    model = WithoutTower.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention)
+    model.__class__ = stock_class
+    return model.requires_grad_(False)
+
+
+def load_with_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """The stock model, tower and all; frozen. For comparisons."""
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
+    return stock_class.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention).requires_grad_(
+        False
+    )
+
+
+def add_lora(model: Any, checkpoint: Checkpoint, options: LoraSection, seed: int) -> PeftModel:
+    """Add a fresh adapter, the same for the same seed; what is trained is float32, whatever the model's dtype.
+
+    Raises:
+        ModelError: the targets reach into the tower, or hit nothing.
+    """
+    config = lora_config(options)
+    refuse_tower_targets(checkpoint, config)
+    torch.manual_seed(seed)
+    try:
+        peft_model = get_peft_model(model, config)
+    except ValueError as error:
+        raise ModelError(f"lora.targets {options.targets}: {str(error).splitlines()[0]}") from None
+    for parameter in peft_model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return peft_model
+
+
+def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftModel:
+    """The model without its tower, wearing a trained adapter, on the best device, ready to answer.
+
+    Raises:
+        RunFolderError: there is no adapter in that folder.
+    """
+    if not (adapter / "adapter_config.json").exists():
+        raise RunFolderError(
+            f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
+        )
+    model = load_without_tower(checkpoint, PRECISIONS[run.train.precision], run.model.attention)
+    return PeftModel.from_pretrained(model, str(adapter)).to(best_device()).eval()
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def lora_config(options: LoraSection) -> LoraConfig:
+    """PEFT's configuration for the run file's `lora` section."""
+    return LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        use_rslora=options.rslora,
+        target_modules=options.targets,
+        modules_to_save=options.modules_to_save or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def refuse_tower_targets(checkpoint: Checkpoint, config: LoraConfig) -> None:
+    """Check that neither targets nor modules to save name a module of the vision tower.
+
+    Raises:
+        ModelError: they do; names the modules that would be hit.
+    """
+    names = _tower_module_names(checkpoint)
+    hit = [name for name in names if check_target_module_exists(config, name)]
+    saved = [name for name in names if name.endswith(tuple(config.modules_to_save or ()))]  # as PEFT matches them
+    for option, found in (("targets", hit), ("modules_to_save", saved)):
+        if found:
+            raise ModelError(
+                f"lora.{option} reaches into the vision tower, which is frozen and not in memory: it matches "
+                f"{len(found)} modules there, {', '.join(found[:NUM_NAMED])}, ...; name modules of the language model, "
+                "for example q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+            )
+
+
+def _tower_module_names(checkpoint: Checkpoint) -> list[str]:
+    with torch.device("meta"):
+        tower_class: Any = MODEL_MAPPING[type(checkpoint.vision_config)]
+        tower = tower_class(checkpoint.vision_config)
+    return [f"{TOWER_NAME}.{name}" for name, _ in tower.named_modules() if name]

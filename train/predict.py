@@ -1,0 +1,58 @@
+"""Answer a question about any image with a trained adapter.
+
+Needs the model, the adapter and the image; neither the cache nor the records of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.fingerprint import DTYPES
+from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.shards import Grid
+from lookonce.cache.tower import Tower
+from lookonce.datasets.records import Record, Turn
+from lookonce.train.batch import Collator
+from lookonce.train.evaluate import greedy_answers
+from lookonce.train.model import best_device, load_trained
+from lookonce.train.prompt import Prompter
+from lookonce.train.run_file import RunFile
+
+
+@dataclass(frozen=True)
+class OneImage:
+    """A `VisionSource` of one image, encoded just now."""
+
+    features: torch.Tensor
+    grid: Grid
+
+    def grid_thw(self, key: str) -> Grid:
+        return self.grid
+
+    def load(self, keys: Sequence[str]) -> torch.Tensor:
+        return torch.cat([self.features for _ in keys])
+
+
+def predict(run: RunFile, adapter: Path, image: Path, question: str, system: str | None = None) -> str:
+    """The trained model's greedy answer.
+
+    Raises:
+        LookonceError: the image can not be read, or there is no adapter.
+    """
+    checkpoint = Checkpoint.open(run.model.path, run.model.revision)
+    processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+    patches, grid = processor.read(image)
+    tower = Tower(checkpoint, DTYPES[run.cache.dtype], best_device())
+    source = OneImage(tower.encode(patches, [grid])[0].cpu(), grid)
+    del tower
+    prompter = Prompter(checkpoint.folder, checkpoint.config)
+    record = Record((image,), (Turn(question, ""),), system, origin="the question")
+    example = prompter.question(record, 0, ["image"], [grid])
+    model = load_trained(checkpoint, run, adapter)
+    collator = Collator(source, prompter.image_token_id, prompter.tokenizer.pad_token_id)
+    return greedy_answers(model, prompter.tokenizer, collator, [example], run.eval.max_new_tokens, batch_size=1)[0]

@@ -1,0 +1,178 @@
+"""Records to tokens: the model's own chat template, image placeholders, and which tokens are supervised.
+
+Design: the whole conversation is rendered and tokenised once, as the stock processor would, and answers are found in
+it by character offsets: an answer is what follows the rendering of all before it with a generation prompt. So no
+template needs to be known, and no token boundary differs from the stock way. Supervised are the answers and the end
+token after each, nothing else. Placeholders stay single in an `Example` and are expanded when a batch is made, which
+keeps tens of thousands of examples small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, PreTrainedConfig
+
+from lookonce.cache.shards import Grid
+from lookonce.datasets.records import Record
+from lookonce.errors import ModelError, RecordsError
+
+IMAGE_TOKEN = "<|image_pad|>"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One conversation as tokens, with one placeholder an image."""
+
+    token_ids: NDArray[np.int32]
+    supervised: NDArray[np.bool_]
+    """Per token: is it to be predicted?"""
+    image_keys: tuple[str, ...]
+    num_image_tokens: tuple[int, ...]
+    origin: str
+
+    @property
+    def num_tokens(self) -> int:
+        """With its placeholders expanded."""
+        return len(self.token_ids) - len(self.image_keys) + sum(self.num_image_tokens)
+
+    def expanded(self, image_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Token ids and supervision with each placeholder repeated once per visual token."""
+        repeats = np.ones(len(self.token_ids), dtype=np.int64)
+        repeats[self.token_ids == image_token_id] = self.num_image_tokens
+        return np.repeat(self.token_ids, repeats), np.repeat(self.supervised, repeats)
+
+
+class Prompter:
+    """Makes examples for one model: its tokenizer, chat template and image token."""
+
+    def __init__(self, folder: Path, config: PreTrainedConfig) -> None:
+        """Load the tokenizer of a model folder.
+
+        Raises:
+            ModelError: it is missing, has no chat template, or lacks the image token that the model expects.
+        """
+        self.tokenizer = _load_tokenizer(folder)
+        self.image_token_id: int = config.image_token_id
+        self.merge_size: int = config.vision_config.spatial_merge_size
+        found = self.tokenizer.get_vocab().get(IMAGE_TOKEN)
+        if found != self.image_token_id:
+            raise ModelError(
+                f"the tokenizer in {folder} has {IMAGE_TOKEN} as {found}, the model expects {self.image_token_id}; "
+                "use the tokenizer that was published with the model"
+            )
+
+    def example(self, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
+        """A whole conversation, answers supervised.
+
+        Raises:
+            RecordsError: the chat template does not render it as prompt and answer, or its text holds special tokens.
+        """
+        messages = to_messages(record)
+        text = self._render(messages)
+        spans = [self._answer_span(messages[:end], text, record) for end in _answer_ends(messages)]
+        return self._tokenise(text, spans, record, image_keys, grids)
+
+    def question(self, record: Record, turn: int, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
+        """Everything up to where the answer of that turn begins, earlier turns with their true answers."""
+        messages = to_messages(record)
+        text = self._render(messages[: _answer_ends(messages)[turn] - 1], generation_prompt=True)
+        return self._tokenise(text, [], record, image_keys, grids)
+
+    def _render(self, messages: list[dict[str, Any]], generation_prompt: bool = False) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generation_prompt
+        )
+        return text
+
+    def _answer_span(self, messages: list[dict[str, Any]], text: str, record: Record) -> tuple[int, int]:
+        """Where in `text` the last of `messages`, an answer, and its end token are."""
+        prompt, answer = self._render(messages[:-1], generation_prompt=True), messages[-1]["content"]
+        start, end = len(prompt), len(prompt) + len(answer)
+        if not text.startswith(prompt) or text[start:end] != answer:
+            raise RecordsError(
+                f"{record.origin}: the chat template does not render answer {answer!r} as it is after its prompt; "
+                "use a template without reasoning blocks, and answers without spaces around them"
+            )
+        if text.startswith(self.tokenizer.eos_token, end):
+            end += len(self.tokenizer.eos_token)
+        return start, end
+
+    def _tokenise(
+        self, text: str, spans: list[tuple[int, int]], record: Record, image_keys: Sequence[str], grids: Sequence[Grid]
+    ) -> Example:
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        token_ids = np.array(encoding["input_ids"], dtype=np.int32)
+        num_placeholders = int((token_ids == self.image_token_id).sum())
+        if num_placeholders != len(image_keys):
+            raise RecordsError(
+                f"{record.origin}: {num_placeholders} image tokens for {len(image_keys)} images; "
+                f"questions and answers may not contain {IMAGE_TOKEN}"
+            )
+        supervised = [any(a <= start and end <= b for a, b in spans) for start, end in encoding["offset_mapping"]]
+        num_image_tokens = tuple(t * h * w // self.merge_size**2 for t, h, w in grids)
+        return Example(
+            token_ids, np.array(supervised, dtype=np.bool_), tuple(image_keys), num_image_tokens, record.origin
+        )
+
+
+def to_messages(record: Record) -> list[dict[str, Any]]:
+    """A record as chat messages: system text if there is one, images before the first question."""
+    messages: list[dict[str, Any]] = []
+    if record.system is not None:
+        messages.append({"role": "system", "content": record.system})
+    for number, turn in enumerate(record.turns):
+        images = [{"type": "image"} for _ in record.images] if number == 0 else []
+        messages.append({"role": "user", "content": [*images, {"type": "text", "text": turn.question}]})
+        messages.append({"role": "assistant", "content": turn.answer})
+    return messages
+
+
+def make_examples(
+    prompter: Prompter,
+    records: Iterable[Record],
+    key_of: Callable[[Path], str],
+    grid_of: Callable[[str], Grid],
+    max_tokens: int,
+) -> tuple[list[Example], int]:
+    """Examples of the records that fit into `max_tokens`, and how many did not fit and were left out whole.
+
+    Raises:
+        RecordsError: not one supervised token is left, so there would be nothing to learn.
+    """
+    examples, num_too_long = [], 0
+    for record in records:
+        keys = [key_of(path) for path in record.images]
+        example = prompter.example(record, keys, [grid_of(key) for key in keys])
+        if example.num_tokens > max_tokens:
+            num_too_long += 1
+        else:
+            examples.append(example)
+    if not any(example.supervised.any() for example in examples):
+        raise RecordsError(
+            f"no supervised token in the data: {len(examples)} records kept, {num_too_long} longer than "
+            f"`batch.max_tokens` {max_tokens} left out; raise `batch.max_tokens` or lower `cache.max_pixels`"
+        )
+    return examples, num_too_long
+
+
+def _answer_ends(messages: list[dict[str, Any]]) -> list[int]:
+    """For each answer, how many messages there are up to and including it."""
+    return [number + 1 for number, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} has no tokenizer: {str(error).strip().splitlines()[0]}") from None
+    if not tokenizer.chat_template:
+        raise ModelError(f"the tokenizer in {folder} has no chat template; copy chat_template.jinja of the model there")
+    if not tokenizer.is_fast or tokenizer.eos_token is None:
+        raise ModelError(f"the tokenizer in {folder} is not a fast one with an end token; use the model's own files")
+    return tokenizer

@@ -1,0 +1,183 @@
+"""A training from start to end: open what it reads, train, save the adapter, evaluate, summarise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lookonce.cache.read import VisionCache
+from lookonce.datasets.records import Record
+from lookonce.errors import RunFolderError, UsageError
+from lookonce.files import follow_umask, write_json, write_text
+from lookonce.train.batch import Collator
+from lookonce.train.compare import Comparison, compare
+from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
+from lookonce.train.inputs import Inputs
+from lookonce.train.model import PRECISIONS, add_lora, load_trained, load_without_tower
+from lookonce.train.progress import STOCK_PRINTERS, StepLines
+from lookonce.train.prompt import Example, Prompter, make_examples
+from lookonce.train.run_file import RunFile
+from lookonce.train.run_folder import RunFolder
+from lookonce.train.summary import Summary, Trained, summarise
+from lookonce.train.trainer import RunTrainer, training_arguments
+from lookonce.train.vision import CachedFeatures
+
+Say = Callable[[str], None]
+
+
+def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say = print) -> Summary:
+    """Train what a run file says; gives the summary, which is also in the run's folder.
+
+    A finished run is not trained again. `resume` goes on from the last checkpoint, `restart` moves what is there away
+    first. Needs the cache; `say` gets notes for a person.
+
+    Raises:
+        LookonceError: anything a user can mend.
+    """
+    folder = RunFolder(run.output)
+    inputs = Inputs.open(run)
+    if restart and (moved := folder.move_away()):
+        say(f"moved the run that was there to {moved}")
+    folder.claim(run, inputs.identity())
+    if folder.is_finished:
+        say(f"{run.output} is trained already; what follows was measured then (--restart trains it anew)")
+        return Summary.read(folder)
+    if folder.last_checkpoint and not resume:
+        raise RunFolderError(
+            f"{run.output} holds this run, unfinished, with {folder.last_checkpoint.name}; "
+            "add --resume to go on from there, or --restart to begin anew"
+        )
+    session = Session.open(inputs)
+    trained, model = _train(session, folder, say)
+    evaluation = evaluate(session, model, run.eval.split) if inputs.records[run.eval.split] else None
+    if evaluation:
+        save_evaluation(folder, run.eval.split, evaluation)
+    del model
+    comparison = _compare(session, say)
+    summary = summarise(inputs, session.cache, trained, evaluation, comparison)
+    write_json(folder.folder / "summary.json", summary.to_json())
+    return summary
+
+
+@dataclass(frozen=True)
+class Session:
+    """Inputs, the opened cache, and what turns records into batches."""
+
+    inputs: Inputs
+    cache: VisionCache
+    prompter: Prompter
+    collator: Collator
+
+    @classmethod
+    def open(cls, inputs: Inputs) -> Session:
+        cache = inputs.open_cache()
+        prompter = Prompter(inputs.checkpoint.folder, inputs.checkpoint.config)
+        collator = Collator(CachedFeatures(cache), prompter.image_token_id, prompter.tokenizer.pad_token_id)
+        return cls(inputs, cache, prompter, collator)
+
+    def examples(self, split: str) -> tuple[list[Example], int]:
+        """Training examples of a split and how many records were too long."""
+        records, max_tokens = self.inputs.records[split], self.inputs.run.batch.max_tokens
+        return make_examples(self.prompter, records, self.inputs.key_of, self.cache.grid_thw, max_tokens)
+
+    def question(self, record: Record, turn: int) -> Example:
+        keys = [self.inputs.key_of(path) for path in record.images]
+        return self.prompter.question(record, turn, keys, [self.cache.grid_thw(key) for key in keys])
+
+
+def _train(session: Session, folder: RunFolder, say: Say) -> tuple[Trained, Any]:
+    run, inputs = session.inputs.run, session.inputs
+    examples, num_too_long = session.examples("train")
+    held_out, _ = session.examples("val") if inputs.records["val"] else ([], 0)
+    if num_too_long:
+        num_records = len(inputs.records["train"])
+        say(f"left out {num_too_long} of {num_records} records, longer than {run.batch.max_tokens} tokens")
+    model = load_without_tower(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
+    model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
+    lines = StepLines(folder.log, run.batch.samples_per_step)
+    arguments = training_arguments(run, folder.checkpoints)
+    trainer = RunTrainer(model, arguments, session.collator, examples, held_out, callbacks=[lines])
+    for printer in STOCK_PRINTERS:
+        trainer.remove_callback(printer)
+    lines.attach(trainer)
+    checkpoint = folder.last_checkpoint
+    if checkpoint:
+        say(f"going on from {checkpoint.name}")
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    model.save_pretrained(str(folder.adapter))
+    follow_umask(folder.folder)
+    num_samples = round(len(examples) * float(trainer.state.epoch or 0))
+    seconds = float(result.metrics["train_runtime"])
+    return Trained(result.global_step, num_samples, num_too_long, seconds, trainer.wait_seconds), model
+
+
+def evaluate(session: Session, model: Any, split: str, records: Sequence[Record] | None = None) -> Evaluation:
+    """Ask every question of a split, or of `records`, and score the answers.
+
+    Raises:
+        UsageError: the split has no records.
+    """
+    records = session.inputs.records[split] if records is None else records
+    if not records:
+        raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
+    majority = Majority(session.inputs.records["train"])
+    asked = [(record, number) for record in records for number in range(len(record.turns))]
+    questions = [session.question(record, number) for record, number in asked]
+    options = session.inputs.run.eval
+    tokenizer, collator = session.prompter.tokenizer, session.collator
+    answers = greedy_answers(model, tokenizer, collator, questions, options.max_new_tokens, options.batch_size)
+    predictions = [
+        Prediction(
+            origin=record.origin,
+            image=str(record.images[0]) if record.images else "",
+            question=record.turns[number].question,
+            answer=record.turns[number].answer,
+            predicted=answer,
+            majority=majority.answer(record.turns[number].question),
+        )
+        for (record, number), answer in zip(asked, answers, strict=True)
+    ]
+    return Evaluation.of(predictions)
+
+
+def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False) -> tuple[Evaluation, Path]:
+    """Evaluate a finished run on a split; gives the scores and where the predictions were written.
+
+    `shuffled` shows every question another image of the split.
+
+    Raises:
+        LookonceError: the folder is no finished run, or something that it reads has gone.
+    """
+    folder = RunFolder(run_dir)
+    run = folder.read_run()
+    session = Session.open(Inputs.open(run))
+    split = split or run.eval.split
+    records = session.inputs.records[split]
+    model = load_trained(session.inputs.checkpoint, run, folder.adapter)
+    evaluation = evaluate(session, model, split, shuffle_images(records) if shuffled else records)
+    name = f"{split}-shuffled" if shuffled else split
+    save_evaluation(folder, name, evaluation)
+    return evaluation, folder.predictions(name)
+
+
+def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:
+    """Write predictions and metrics into the run's folder."""
+    lines = [json.dumps(prediction.to_json(), ensure_ascii=False) for prediction in evaluation.predictions]
+    write_text(folder.predictions(split), "".join(f"{line}\n" for line in lines))
+    write_json(folder.metrics(split), evaluation.to_json())
+
+
+def _compare(session: Session, say: Say) -> Comparison | None:
+    num_steps = session.inputs.run.train.compare_steps
+    if not num_steps:
+        return None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    say(f"measuring {num_steps} steps with and without the cache")
+    examples, _ = session.examples("train")
+    return compare(session.inputs, session.prompter, examples, num_steps)

@@ -1,0 +1,224 @@
+"""The run file: one YAML page that says what a run is.
+
+Every key a run can have is below, with its meaning, its default and what is allowed. Unknown keys are refused, so that
+a misspelt one can not be silently ignored. Paths are relative to the working directory. What was resolved is saved
+with the run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from lookonce.cache.names import Backend, DtypeName
+from lookonce.errors import UsageError
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str | Path) else value
+
+
+Paths = Annotated[list[Path], BeforeValidator(_as_list)]
+"""One path or a list of them."""
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    path: str
+    """A checkpoint folder, or a model on the Hugging Face Hub (owner/name)."""
+    revision: str | None = None
+    """Of a Hub model: branch, tag or commit."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+
+
+class DataSection(Section):
+    train: Paths
+    """JSONL files of records; see datasets/records.py for their two forms."""
+    val: Paths = []
+    test: Paths = []
+    image_root: Path | None = None
+    """What image paths are relative to; by default each records file's own folder."""
+
+
+class CacheSection(Section):
+    dir: Path = Path("caches")
+    """Holds one folder a fingerprint; caches of several models live side by side."""
+    dtype: DtypeName = "bfloat16"
+    """What the tower computes in and what is stored."""
+    backend: Backend = "pil"
+    """Of the image processor."""
+    min_pixels: Count | None = None
+    max_pixels: Count | None = None
+    """Image size limits; by default the model's own. Fewer pixels are fewer tokens: 32 x 32 pixels are one."""
+    shard_mb: Count = 2048
+    """Planned size of a shard; what a killed run loses at most."""
+    check: bool = True
+    """Compare each image's checksum when it is read."""
+
+
+class LoraSection(Section):
+    rank: Count = 16
+    alpha: Count = 32
+    dropout: Fraction = 0.0
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
+    targets: list[str] | str = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    """Module names or one regular expression, as PEFT takes them; of the language model only."""
+    modules_to_save: list[str] = []
+    """Modules trained whole and saved with the adapter, for example embed_tokens."""
+
+
+class BatchSection(Section):
+    mode: Literal["separate"] = "separate"
+    """Each question is a sequence of its own."""
+    samples_per_step: Count = 16
+    """Questions an optimizer step: the effective batch, over all accumulation steps and ranks."""
+    samples_per_forward: Count = 4
+    """Questions that go through the model together: what fits the GPU."""
+    max_tokens: Count = 4096
+    """Longer records are left out, and counted."""
+    order: Literal["random", "as_given"] = "random"
+    """Shuffled by the seed every epoch, or the order of the records files."""
+
+
+class TrainSection(Section):
+    epochs: Annotated[float, Field(gt=0)] = 3
+    steps: Count | None = None
+    """Optimizer steps; if given, epochs do not count."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Of the frozen weights and of autocast; what is trained is float32 always."""
+    tf32: bool = True
+    """TensorFloat-32 for float32 products, on GPUs that have it."""
+    optimizer: str = "adamw_torch_fused"
+    """Any optimizer name of transformers' TrainingArguments."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    scheduler: str = "cosine"
+    """Any scheduler name of transformers."""
+    warmup: Annotated[float, Field(ge=0)] = 0.03
+    """Steps, or below 1 a fraction of all steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """0 does not clip."""
+    gradient_checkpointing: bool = False
+    loader_workers: Annotated[int, Field(ge=0)] = 2
+    """Processes that read features and make batches."""
+    prefetch: Count = 2
+    """Batches that each of them has ready."""
+    pin_memory: bool = True
+    logging_steps: Count = 10
+    eval_steps: Count | None = None
+    """Measure the validation loss every so many steps; by default after each epoch."""
+    save_steps: Count | None = None
+    """Write a checkpoint every so many steps; by default after each epoch."""
+    save_total_limit: Count = 2
+    load_best_model_at_end: bool = False
+    """End with the checkpoint of the lowest validation loss instead of the last one."""
+    seed: int = 42
+    tensorboard: bool = False
+    compare_steps: Annotated[int, Field(ge=0)] = 0
+    """After training, measure so many steps with and without the cache, for the summary."""
+
+    @model_validator(mode="after")
+    def _best_needs_saved(self) -> TrainSection:
+        by_epoch = [self.eval_steps is None, self.save_steps is None]
+        in_step = all(by_epoch) or (self.eval_steps and self.save_steps and self.save_steps % self.eval_steps == 0)
+        if self.load_best_model_at_end and not in_step:
+            raise ValueError(
+                "load_best_model_at_end needs save_steps to be a multiple of eval_steps, or neither of the two "
+                f"(got eval_steps={self.eval_steps}, save_steps={self.save_steps})"
+            )
+        return self
+
+
+class EvalSection(Section):
+    split: Literal["val", "test"] = "val"
+    max_new_tokens: Count = 32
+    batch_size: Count = 16
+
+
+class RunFile(Section):
+    """A whole run."""
+
+    model: ModelSection
+    data: DataSection
+    output: Path
+    """The run's folder; it may not hold another run."""
+    cache: CacheSection = CacheSection()
+    lora: LoraSection = LoraSection()
+    batch: BatchSection = BatchSection()
+    train: TrainSection = TrainSection()
+    eval: EvalSection = EvalSection()
+
+    def to_yaml(self) -> str:
+        """All keys with their resolved values."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
+    """Read a run file; `assignments` are "train.epochs=5" and go over what it says.
+
+    Raises:
+        UsageError: it is missing, no YAML, or a key or value is wrong; all that is wrong is named at once.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"can not read run file {path}: {error}; try experiments/sample.yaml") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"run file {path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"run file {path} must be a mapping of sections ({', '.join(RunFile.model_fields)})")
+    for assignment in assignments:
+        _assign(values, assignment)
+    try:
+        return RunFile.model_validate(values)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(problem)}" for problem in error.errors())
+        raise UsageError(f"run file {path} is wrong:\n{problems}") from None
+
+
+def _assign(values: dict[str, Any], assignment: str) -> None:
+    name, sign, text = assignment.partition("=")
+    *sections, key = name.strip().split(".")
+    if not sign or not key:
+        raise UsageError(f"--set {assignment!r} is not of the form section.key=value, for example train.epochs=5")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise UsageError(f"--set {assignment!r}: {section} is no section")
+    try:
+        values[key] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {assignment!r}: {text!r} is not a YAML value") from None
+
+
+def _explain(problem: Any) -> str:
+    """One of pydantic's errors in our words."""
+    location = [str(part) for part in problem["loc"]]
+    name = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(location[-1], _keys(location[:-1]), n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(_keys(location[:-1]))}"
+        return f"{name}: unknown key; {hint}"
+    if problem["type"] == "missing":
+        return f"{name}: is missing"
+    return f"{name}: {problem['msg']} (got {problem['input']!r})"
+
+
+def _keys(location: list[str]) -> list[str]:
+    """The keys of the section at that place."""
+    section: Any = RunFile
+    for part in location:
+        field = section.model_fields.get(part)
+        section = field.annotation if field else Section
+    return list(section.model_fields)

@@ -1,0 +1,129 @@
+"""A run's folder: what a training leaves behind, and the guard that keeps two runs out of one folder.
+
+run.yaml            the run file as resolved
+run.json            the same with what was read, by content; written first
+environment.json    versions and device
+log.jsonl           one line a logging step
+checkpoints/        Trainer's own, to resume from
+adapter/            the trained adapter, as PEFT saves it
+predictions/        one JSONL a split
+metrics/            one JSON a split
+summary.json        written last: a folder that has it is finished
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lookonce.differences import differences
+from lookonce.errors import RunFolderError
+from lookonce.files import write_json, write_text
+from lookonce.train.run_file import RunFile
+
+LIBRARIES = ("lookonce", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow")
+HARMLESS: tuple[str, ...] = (
+    "train.loader_workers",
+    "train.prefetch",
+    "train.pin_memory",
+    "train.logging_steps",
+    "train.compare_steps",
+)
+HARMLESS += ("train.save_total_limit", "train.tensorboard", "cache.dir", "cache.check", "cache.shard_mb")
+HARMLESS += ("eval.split", "eval.max_new_tokens", "eval.batch_size", "output")
+"""Keys that may change between a run and its continuation: they do not change what is trained."""
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.adapter = folder / "adapter"
+        self.checkpoints = folder / "checkpoints"
+        self.log = folder / "log.jsonl"
+
+    def predictions(self, split: str) -> Path:
+        return self.folder / "predictions" / f"{split}.jsonl"
+
+    def metrics(self, split: str) -> Path:
+        return self.folder / "metrics" / f"{split}.json"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint to resume from."""
+        found = [path for path in self.checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+        return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+    def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
+        """Make the folder this run's own, or find that it is.
+
+        Raises:
+            RunFolderError: it holds another run, or files that are no run at all.
+        """
+        mine = {"run": run.model_dump(mode="json"), "inputs": identity}
+        path = self.folder / "run.json"
+        if path.exists():
+            ignored = {f"run.{name}" for name in HARMLESS}
+            found = [item for item in differences(mine, json.loads(path.read_text())) if item[0] not in ignored]
+            if found:
+                lines = [f"  {name}: this run {value!r}, that one {other!r}" for name, value, other in found]
+                raise RunFolderError(
+                    f"{self.folder} holds another run; it differs in\n"
+                    + "\n".join(lines)
+                    + "\nChoose another `output`, or move that run away and start anew with --restart"
+                )
+            return
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise RunFolderError(f"{self.folder} is not empty and holds no run; choose another `output`")
+        write_json(path, mine)
+        write_text(self.folder / "run.yaml", run.to_yaml())
+        write_json(self.folder / "environment.json", environment())
+
+    def move_away(self) -> Path | None:
+        """Rename the folder so that a new run can take its name; gives the new name, or None if there was none."""
+        if not self.folder.exists():
+            return None
+        number = 1
+        while (target := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
+            number += 1
+        self.folder.rename(target)
+        return target
+
+    def read_run(self) -> RunFile:
+        """The run file that this folder was made with.
+
+        Raises:
+            RunFolderError: this is no run's folder.
+        """
+        try:
+            return RunFile.model_validate(json.loads((self.folder / "run.json").read_text())["run"])
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.folder} is no run's folder; make one with: lookonce train RUN.yaml") from None
+        except (ValueError, KeyError) as error:
+            raise RunFolderError(f"{self.folder / 'run.json'} is broken: {error}") from None
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, for whoever reads the numbers later."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "gpus": gpus,
+        "cpu_threads": torch.get_num_threads(),
+        "libraries": {name: _version(name) for name in LIBRARIES},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

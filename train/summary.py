@@ -1,0 +1,149 @@
+"""What a person reads at the end of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lookonce.cache.read import VisionCache
+from lookonce.text import count, duration, rows, size
+from lookonce.train.compare import Comparison
+from lookonce.train.evaluate import Evaluation
+from lookonce.train.inputs import Inputs
+from lookonce.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the training itself did."""
+
+    num_steps: int
+    num_samples: int
+    num_too_long: int
+    seconds: float
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of a run and where its results are."""
+
+    run: str
+    num_files: int
+    num_distinct: int
+    cache: str
+    cache_bytes: int
+    num_shards: int
+    encode_seconds: float
+    num_steps: int
+    num_samples: int
+    num_too_long: int
+    train_seconds: float
+    wait_share: float
+    ms_per_sample_cached: float | None
+    ms_per_sample_plain: float | None
+    compare_steps: int
+    split: str
+    num_questions: int
+    exact_match: float | None
+    majority: float | None
+    adapter: str
+    next_command: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Summary:
+        """The summary of a finished run."""
+        return cls(**json.loads((folder.folder / "summary.json").read_text()))
+
+    def text(self) -> str:
+        """As lines of a name and what there is to say."""
+        lines = [
+            ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
+            ("cache", self._cache()),
+            ("", self.cache),
+            ("training", self._training()),
+        ]
+        if self.ms_per_sample_cached and self.ms_per_sample_plain:
+            lines.append(("a sample", self._speed(self.ms_per_sample_cached, self.ms_per_sample_plain)))
+        if self.exact_match is not None and self.majority is not None:
+            lines.append((SPLITS[self.split], self._accuracy(self.exact_match, self.majority)))
+        lines += [("adapter", self.adapter), ("try next", self.next_command)]
+        return f"\n{self.run}\n\n{rows(lines)}\n"
+
+    def _cache(self) -> str:
+        amount = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
+        return f"{amount}, encoded once in {duration(self.encode_seconds)}"
+
+    def _training(self) -> str:
+        left_out = f", {self.num_too_long} records left out as too long" if self.num_too_long else ""
+        return (
+            f"{self.num_samples:,} samples in {self.num_steps:,} steps, {duration(self.train_seconds)}, "
+            f"{self.wait_share:.1%} of it waiting for data{left_out}"
+        )
+
+    def _speed(self, cached: float, plain: float) -> str:
+        return (
+            f"{cached:.1f} ms from the cache, {plain:.1f} ms the plain way: {plain / cached:.1f} times faster "
+            f"(medians of {self.compare_steps} steps each, just now)"
+        )
+
+    def _accuracy(self, exact_match: float, majority: float) -> str:
+        asked = f"{exact_match:.1%} exact match on {self.num_questions:,} questions"
+        return f"{asked}; always the majority answer: {majority:.1%}"
+
+
+SPLITS = {"val": "validation", "test": "test"}
+
+
+def summarise(
+    inputs: Inputs,
+    cache: VisionCache,
+    trained: Trained,
+    evaluation: Evaluation | None,
+    comparison: Comparison | None,
+) -> Summary:
+    """Gather a run's numbers."""
+    run = inputs.run
+    adapter = RunFolder(run.output).adapter
+    return Summary(
+        run=str(run.output),
+        num_files=inputs.images.num_files,
+        num_distinct=inputs.images.num_distinct,
+        cache=str(cache.folder),
+        cache_bytes=cache.size_bytes,
+        num_shards=cache.num_shards,
+        encode_seconds=cache.encode_seconds,
+        num_steps=trained.num_steps,
+        num_samples=trained.num_samples,
+        num_too_long=trained.num_too_long,
+        train_seconds=trained.seconds,
+        wait_share=trained.wait_seconds / max(trained.seconds, 1e-9),
+        ms_per_sample_cached=comparison.cached.ms_per_sample if comparison else None,
+        ms_per_sample_plain=comparison.plain.ms_per_sample if comparison else None,
+        compare_steps=comparison.num_steps if comparison else 0,
+        split=run.eval.split,
+        num_questions=evaluation.overall.num_questions if evaluation else 0,
+        exact_match=evaluation.overall.exact_match if evaluation else None,
+        majority=evaluation.overall.majority if evaluation else None,
+        adapter=str(adapter),
+        next_command=_next_command(inputs, evaluation),
+    )
+
+
+def _next_command(inputs: Inputs, evaluation: Evaluation | None) -> str:
+    if evaluation is None or not evaluation.predictions[0].image:
+        return f"lookonce eval {inputs.run.output} --split test"
+    asked = evaluation.predictions[-1]
+    image = shorten(asked.image)
+    return f'lookonce predict {inputs.run.output} --image {image} --question "{asked.question}"'
+
+
+def shorten(path: str) -> str:
+    """Relative to the working directory, if it is below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative
