@@ -64,6 +64,7 @@ def add_lora(model: Any, checkpoint: Checkpoint, options: LoraSection, seed: int
         peft_model = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"lora.targets {options.targets}: {str(error).splitlines()[0]}") from None
+    refuse_tower_targets(checkpoint, peft_model.peft_config["default"])  # `all-linear` is names by now
     for parameter in peft_model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -101,8 +102,8 @@ def lora_config(options: LoraSection) -> LoraConfig:
     )
 
 
-def refuse_tower_targets(checkpoint: Checkpoint, config: LoraConfig) -> None:
-    """Check that neither targets nor modules to save name a module of the vision tower.
+def refuse_tower_targets(checkpoint: Checkpoint, config: Any) -> None:
+    """Check that neither targets nor modules to save of PEFT's `config` name a module of the vision tower.
 
     Raises:
         ModelError: they do; names the modules that would be hit.

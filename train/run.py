@@ -148,12 +148,12 @@ def evaluate(session: Session, model: Any, split: str, records: Sequence[Record]
 def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False) -> tuple[Evaluation, Path]:
     """Evaluate a finished run on a split; gives the scores and where the predictions were written.
 
-    `shuffled` shows every question another image of the split.
+    `run_dir` is the run's folder or its run file; `shuffled` shows every question another image of the split.
 
     Raises:
         LookonceError: the folder is no finished run, or something that it reads has gone.
     """
-    folder = RunFolder(run_dir)
+    folder = RunFolder.find(run_dir)
     run = folder.read_run()
     session = Session.open(Inputs.open(run))
     split = split or run.eval.split

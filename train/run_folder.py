@@ -23,7 +23,7 @@ import torch
 from lookonce.differences import differences
 from lookonce.errors import RunFolderError
 from lookonce.files import write_json, write_text
-from lookonce.train.run_file import RunFile
+from lookonce.train.run_file import RunFile, read_run_file
 
 LIBRARIES = ("lookonce", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow")
 HARMLESS: tuple[str, ...] = (
@@ -52,6 +52,11 @@ class RunFolder:
 
     def metrics(self, split: str) -> Path:
         return self.folder / "metrics" / f"{split}.json"
+
+    @classmethod
+    def find(cls, place: Path) -> RunFolder:
+        """The folder at `place`, or that of the run file at `place`."""
+        return cls(read_run_file(place).output if place.is_file() else place)
 
     @property
     def is_finished(self) -> bool:

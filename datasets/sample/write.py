@@ -18,7 +18,7 @@ from pathlib import Path
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
-from lookonce.datasets.sample.scene import Scene, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, make_scenes
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
@@ -48,7 +48,9 @@ class SampleReport:
         )
 
 
-def write_sample(folder: Path, seed: int = 0, model: str = "tiny", tokenizer: Path | None = None) -> SampleReport:
+def write_sample(
+    folder: Path, seed: int = DEFAULT_SEED, model: str = "tiny", tokenizer: Path | None = None
+) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
     Does nothing if the same sample is there already.
@@ -67,11 +69,13 @@ def write_sample(folder: Path, seed: int = 0, model: str = "tiny", tokenizer: Pa
         return _report(folder, found, fresh=False)
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty and holds no sample; choose another folder or empty it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}{TEMPORARY_MARK}") as parent:
-        content = _write(Path(parent) / folder.name, seed, model, tokenizer) | wanted
-        write_json(Path(parent) / folder.name / "sample.json", content)
-        os.replace(Path(parent) / folder.name, folder)  # whole or not at all
+    place = folder.absolute()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}{TEMPORARY_MARK}") as unfinished:
+        made = Path(unfinished) / place.name
+        content = _write(made, seed, model, tokenizer) | wanted
+        write_json(made / "sample.json", content)
+        os.replace(made, place)  # whole or not at all
     return _report(folder, content, fresh=True)
 
 

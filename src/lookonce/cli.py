@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 import lookonce
+from lookonce.datasets.sample.scene import DEFAULT_SEED
 from lookonce.errors import LookonceError
 
 EXISTING = click.Path(path_type=Path)
@@ -34,21 +35,28 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdou
 class Commands(click.Group):
     """A group whose errors are messages: no traceback without --debug, and never a lost exit code."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
+    def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().main(*args, **kwargs)
-        except LookonceError as error:
-            code, message = error.exit_code, str(error)
-        except KeyboardInterrupt:
-            code, message = 130, "interrupted; the same command goes on where it stopped"
-        except OSError as error:
-            code, message = 1, f"{error}"
-        except Exception as error:
-            code, message = 1, f"unexpected {type(error).__name__}: {error} (--debug shows where)"
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
-        sys.exit(code)
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise  # click's own
+        except (Exception, KeyboardInterrupt) as error:
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            code, message = _explain(error)
+            click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+            ctx.exit(code)
+
+
+def _explain(error: BaseException) -> tuple[int, str]:
+    """Exit code and message of whatever stopped a command."""
+    if isinstance(error, LookonceError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted; the same command goes on where it stopped"
+    if isinstance(error, OSError):
+        return 1, str(error)
+    return 1, f"unexpected {type(error).__name__}: {error} (`lookonce --debug ...` shows where)"
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -73,7 +81,7 @@ def main(debug: bool) -> None:
 
 @main.command()
 @click.argument("folder", metavar="DIR", type=EXISTING)
-@click.option("--seed", default=0, show_default=True, help="The same seed gives the same bytes.")
+@click.option("--seed", default=DEFAULT_SEED, show_default=True, help="The same seed gives the same bytes.")
 @click.option(
     "--model",
     default="tiny",
@@ -218,7 +226,7 @@ def predict(run_dir: Path, image: Path, question: str, system: str | None, as_js
     from lookonce.train.predict import predict as answer
     from lookonce.train.run_folder import RunFolder
 
-    folder = RunFolder(run_dir)
+    folder = RunFolder.find(run_dir)
     text = answer(folder.read_run(), folder.adapter, image, question, system)
     _print({"image": str(image), "question": question, "answer": text}, text, as_json)
 

@@ -1,0 +1,54 @@
+# Everything from a fresh clone: `make train`. RUN names another run file, PYTHON another interpreter.
+RUN ?= experiments/sample.yaml
+PYTHON ?= python3
+
+SAMPLE_RUN := experiments/sample.yaml
+BIN := .venv/bin
+READY := .venv/.ready
+LOOKONCE := $(BIN)/lookonce
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sample cache train eval test unit check format clean
+
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  RUN=path.yaml names another run file (now: $(RUN))"
+
+setup: $(READY)  ## Make .venv with the tested versions of everything
+
+$(READY): constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lookonce needs Python 3.11 or later; name one with PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,track]'
+	@touch $@
+
+sample: $(READY)  ## Write the sample set and its tiny model to data/sample
+	$(LOOKONCE) sample data/sample
+
+cache: $(READY) $(if $(filter $(SAMPLE_RUN),$(RUN)),sample)  ## Phase 1: encode every image of RUN once
+	$(LOOKONCE) cache build $(RUN)
+
+train: cache  ## Phase 2: train RUN from the cache, evaluate, sum up
+	$(LOOKONCE) train $(RUN) --resume
+
+eval: $(READY)  ## Evaluate what RUN has trained on its test split
+	$(LOOKONCE) eval $(RUN) --split test
+
+test: $(READY)  ## Run all tests
+	$(BIN)/pytest
+
+unit: $(READY)  ## Run the unit tests alone
+	$(BIN)/pytest tests/unit
+
+check: $(READY)  ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove the environment and what tools left; keeps data, caches and runs
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find cache datasets train src tests -name __pycache__ -type d -prune -exec rm -rf {} +

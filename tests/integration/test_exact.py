@@ -1,0 +1,182 @@
+"""Cached equals uncached: the same logits, loss and LoRA gradients as the stock model with its tower and pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from lookonce.cache.pixels import read_size
+from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.train.batch import IGNORED, Batch, Collator
+from lookonce.train.inputs import Inputs
+from lookonce.train.model import PRECISIONS, add_lora, load_with_tower, load_without_tower
+from lookonce.train.prompt import to_messages
+from lookonce.train.run import Session
+from lookonce.train.trainer import token_mean_loss
+from lookonce.train.vision import Pixels
+
+TOLERANCE = 1e-5
+NUM_SIZES = 5
+MAX_PIXELS = 120_000
+"""Enough for every size of the sample to have a grid of its own."""
+
+
+PIXELS = {"min_pixels": 1, "max_pixels": MAX_PIXELS}
+
+
+@dataclass
+class Outcome:
+    """What one way of computing a batch gives."""
+
+    logits: torch.Tensor
+    """At the supervised positions, `[tokens, vocabulary]`."""
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    return float((found - expected).norm() / expected.norm())
+
+
+def open_image(path: Path) -> Image.Image:
+    """Not by the project's own means."""
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def assert_equal(found: Outcome, expected: Outcome) -> None:
+    assert distance(found.logits, expected.logits) < TOLERANCE
+    assert distance(found.loss, expected.loss) < TOLERANCE
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert gradient.abs().max() > 0, name
+        assert distance(found.gradients[name], gradient) < TOLERANCE, name
+
+
+def mixed_records(sample: Path) -> list[Record]:
+    """Images of different sizes, one and two at a time, several turns, a system text, and no image at all."""
+    records = read_records(sample / "train.jsonl")
+    by_size = {read_size(record.images[0]): record for record in records}
+    singles = list(by_size.values())[:NUM_SIZES]
+    assert len(singles) >= NUM_SIZES - 1  # two have one shape
+    turns = singles[0].turns + singles[1].turns
+    return [
+        *singles,
+        Record((*singles[2].images, *singles[0].images), turns, system="Answer briefly."),
+        Record((), (Turn("Is there text?", "no"),)),
+    ]
+
+
+@pytest.fixture
+def session(sample, make_run, tmp_path) -> Session:
+    write_records(tmp_path / "mixed.jsonl", mixed_records(sample), image_root=sample)
+    data = {"train": str(tmp_path / "mixed.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    inputs = Inputs.open(make_run(data=data, lora={"modules_to_save": ["embed_tokens"]}, cache=PIXELS))
+    inputs.build()
+    return Session.open(inputs)
+
+
+def with_lora(session: Session, load: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose adapter does something: LoRA's B matrices start at zero."""
+    inputs = session.inputs
+    model = add_lora(load(inputs.checkpoint, dtype), inputs.checkpoint, inputs.run.lora, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1, generator=generator)
+    return model
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def through_lookonce(model: Any, batch: Batch) -> Outcome:
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    output = model(**inputs, use_cache=False)
+    loss = token_mean_loss(output, batch["labels"])
+    loss.backward()
+    chosen = batch["labels"][:, 1:] != IGNORED
+    return Outcome(output.logits[chosen].detach(), loss.detach(), gradients(model))
+
+
+def through_stock(model: Any, processor: Any, session: Session) -> Outcome:
+    """Everything transformers' own: processor, padding, pixels, tower, full logits, shifted cross-entropy."""
+    records = session.inputs.records["train"]
+    processor.image_processor.size = {"shortest_edge": 1, "longest_edge": MAX_PIXELS}
+    texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in records]
+    images = [open_image(path) for record in records for path in record.images]
+    batch = processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
+    supervised = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+    for row, example in enumerate(session.examples("train")[0]):
+        flags = example.expanded(session.prompter.image_token_id)[1]
+        supervised[row, : len(flags)] = torch.from_numpy(flags)
+    labels = torch.where(supervised, batch["input_ids"], IGNORED)[:, 1:]
+    logits = model(**batch, use_cache=False).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    return Outcome(logits[labels != IGNORED].detach(), loss.detach(), gradients(model))
+
+
+def test_cached_equals_the_stock_model_with_its_tower_and_pixels(session, sample, stock_processor):
+    batch = session.collator(session.examples("train")[0])
+    found = through_lookonce(with_lora(session, load_without_tower), batch)
+    expected = through_stock(with_lora(session, load_with_tower), stock_processor(sample / "model"), session)
+    assert len({tuple(grid) for grid in batch["image_grid_thw"].tolist()}) >= NUM_SIZES - 1  # two have one shape
+    assert any("embed_tokens" in name for name in expected.gradients)
+    assert_equal(found, expected)
+
+
+def test_the_plain_way_of_the_comparison_is_the_stock_way(session, sample, stock_processor):
+    pixels = Pixels(session.inputs.processor, session.inputs.images.path_of)
+    plain = Collator(pixels, session.collator.image_token_id, session.collator.pad_token_id)
+    found = through_lookonce(with_lora(session, load_with_tower), plain(session.examples("train")[0]))
+    expected = through_stock(with_lora(session, load_with_tower), stock_processor(sample / "model"), session)
+    assert_equal(found, expected)
+
+
+def test_a_step_cut_into_forward_passes_has_the_same_gradient(session):
+    examples, _ = session.examples("train")
+    whole = with_lora(session, load_without_tower)
+    expected = through_lookonce(whole, session.collator(examples))
+    num_tokens = sum(int(example.supervised.sum()) for example in examples)
+    cut = with_lora(session, load_without_tower)
+    for start in range(0, len(examples), 2):
+        batch = session.collator(examples[start : start + 2])
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        token_mean_loss(cut(**inputs, use_cache=False), batch["labels"], torch.tensor(num_tokens)).backward()
+    for name, gradient in gradients(cut).items():
+        assert distance(gradient, expected.gradients[name]) < TOLERANCE, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_in_bfloat16_on_a_gpu_cached_differs_from_plain_no_more_than_bfloat16_does(sample, make_run, session):
+    """The yardstick is how far the plain way in bfloat16 is from the plain way in float32."""
+    inputs = Inputs.open(make_run(data=session.inputs.run.data.model_dump(), cache=PIXELS | {"dtype": "bfloat16"}))
+    inputs.build()
+    cached = Session.open(inputs)
+    pixels = Collator(
+        Pixels(inputs.processor, inputs.images.path_of), cached.collator.image_token_id, cached.collator.pad_token_id
+    )
+
+    def loss_and_gradient(load: Any, collator: Collator, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+        model = with_lora(cached, load, PRECISIONS[precision]).cuda()
+        batch = {name: tensor.cuda() for name, tensor in collator(cached.examples("train")[0]).items()}
+        labels = batch.pop("labels")
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            loss = token_mean_loss(model(**batch, use_cache=False), labels)
+        loss.backward()
+        return loss.detach().cpu(), torch.cat([grad.flatten().float().cpu() for grad in gradients(model).values()])
+
+    exact = loss_and_gradient(load_with_tower, pixels, "fp32")
+    plain = loss_and_gradient(load_with_tower, pixels, "bf16")
+    found = loss_and_gradient(load_without_tower, cached.collator, "bf16")
+    for ours, theirs, true in zip(found, plain, exact, strict=True):
+        assert distance(ours, true) < 1.5 * distance(theirs, true) + 1e-3

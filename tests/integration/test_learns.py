@@ -1,0 +1,98 @@
+"""The sample run, whole: it learns, it sees, and stock libraries get the same answers from its adapter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from PIL import Image
+from transformers import Qwen3VLForConditionalGeneration
+
+from lookonce.datasets.records import read_records
+from lookonce.train.evaluate import Score
+from lookonce.train.inputs import Inputs
+from lookonce.train.predict import predict
+from lookonce.train.run import evaluate_run, train
+from lookonce.train.run_file import RunFile
+from lookonce.train.run_folder import RunFolder
+from lookonce.train.summary import Summary
+
+SPLITS = ("val", "test")
+NUM_ASKED = 40
+"""Questions asked again of the stock model, which runs its tower each time."""
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+    """`experiments/sample.yaml` as it is, but for its paths, trained."""
+    folder = tmp_path_factory.mktemp("trained")
+    values = yaml.safe_load((root / "experiments" / "sample.yaml").read_text())
+    values["model"] |= {"path": str(sample / "model")}
+    values["data"] = {split: str(sample / f"{split}.jsonl") for split in ("train", *SPLITS)}
+    values["cache"] |= {"dir": str(folder / "caches")}
+    run = RunFile.model_validate(values | {"output": str(folder / "run")})
+    Inputs.open(run).build()
+    train(run, say=lambda note: None)
+    return run
+
+
+def scores(run: RunFile, shuffled: bool = False) -> Score:
+    """Both held-out splits together."""
+    found = [evaluate_run(run.output, split, shuffled)[0].overall for split in SPLITS]
+    total = sum(score.num_questions for score in found)
+
+    def mean(name: str) -> float:
+        return sum(getattr(score, name) * score.num_questions for score in found) / total
+
+    return Score(total, mean("exact_match"), mean("majority"))
+
+
+def test_it_learns_held_out_images_well_above_the_majority(trained):
+    score = scores(trained)
+    assert score.exact_match >= score.majority + 0.20
+
+
+def test_it_sees_because_other_images_bring_it_down_to_the_majority(trained):
+    score = scores(trained, shuffled=True)
+    assert score.exact_match <= score.majority + 0.05
+
+
+def test_the_adapter_gives_the_same_answers_by_stock_peft_on_the_stock_model(trained, sample, stock_processor):
+    evaluate_run(trained.output, "test")
+    lines = (trained.output / "predictions" / "test.jsonl").read_text().splitlines()
+    asked = [json.loads(line) for line in lines][-NUM_ASKED:]
+    model = Qwen3VLForConditionalGeneration.from_pretrained(sample / "model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, str(trained.output / "adapter")).eval()
+    processor = stock_processor(sample / "model")
+    for line in asked:
+        content = [{"type": "image"}, {"type": "text", "text": line["question"]}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        with Image.open(line["image"]) as image:
+            inputs = processor(text=[text], images=[image.convert("RGB")], return_tensors="pt")
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=trained.eval.max_new_tokens)
+        answer = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert answer == line["predicted"], line
+
+
+def test_predict_answers_as_the_evaluation_did(trained):
+    lines = (trained.output / "predictions" / "val.jsonl").read_text().splitlines()
+    line = json.loads(lines[0])
+    answer = predict(trained, trained.output / "adapter", Path(line["image"]), line["question"])
+    assert answer == line["predicted"]
+
+
+def test_the_summary_says_what_a_person_wants_to_know(trained, sample):
+    summary = Summary.read(RunFolder(trained.output))
+    num_records = len(read_records(sample / "train.jsonl"))
+    assert (summary.num_files, summary.num_distinct) == (66, 64)
+    assert summary.num_samples == num_records * trained.train.epochs
+    assert summary.ms_per_sample_plain > summary.ms_per_sample_cached > 0
+    text = summary.text()
+    for words in ("66 files, 64 distinct", "ms from the cache", "the plain way", "exact match", "majority", "adapter"):
+        assert words in text
+    assert Path(summary.adapter, "adapter_config.json").exists()
+    assert f"lookonce predict {trained.output}" in summary.next_command

@@ -1,0 +1,173 @@
+"""Opening a checkpoint: the tower's tensors however they are filed, and clear errors for what is no checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.tower import Tower
+from lookonce.errors import ModelError
+
+TEXT_ONLY = {
+    "model_type": "qwen3",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.fixture
+def model(sample: Path, tmp_path: Path) -> Path:
+    """A copy of the sample's model, to be changed."""
+    return Path(shutil.copytree(sample / "model", tmp_path / "model"))
+
+
+def tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(Checkpoint.open(str(folder)).tower_tensors())
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_towers_tensors_are_all_there_in_order_of_their_names(sample):
+    stored = load_file(sample / "model" / "model.safetensors")
+    expected = {name.removeprefix("model.visual."): stored[name] for name in sorted(stored) if ".visual." in name}
+    found = tower_tensors(sample / "model")
+    assert "patch_embed.proj.weight" in found
+    assert same(found, expected)
+
+
+def test_a_checkpoint_knows_its_vision_configuration(sample):
+    checkpoint = Checkpoint.open(str(sample / "model"))
+    assert checkpoint.folder == sample / "model"
+    assert checkpoint.vision_config.deepstack_visual_indexes == [0, 1, 2]
+
+
+def test_a_home_folder_is_found(model, monkeypatch):
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert Checkpoint.open("~/model").folder == model
+
+
+def test_a_checkpoint_in_several_files_reads_the_same(sample, model):
+    tensors = load_file(model / "model.safetensors")
+    file_of = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(file_of.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if file_of[name] == file}, model / file)
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    assert same(tower_tensors(model), tower_tensors(sample / "model"))
+
+
+def test_files_without_tower_tensors_are_not_opened(sample, model):
+    tensors = load_file(model / "model.safetensors")
+    file_of = {name: "tower.safetensors" if ".visual." in name else "absent.safetensors" for name in tensors}
+    tower = {name: tensor for name, tensor in tensors.items() if ".visual." in name}
+    save_file(tower, model / "tower.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
+    assert same(tower_tensors(model), tower_tensors(sample / "model"))
+
+
+def test_the_old_names_of_tensors_read_the_same(sample, model):
+    tensors = load_file(model / "model.safetensors")
+    old = {name.replace("model.visual.", "visual."): tensor for name, tensor in tensors.items()}
+    assert not any(name.startswith("model.visual.") for name in old)
+    save_file(old, model / "model.safetensors")
+    assert same(tower_tensors(model), tower_tensors(sample / "model"))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).unlink()
+
+
+def write(name: str, content: str) -> Callable[[Path], object]:
+    return lambda model: (model / name).write_text(content)
+
+
+def truncate(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def make_text_only(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(TEXT_ONLY))
+    drop_tower(model)
+
+
+def drop_tower(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".visual." not in name}
+    save_file(kept, model / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(remove("config.json"), "is no model folder", id="no config"),
+        pytest.param(write("config.json", "{"), "is no model folder", id="config not JSON"),
+        pytest.param(write("config.json", '{"model_type": "unheard-of"}'), "unheard-of", id="unknown model type"),
+        pytest.param(remove("model.safetensors"), "holds neither .*index.json nor model.safetensors", id="no weights"),
+        pytest.param(truncate, "model.safetensors is broken: .*download it again", id="truncated weights"),
+        pytest.param(write("model.safetensors", ""), "model.safetensors is broken", id="empty weights"),
+        pytest.param(
+            write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
+            "model.safetensors is broken",
+            id="LFS pointer",
+        ),
+        pytest.param(make_text_only, "no vision tower .model type 'qwen3'.*Qwen3-VL checkpoint", id="text-only model"),
+        pytest.param(drop_tower, "no vision tower", id="no tower tensors"),
+        pytest.param(write("config.json", json.dumps(TEXT_ONLY)), "no vision tower", id="no vision configuration"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_refused_by_name(model, damage, message):
+    damage(model)
+    with pytest.raises(ModelError, match=message) as caught:
+        Checkpoint.open(str(model))
+    assert str(model) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent", "two words", "a/b/c", "absent/", "owner/two words"])
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="no model folder at .*set `model.path` to a folder or to a Hub id") as caught:
+        Checkpoint.open(name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_an_absent_folder_is_refused_by_its_whole_path(tmp_path):
+    with pytest.raises(ModelError, match=f"no model folder at {tmp_path / 'absent'};"):
+        Checkpoint.open(str(tmp_path / "absent"))
+
+
+def test_a_file_in_the_folders_place_is_refused(model):
+    with pytest.raises(ModelError, match="no model folder at"):
+        Checkpoint.open(str(model / "config.json"))
+
+
+def test_a_hub_model_that_can_not_be_had_is_refused_with_the_way_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="'owner/name' is neither a folder .*hf download owner/name"):
+        Checkpoint.open("owner/name")
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown"])
+def test_a_tower_that_does_not_fit_its_configuration_is_refused_by_tensor(model, change):
+    tensors = load_file(model / "model.safetensors")
+    if change == "missing":
+        del tensors["model.visual.pos_embed.weight"]
+    else:
+        tensors["model.visual.extra.weight"] = torch.zeros(2)
+    save_file(tensors, model / "model.safetensors")
+    named = {"missing": "pos_embed.weight", "unknown": "extra.weight"}[change]
+    with pytest.raises(ModelError, match=f"does not fit its configuration: .* for example {named}"):
+        Tower(Checkpoint.open(str(model)), torch.float32)

@@ -1,0 +1,243 @@
+"""Records files: what is read, what is refused and how the refusal reads, and that what is written is read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookonce.datasets.images import image_key, index_images
+from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.errors import RecordsError
+
+TURN = {"question": "Is there text?", "answer": "yes"}
+FLAT = {"image_filename": "a.jpg", **TURN}
+TURN_WANTED = "a turn must be an object with `question` and `answer`"
+
+
+def canonical(**values: Any) -> str:
+    return json.dumps({"images": ["a.jpg"], "turns": [TURN]} | values)
+
+
+def flat(**values: Any) -> str:
+    return json.dumps(FLAT | values)
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "train.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_canonical_form_carries_images_turns_system_and_metadata(tmp_path: Path) -> None:
+    line = canonical(
+        images=["a.jpg", "b/c.jpg"],
+        turns=[TURN, {"question": "Why?", "answer": "Because."}],
+        system="Answer briefly.",
+        metadata={"source": "polyps"},
+    )
+    (record,) = read_records(write(tmp_path, line))
+    assert record.images == (tmp_path / "a.jpg", tmp_path / "b" / "c.jpg")
+    assert record.turns == (Turn("Is there text?", "yes"), Turn("Why?", "Because."))
+    assert record.system == "Answer briefly."
+    assert record.metadata == {"source": "polyps"}
+
+
+def test_images_system_and_metadata_may_be_left_out(tmp_path: Path) -> None:
+    (record,) = read_records(write(tmp_path, json.dumps({"turns": [TURN]})))
+    assert (record.images, record.system, record.metadata) == ((), None, {})
+
+
+def test_flat_form_is_one_turn_about_one_image_and_the_rest_is_metadata(tmp_path: Path) -> None:
+    (record,) = read_records(write(tmp_path, flat(image_id="a", stage=1)))
+    assert record.images == (tmp_path / "a.jpg",)
+    assert record.turns == (Turn("Is there text?", "yes"),)
+    assert record.metadata == {"image_id": "a", "stage": 1}
+
+
+def test_both_forms_may_stand_in_one_file_and_keep_their_order(tmp_path: Path) -> None:
+    records = read_records(write(tmp_path, flat(question="first"), canonical(), flat(question="third")))
+    assert [record.turns[0].question for record in records] == ["first", "Is there text?", "third"]
+
+
+def test_origin_counts_blank_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, "", flat(), "  \t", flat())
+    assert [record.origin for record in read_records(path)] == [f"{path}:2", f"{path}:4"]
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["no BOM", "BOM"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["open end", "unix", "windows"])
+def test_byte_order_mark_and_line_ends_do_not_matter(tmp_path: Path, start: str, end: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(f"{start}{flat()}{end or chr(10)}{flat()}{end}".encode())
+    assert [record.origin for record in read_records(path)] == [f"{path}:1", f"{path}:2"]
+
+
+BAD_LINES = {
+    "cut short": ('{"turns": [', "not JSON (Expecting value at column 12)"),
+    "two objects": (f"{flat()} {flat()}", "not JSON (Extra data"),
+    "not an object but a list": ("[]", "expected a JSON object, got a list"),
+    "not an object but text": ('"turns"', "expected a JSON object, got 'turns'"),
+    "neither form": ('{"a": 1}', "expected the key `turns` (canonical form) or `question` (flat form), got ['a']"),
+    "unknown key": (canonical(label=1), "unknown key `label`; put what you want to keep under `metadata`"),
+    "both forms": (canonical(question="a"), "unknown key `question`"),
+    "turns not a list": (canonical(turns=TURN), "`turns` must be a list, got an object with ['answer', 'question']"),
+    "turns empty": (canonical(turns=[]), "`turns` is empty; expected at least one question and answer"),
+    "turn not an object": (canonical(turns=["a"]), f"{TURN_WANTED}, got 'a'"),
+    "turn without answer": (canonical(turns=[{"question": "a"}]), TURN_WANTED),
+    "turn without question": (canonical(turns=[{"answer": "a"}]), TURN_WANTED),
+    "second turn broken": (canonical(turns=[TURN, 3]), f"{TURN_WANTED}, got 3"),
+    "question empty": (canonical(turns=[TURN | {"question": ""}]), "`question` must be text that is not empty, got ''"),
+    "question blank": (canonical(turns=[TURN | {"question": " \n"}]), "`question` must be text that is not empty"),
+    "answer a number": (canonical(turns=[TURN | {"answer": 3}]), "`answer` must be text that is not empty, got 3"),
+    "answer null": (canonical(turns=[TURN | {"answer": None}]), "`answer` must be text that is not empty"),
+    "system empty": (canonical(system=""), "`system` must be text that is not empty, got ''"),
+    "system not text": (canonical(system=["a"]), "`system` must be text that is not empty, got ['a']"),
+    "metadata a list": (canonical(metadata=["a"]), "`metadata` must be an object, got a list"),
+    "metadata text": (canonical(metadata="a"), "`metadata` must be an object, got 'a'"),
+    "images text": (canonical(images="a.jpg"), "`images` must be a list, got 'a.jpg'"),
+    "images null": (canonical(images=None), "`images` must be a list"),
+    "image not text": (canonical(images=["a.jpg", 3]), "`image` must be text that is not empty, got 3"),
+    "image empty": (canonical(images=[""]), "`image` must be text that is not empty, got ''"),
+    "image above": (canonical(images=["../a.jpg"]), "image '../a.jpg' leads out of the image root"),
+    "image elsewhere": (canonical(images=["/elsewhere/a.jpg"]), "image '/elsewhere/a.jpg' leads out of the image root"),
+    "flat without image": (json.dumps(TURN), "expected the key `image_filename`, got ['answer', 'question']"),
+    "flat image not text": (flat(image_filename=3), "`image` must be text that is not empty, got 3"),
+    "flat image above": (flat(image_filename="../a.jpg"), "image '../a.jpg' leads out of the image root"),
+    "flat without answer": ('{"image_filename": "a", "question": "a"}', TURN_WANTED),
+    "flat question empty": (flat(question=""), "`question` must be text that is not empty, got ''"),
+    "flat answer a number": (flat(answer=3), "`answer` must be text that is not empty, got 3"),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), BAD_LINES.values(), ids=BAD_LINES.keys())
+def test_bad_line_is_refused_with_file_line_and_what_was_expected(tmp_path: Path, line: str, expected: str) -> None:
+    path = write(tmp_path, flat(), "", line, flat())
+    with pytest.raises(RecordsError) as refusal:
+        read_records(path)
+    assert str(refusal.value).startswith(f"{path}:3: ")
+    assert expected in str(refusal.value)
+
+
+def test_missing_file_is_refused_with_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecordsError, match="check the `data` section of the run file") as refusal:
+        read_records(Path("train.jsonl"))
+    assert str(tmp_path / "train.jsonl") in str(refusal.value)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n", "\ufeff"], ids=["empty", "blank lines", "only a BOM"])
+def test_file_without_records_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(RecordsError, match="train.jsonl holds no records; expected one JSON object a line"):
+        read_records(path)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings_than_utf_8_are_refused(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes('{"question": "Où?"}'.encode(encoding))
+    with pytest.raises(RecordsError, match="can not read .*train.jsonl.*expected a JSONL file in UTF-8"):
+        read_records(path)
+
+
+def test_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match="can not read"):
+        read_records(tmp_path)
+
+
+def test_image_root_replaces_the_folder_of_the_records(tmp_path: Path) -> None:
+    (record,) = read_records(write(tmp_path, flat()), image_root=tmp_path / "elsewhere")
+    assert record.images == (tmp_path / "elsewhere" / "a.jpg",)
+
+
+@pytest.mark.parametrize("image_root", [None, Path("frames")], ids=["records folder", "image root"])
+def test_image_paths_are_absolute_whatever_the_folder_is_given_as(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_root: Path | None
+) -> None:
+    write(tmp_path, flat())
+    monkeypatch.chdir(tmp_path)
+    (record,) = read_records(Path("train.jsonl"), image_root)
+    assert record.images == (tmp_path / (image_root or "") / "a.jpg",)
+
+
+@pytest.mark.parametrize("name", ["../a.jpg", "b/../../a.jpg", "../root-2/a.jpg", "..", "/elsewhere/a.jpg", "/"])
+def test_image_that_leads_out_of_the_root_is_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, flat(image_filename=name))
+    with pytest.raises(RecordsError, match="leads out of the image root .*root; keep images below it"):
+        read_records(path, image_root=tmp_path / "root")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("b/../a.jpg", "a.jpg"), ("./a.jpg", "a.jpg"), ("b//c.jpg", "b/c.jpg"), ("..a.jpg", "..a.jpg")]
+)
+def test_image_path_that_stays_inside_is_brought_to_its_shortest_form(tmp_path: Path, name: str, file: str) -> None:
+    (record,) = read_records(write(tmp_path, flat(image_filename=name)))
+    assert record.images == (tmp_path / file,)
+
+
+def test_link_inside_the_root_is_followed_wherever_it_leads(tmp_path: Path) -> None:
+    shared, root = tmp_path / "shared", tmp_path / "root"
+    shared.mkdir()
+    root.mkdir()
+    (shared / "a.jpg").write_bytes(b"pixels")
+    (root / "images").symlink_to(shared)
+    records = read_records(write(root, flat(image_filename="images/a.jpg")))
+    assert index_images(records).key_of == {root / "images" / "a.jpg": image_key(shared / "a.jpg")}
+
+
+# Without the line ends of str.splitlines that JSON leaves unescaped: text that holds one is not read back.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029")
+TEXT = st.text(CHARACTERS, min_size=1).filter(str.strip)
+NAME = st.text(st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029/\0"), min_size=1, max_size=20).filter(
+    lambda name: name.strip() and name != "." and not name.startswith("..")
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(CHARACTERS),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(CHARACTERS), children, max_size=3),
+    max_leaves=6,
+)
+RECORD = st.builds(
+    Record,
+    images=st.lists(st.lists(NAME, min_size=1, max_size=3).map(lambda names: Path(*names)), max_size=3).map(tuple),
+    turns=st.lists(st.builds(Turn, TEXT, TEXT), min_size=1, max_size=3).map(tuple),
+    system=st.none() | TEXT,
+    metadata=st.dictionaries(st.text(CHARACTERS), JSON, max_size=3),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(records=st.lists(RECORD, min_size=1, max_size=4), own_root=st.booleans())
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Record], own_root: bool
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "round-trip"
+    root = folder / "elsewhere" if own_root else None
+    records = [replace(record, images=tuple((root or folder) / image for image in record.images)) for record in records]
+    write_records(folder / "train.jsonl", records, root)
+    assert [replace(record, origin="") for record in read_records(folder / "train.jsonl", root)] == records
+
+
+def test_written_form_is_canonical_and_readable_to_people(tmp_path: Path) -> None:
+    record = Record(images=(tmp_path / "images" / "a.jpg",), turns=(Turn("Où ?", "là"),), metadata={"stage": 1})
+    write_records(tmp_path / "train.jsonl", [record])
+    assert (tmp_path / "train.jsonl").read_text(encoding="utf-8") == (
+        '{"images": ["images/a.jpg"], "turns": [{"question": "Où ?", "answer": "là"}],'
+        ' "system": null, "metadata": {"stage": 1}}\n'
+    )
+
+
+def test_writing_an_image_outside_of_the_root_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = write(tmp_path, flat())
+    before = path.read_bytes()
+    inside, outside = tmp_path / "images" / "a.jpg", tmp_path / "b.jpg"
+    turns = (Turn("a", "b"),)
+    with pytest.raises(RecordsError, match="b.jpg lies outside of .*images; move it there or give another image root"):
+        write_records(path, [Record((inside,), turns), Record((outside,), turns)], image_root=tmp_path / "images")
+    assert path.read_bytes() == before

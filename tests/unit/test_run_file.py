@@ -1,0 +1,91 @@
+"""Run files: resolved, strict, and helpful about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lookonce.errors import UsageError
+from lookonce.train.run_file import RunFile, read_run_file
+
+MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
+
+
+def read(tmp_path: Path, text: str, *assignments: str) -> RunFile:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return read_run_file(path, assignments)
+
+
+def test_three_keys_are_enough(tmp_path):
+    run = read(tmp_path, MINIMAL)
+    assert run.data.train == [Path("a.jsonl")] and run.data.val == []
+    assert run.lora.rank == 16 and run.train.precision == "bf16"
+
+
+def test_what_was_resolved_reads_as_the_same_run(tmp_path):
+    run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
+    assert read(tmp_path, run.to_yaml()) == run
+
+
+def test_all_run_files_of_the_project_are_valid(root):
+    paths = sorted((root / "experiments").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        read_run_file(path)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "section", "key", "value"),
+    [
+        ("train.epochs=5", "train", "epochs", 5),
+        ("train.learning_rate=1.0e-3", "train", "learning_rate", 1e-3),
+        ("data.train=[a.jsonl, b.jsonl]", "data", "train", [Path("a.jsonl"), Path("b.jsonl")]),
+        ("model.revision=null", "model", "revision", None),
+        ("model.path=a=b", "model", "path", "a=b"),
+        ("lora.targets='.*q_proj'", "lora", "targets", ".*q_proj"),
+    ],
+)
+def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
+    assert getattr(getattr(read(tmp_path, MINIMAL, assignment), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments", "message"),
+    [
+        (MINIMAL + "train: {epoch: 3}\n", (), r"train.epoch: unknown key; did you mean `epochs`\?"),
+        (MINIMAL + "trian: {}\n", (), r"trian: unknown key; did you mean `train`\?"),
+        (MINIMAL + "lora: {zzz: 1}\n", (), "lora.zzz: unknown key; known keys: rank, alpha, dropout"),
+        ("data: {train: a}\noutput: b\n", (), "model: is missing"),
+        (MINIMAL + "lora: {rank: 0}\n", (), r"lora.rank: .* \(got 0\)"),
+        (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
+        (MINIMAL + "train: {load_best_model_at_end: true, eval_steps: 3}\n", (), "save_steps to be a multiple"),
+        ("- a\n- b\n", (), "mapping"),
+        ("model: [unclosed\n", (), "run.yaml"),
+        ("", (), "mapping"),
+        (MINIMAL, ("epochs",), "section.key=value"),
+        (MINIMAL, ("train.epoch=3",), r"did you mean `epochs`\?"),
+        (MINIMAL, ("output.a=3",), "output is no section"),
+        (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
+    ],
+)
+def test_a_mistake_is_refused_and_the_message_says_what_to_write(tmp_path, text, assignments, message):
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, text, *assignments)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path):
+    with pytest.raises(UsageError, match=r"(?s)lora.rnk.*train.epoch"):
+        read(tmp_path, MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n")
+
+
+def test_a_missing_run_file_is_told_with_its_place(tmp_path):
+    with pytest.raises(UsageError, match="nothing.yaml"):
+        read_run_file(tmp_path / "nothing.yaml")
+
+
+def test_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
+    assert yaml.safe_load("1e-4") == "1e-4"
+    assert read(tmp_path, MINIMAL + "train: {learning_rate: 1e-4}\n").train.learning_rate == 1e-4
