@@ -60,10 +60,13 @@ class Checkpoint:
         return config
 
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tower's tensors in order of their names, which are relative to the tower ("blocks.0...")."""
+        """Yield the tower's tensors in order of their names, which are relative to the tower ("blocks.0...").
+
+        Raises:
+            ModelError: a file of the checkpoint is missing or broken.
+        """
         with contextlib.ExitStack() as stack:
-            paths = set(self._file_of.values())
-            files = {path: stack.enter_context(safe_open(path, framework="pt")) for path in paths}
+            files = {path: stack.enter_context(_open_tensors(path)) for path in set(self._file_of.values())}
             for name in sorted(self._file_of, key=_tower_name):
                 yield _tower_name(name), files[self._file_of[name]].get_tensor(name)
 
@@ -73,17 +76,24 @@ def _tower_name(name: str) -> str:
     return name.removeprefix(prefix)
 
 
+def _open_tensors(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"can not read {path}: {error}; copy or download it again") from None
+
+
 def _locate(name: str, revision: str | None) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ModelError(
             f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
         )
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"{name!r} is neither a folder here nor a model that could be had from the Hub ({reason}); "
@@ -103,14 +113,13 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     """The file that holds each tensor of the checkpoint."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
-        content: dict[str, Any] = json.loads(index.read_text())
-        return {name: folder / file for name, file in content["weight_map"].items()}
+        try:
+            return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is broken ({error!r}); copy or download it again") from None
     if not single.exists():
         raise ModelError(
             f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors checkpoints"
         )
-    try:
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    except SafetensorError as error:
-        raise ModelError(f"{single} is broken: {error}; copy or download it again") from None
+    with _open_tensors(single) as file:
+        return dict.fromkeys(file.keys(), single)

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.build import NUM_READERS, finished_images, planned_tokens
+from lookonce.cache.build import planned_tokens, settled_images
+from lookonce.cache.encode import NUM_READERS
 from lookonce.cache.fingerprint import Fingerprint
+from lookonce.cache.folder import MANIFEST, read_quarantine
 from lookonce.cache.pixels import ImageProcessor, read_size
 from lookonce.cache.plan import Plan
-from lookonce.cache.read import MANIFEST, VisionCache
+from lookonce.cache.read import VisionCache
 from lookonce.text import count, duration, rows, size
 
 
@@ -82,12 +84,12 @@ def describe_plan(
     """Describe what building `plan` for `images` (key to file) would do; reads image headers."""
     with ThreadPoolExecutor(NUM_READERS) as threads:
         tokens = [planned_tokens(processor, found) for found in threads.map(read_size, images.values())]
-    have = finished_images(folder)
+    have = settled_images(folder)
     return PlanReport(
         folder=folder,
         num_files=num_files,
         num_images=len(images),
-        num_done=len(images.keys() & have),
+        num_done=len((images.keys() & have) - read_quarantine(folder).keys()),
         mean_tokens=sum(tokens) / max(len(tokens), 1),
         max_tokens=max(tokens, default=0),
         num_bytes=sum(tokens) * fingerprint.bytes_per_token,

@@ -2,8 +2,10 @@
 
 Design: the tower is known by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path, so a moved,
 renamed or partly retrained checkpoint is recognised for what it is. What changes bits without changing meaning (GPU
-model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The cost is
-reading the tower once a run: 1.2 GB and about a second for Qwen3-VL-8B.
+model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The tower's
+configuration is hashed as transformers resolves it, defaults filled in: a release that adds a field or changes a
+default makes a new cache, which is the safe side. The cost is reading the tower once a run: 1.2 GB and about a second
+for Qwen3-VL-8B.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Fingerprint:
+        if value["dtype"] not in DTYPES:
+            raise ValueError(f"dtype {value['dtype']!r} is none of {', '.join(DTYPES)}")
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,5 +106,11 @@ def _meaningful(config: PreTrainedConfig) -> dict[str, Any]:
     """The configuration without what every transformers configuration carries and what only training uses."""
     ignored = PreTrainedConfig().to_dict().keys() | {"initializer_range"}
     values = {name: value for name, value in config.to_dict().items() if name not in ignored}
-    normalised: dict[str, Any] = json.loads(json.dumps(values | {"model_type": config.model_type}))
+    normalised: dict[str, Any] = json.loads(json.dumps(values | {"model_type": config.model_type}), parse_float=_number)
     return normalised
+
+
+def _number(text: str) -> float:
+    """10000.0 as 10000: the two are equal and must not hash differently."""
+    value = float(text)
+    return int(value) if value.is_integer() else value

@@ -8,15 +8,17 @@ does: EXIF rotation applied, then converted to RGB.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from lookonce.cache.names import Backend
-from lookonce.errors import ImageError, ModelError
+from lookonce.datasets.images import read_bytes
+from lookonce.errors import BadImage, ModelError
 
 SETTINGS: tuple[str, ...] = (
     "do_resize",
@@ -28,6 +30,10 @@ SETTINGS: tuple[str, ...] = (
     "image_std",
 )
 SETTINGS += ("do_convert_rgb", "patch_size", "temporal_patch_size", "merge_size")
+
+
+UNDECODABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What Pillow raises for files that are no images, or broken ones."""
 
 
 class ImageProcessor:
@@ -68,17 +74,24 @@ class ImageProcessor:
         grid_t, grid_h, grid_w = output["image_grid_thw"][0].tolist()
         return output["pixel_values"], (grid_t, grid_h, grid_w)
 
+    def patches(self, image: Image.Image, path: Path) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """As calling it; `path` is for the message.
+
+        Raises:
+            BadImage: its shape is not one the processor takes.
+        """
+        try:
+            return self(image)
+        except ValueError as error:
+            raise BadImage(f"{path}: {error}") from None
+
     def read(self, path: Path) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """The patches and the grid of an image file.
 
         Raises:
-            ImageError: it can not be decoded, or its shape is not one the processor takes.
+            ImageError: it can not be read or decoded, or its shape is not one the processor takes.
         """
-        image = read_rgb(path)
-        try:
-            return self(image)
-        except ValueError as error:
-            raise ImageError(f"{path}: {error}") from None
+        return self.patches(decode(read_bytes(path), path), path)
 
     def num_tokens(self, width: int, height: int) -> int:
         """How many visual tokens an image of this size becomes."""
@@ -86,17 +99,19 @@ class ImageProcessor:
         return num_patches // int(self._stock.merge_size) ** 2
 
 
-def read_rgb(path: Path) -> Image.Image:
-    """Decode an image file: EXIF rotation applied, converted to RGB.
+def decode(data: bytes, path: Path) -> Image.Image:
+    """The image in the bytes of a file: EXIF rotation applied, converted to RGB; `path` is for the message.
 
     Raises:
-        ImageError: it is missing, no image, cut short, or too large to be an honest one.
+        BadImage: they are no image, cut short, or too large to be an honest one.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(data)) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"can not read image {path}: {error}") from None
+    except UnidentifiedImageError:
+        raise BadImage(f"can not decode image {path}: it is of no known image format") from None
+    except (*UNDECODABLE, MemoryError) as error:
+        raise BadImage(f"can not decode image {path}: {error}") from None
 
 
 def read_size(path: Path) -> tuple[int, int] | None:
@@ -104,7 +119,7 @@ def read_size(path: Path) -> tuple[int, int] | None:
     try:
         with Image.open(path) as image:
             return image.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except UNDECODABLE:
         return None
 
 
@@ -116,10 +131,15 @@ def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: in
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"{folder} has no image processor settings (preprocessor_config.json): {reason}") from None
     size = {"shortest_edge": stock.size["shortest_edge"], "longest_edge": stock.size["longest_edge"]}
-    wanted = {"shortest_edge": min_pixels or size["shortest_edge"], "longest_edge": max_pixels or size["longest_edge"]}
-    if wanted["shortest_edge"] > wanted["longest_edge"]:
-        raise ModelError(f"min_pixels {wanted['shortest_edge']} is more than max_pixels {wanted['longest_edge']}")
-    return stock if wanted == size else processor_class.from_pretrained(folder, size=wanted)
+    if None in size.values():
+        raise ModelError(
+            f"{folder / 'preprocessor_config.json'} has no limits shortest_edge and longest_edge in `size`"
+        )
+    low, high = min_pixels or size["shortest_edge"], max_pixels or size["longest_edge"]
+    if low > high:
+        raise ModelError(f"cache.min_pixels {low} is more than cache.max_pixels {high}")
+    stock.size = type(stock.size)(shortest_edge=low, longest_edge=high)
+    return stock
 
 
 def _torchvision_class() -> Any:

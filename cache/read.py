@@ -7,23 +7,20 @@ truncated file reads as zeros. Opening reads the manifest and the receipts, one 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
-from lookonce.cache.fingerprint import DTYPES, FORMAT_VERSION, Fingerprint, raw_bytes
-from lookonce.cache.shards import Entry, Grid, read_receipts, receipt_path, shard_path
+from lookonce.cache.fingerprint import DTYPES, Fingerprint, raw_bytes
+from lookonce.cache.folder import MANIFEST, mismatch, read_manifest, read_quarantine
+from lookonce.cache.names import BUILD_COMMAND
+from lookonce.cache.shards import Entry, Grid, Receipt, read_receipts, receipt_path, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
-
-MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
-BUILD_COMMAND = "lookonce cache build RUN.yaml"
-NUM_DIFFERENCES = 8
-"""How many differing fields a message shows."""
 
 
 class VisionCache:
@@ -44,6 +41,7 @@ class VisionCache:
         self.size_bytes = 0
         receipts = read_receipts(folder)
         for receipt in receipts:
+            _check_origin(folder, receipt, fingerprint)
             _check_size(folder, receipt.shard, receipt.size_bytes)
             self.entries.update(receipt.entries)
             self.encode_seconds += receipt.seconds
@@ -139,43 +137,31 @@ def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> V
         CacheMismatch: there are caches below `root`, all of other fingerprints; says in which fields they differ.
         CacheError: there is none at all.
     """
+    what = f"no cache in {root.absolute()} fits this model and these pixels"
     folder = root / fingerprint.folder_name
     if (folder / MANIFEST).exists():
-        cache = VisionCache.open(folder, check=check)
-        if cache.fingerprint != fingerprint:
-            raise CacheMismatch(_mismatch(root, [cache.fingerprint], fingerprint))
-        return cache
-    others = [read_manifest(path.parent) for path in sorted(root.glob(f"*/{MANIFEST}"))]
+        found = read_manifest(folder)
+        if found != fingerprint:
+            raise CacheMismatch(mismatch([found], fingerprint, what))
+        return VisionCache(folder, found, check=check)
+    others = list(_readable_manifests(root))
     if others:
-        raise CacheMismatch(_mismatch(root, others, fingerprint))
+        raise CacheMismatch(mismatch(others, fingerprint, what))
     raise CacheError(f"no cache in {root.absolute()}; make it with: {BUILD_COMMAND}")
 
 
-def read_manifest(folder: Path) -> Fingerprint:
-    """The fingerprint in a cache's manifest.
-
-    Raises:
-        CacheError: there is no manifest, it is broken, or of a version this program does not read.
-    """
-    path = folder / MANIFEST
-    try:
-        value = json.loads(path.read_text())
-        version = value["format_version"]
-        if version == FORMAT_VERSION:
-            return Fingerprint.from_json(value["fingerprint"])
-    except FileNotFoundError:
-        raise CacheError(f"{folder} is no cache: it has no {MANIFEST}; make one with: {BUILD_COMMAND}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CacheCorrupt(f"{path} is broken ({error!r}); choose another `cache.dir` or delete {folder}") from None
-    raise CacheError(f"{folder} is of format version {version!r}; this program reads version {FORMAT_VERSION}")
+def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
+    for path in sorted(root.glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(CacheError):  # of another format version; no business of this run
+            yield read_manifest(path.parent)
 
 
-def read_quarantine(folder: Path) -> dict[str, str]:
-    """The images that could not be encoded: key to reason."""
-    path = folder / QUARANTINE
-    if not path.exists():
-        return {}
-    return {value["key"]: value["reason"] for value in map(json.loads, path.read_text().splitlines())}
+def _check_origin(folder: Path, receipt: Receipt, fingerprint: Fingerprint) -> None:
+    if receipt.fingerprint != fingerprint.sha256:
+        raise CacheCorrupt(
+            f"{receipt_path(folder, receipt.shard)} belongs to another cache ({receipt.fingerprint[:16]}); "
+            f"delete it and run: {BUILD_COMMAND}"
+        )
 
 
 def _check_size(folder: Path, shard: str, expected: int) -> None:
@@ -184,20 +170,3 @@ def _check_size(folder: Path, shard: str, expected: int) -> None:
     if found != expected:
         state = "is missing" if found is None else f"has {found:,} bytes, its receipt says {expected:,}"
         raise CacheCorrupt(f"{path} {state}; delete {receipt_path(folder, shard)} and run: {BUILD_COMMAND}")
-
-
-def _mismatch(root: Path, others: list[Fingerprint], wanted: Fingerprint) -> str:
-    """Names the fields in which the closest cache differs."""
-    closest = min(others, key=lambda other: len(wanted.differences(other)))
-    differences = wanted.differences(closest)
-    lines = [f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in differences]
-    more = [f"  and {len(lines) - NUM_DIFFERENCES} more"] if len(lines) > NUM_DIFFERENCES else []
-    return "\n".join(
-        [
-            f"no cache in {root.absolute()} fits this model and these pixels; "
-            f"the closest, {closest.folder_name}, differs in",
-            *lines[:NUM_DIFFERENCES],
-            *more,
-            f"Change the run file back, or make this run's own cache with: {BUILD_COMMAND}",
-        ]
-    )

@@ -20,6 +20,7 @@ import xxhash
 from safetensors.torch import save_file
 
 from lookonce.cache.fingerprint import FORMAT_VERSION, Fingerprint, raw_bytes
+from lookonce.cache.names import BUILD_COMMAND
 from lookonce.errors import CacheCorrupt
 from lookonce.files import atomic_write, write_json
 
@@ -46,6 +47,8 @@ class Receipt:
     """What a finished shard holds."""
 
     shard: str
+    fingerprint: str
+    """Full, of the cache it was made for."""
     size_bytes: int
     seconds: float
     """Spent on reading, encoding and writing its images."""
@@ -140,16 +143,12 @@ def _read_receipt(path: Path) -> Receipt:
     try:
         value = json.loads(path.read_text())
         entries = {key: _entry(value["shard"], image) for key, image in value["images"].items()}
-        return Receipt(value["shard"], value["size_bytes"], value["seconds"], entries)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CacheCorrupt(
-            f"receipt {path} is broken ({error!r}); delete it and run `lookonce cache build` again, "
-            "which makes its shard anew"
-        ) from None
+        return Receipt(value["shard"], value["fingerprint"], int(value["size_bytes"]), float(value["seconds"]), entries)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CacheCorrupt(f"receipt {path} is broken ({error!r}); delete it and run: {BUILD_COMMAND}") from None
 
 
 def _entry(shard: str, image: dict[str, Any]) -> Entry:
     grid_t, grid_h, grid_w = image["grid_thw"]
-    return Entry(
-        shard, image["offset"], image["size_bytes"], image["num_tokens"], (grid_t, grid_h, grid_w), image["xxh3_64"]
-    )
+    place = int(image["offset"]), int(image["size_bytes"]), int(image["num_tokens"])
+    return Entry(shard, *place, (grid_t, grid_h, grid_w), image["xxh3_64"])

@@ -53,7 +53,13 @@ def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     tensors = dict(checkpoint.tower_tensors())
     tower_class: Any = MODEL_MAPPING[type(config)]
     module, loading = tower_class.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        ignore_mismatched_sizes=True,  # reported below, in our words
+        output_loading_info=True,
     )
     problems = [*loading["missing_keys"], *loading["unexpected_keys"], *loading["mismatched_keys"]]
     if problems:

@@ -42,9 +42,29 @@ class ImageIndex:
 
 
 def image_key(path: Path) -> str:
-    """The sha256 of the file's bytes, 64 hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The sha256 of the file's bytes, 64 hexadecimal digits.
+
+    Raises:
+        ImageError: it can not be read.
+    """
+    return bytes_key(read_bytes(path))
+
+
+def bytes_key(data: bytes) -> str:
+    """The key of an image file with these bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of an image file.
+
+    Raises:
+        ImageError: it can not be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(f"can not read image {path}: {error.strerror}") from None
 
 
 def index_images(records: Iterable[Record]) -> ImageIndex:
@@ -61,26 +81,28 @@ def index_images(records: Iterable[Record]) -> ImageIndex:
     _check_present(origin_of)
     paths = sorted(origin_of)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        keys = list(tqdm(threads.map(_key, paths), "hash images", len(paths), unit="image", leave=False, disable=None))
+        keys = list(
+            tqdm(threads.map(image_key, paths), "hash images", len(paths), unit="image", leave=False, disable=None)
+        )
     key_of = dict(zip(paths, keys, strict=True))
     return ImageIndex(key_of, {key: path for path, key in reversed(key_of.items())})
 
 
 def _check_present(origin_of: dict[Path, str]) -> None:
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        present = list(threads.map(Path.is_file, origin_of))
+        present = list(threads.map(_is_there, origin_of))
     missing = [path for path, found in zip(origin_of, present, strict=True) if not found]
     if missing:
         named = "\n".join(f"  {path} ({origin_of[path]})" for path in missing[:NUM_NAMED])
         more = f"\n  and {len(missing) - NUM_NAMED} more" if len(missing) > NUM_NAMED else ""
         raise ImageError(
-            f"{len(missing)} of {len(origin_of)} images are not there:\n{named}{more}\n"
+            f"{len(missing)} of {len(origin_of)} images are not there, or may not be read:\n{named}{more}\n"
             "Check `data.image_root` in the run file; it is what image paths are relative to."
         )
 
 
-def _key(path: Path) -> str:
+def _is_there(path: Path) -> bool:
     try:
-        return image_key(path)
-    except OSError as error:
-        raise ImageError(f"can not read image {path}: {error.strerror}") from None
+        return path.is_file()
+    except OSError:  # a folder one may not enter, or an impossible name
+        return False

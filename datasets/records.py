@@ -57,7 +57,7 @@ def read_records(path: Path, image_root: Path | None = None) -> list[Record]:
     """
     root = image_root if image_root is not None else path.parent
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines, which cuts at U+2028
     except FileNotFoundError:
         raise RecordsError(f"no records file at {path.absolute()}; check the `data` section of the run file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +86,7 @@ def _to_json(record: Record, root: Path) -> dict[str, Any]:
 
 def _relative(image: Path, root: Path) -> str:
     relative = os.path.relpath(image, root)
-    if relative.startswith(os.pardir):
+    if relative == os.pardir or relative.startswith(os.pardir + os.sep):
         raise RecordsError(f"image {image} lies outside of {root}; move it there or give another image root")
     return Path(relative).as_posix()
 
@@ -96,6 +96,8 @@ def _parse(line: str, root: Path, origin: str) -> Record:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise RecordsError(f"{origin}: not JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting without end
+        raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
     if not isinstance(value, dict):
         raise RecordsError(f"{origin}: expected a JSON object, got {_kind(value)}")
     if "turns" in value:
@@ -114,29 +116,34 @@ def _parse_canonical(value: dict[str, Any], root: Path, origin: str) -> Record:
     turns = _list(value["turns"], "turns", origin)
     if not turns:
         raise RecordsError(f"{origin}: `turns` is empty; expected at least one question and answer")
-    system, metadata = value.get("system"), value.get("metadata") or {}
-    if not isinstance(metadata, dict):
+    system, metadata = value.get("system"), value.get("metadata")
+    if not isinstance(metadata, dict | None):
         raise RecordsError(f"{origin}: `metadata` must be an object, got {_kind(metadata)}")
     return Record(
         images=tuple(_image(name, root, origin) for name in _list(value.get("images", []), "images", origin)),
         turns=tuple(_turn(turn, origin) for turn in turns),
         system=None if system is None else _text(system, "system", origin),
-        metadata=metadata,
+        metadata=metadata or {},
         origin=origin,
     )
 
 
 def _parse_flat(value: dict[str, Any], root: Path, origin: str) -> Record:
-    if "image_filename" not in value:
-        raise RecordsError(f"{origin}: expected the key `image_filename`, got {sorted(value)}")
+    for key in ("image_filename", "answer"):
+        if key not in value:
+            raise RecordsError(f"{origin}: expected the key `{key}`, got {sorted(value)}")
     metadata = {key: item for key, item in value.items() if key not in ("image_filename", "question", "answer")}
     image = _image(value["image_filename"], root, origin)
-    return Record(images=(image,), turns=(_turn(value, origin),), metadata=metadata, origin=origin)
+    return Record(images=(image,), turns=(_question_and_answer(value, origin),), metadata=metadata, origin=origin)
 
 
 def _turn(value: Any, origin: str) -> Turn:
-    if not isinstance(value, dict) or not {"question", "answer"} <= value.keys():
+    if not isinstance(value, dict) or value.keys() != {"question", "answer"}:
         raise RecordsError(f"{origin}: a turn must be an object with `question` and `answer`, got {_kind(value)}")
+    return _question_and_answer(value, origin)
+
+
+def _question_and_answer(value: dict[str, Any], origin: str) -> Turn:
     return Turn(_text(value["question"], "question", origin), _text(value["answer"], "answer", origin))
 
 

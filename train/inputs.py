@@ -17,8 +17,9 @@ from lookonce.cache.build import BuildReport, build_cache, make_plan
 from lookonce.cache.checkpoint import Checkpoint
 from lookonce.cache.describe import PlanReport, StatusReport, describe_plan, describe_status
 from lookonce.cache.fingerprint import DTYPES, Fingerprint
+from lookonce.cache.names import BUILD_COMMAND
 from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.read import BUILD_COMMAND, VisionCache, find_cache
+from lookonce.cache.read import VisionCache, find_cache
 from lookonce.cache.tower import Tower
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record, read_records

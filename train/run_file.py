@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    path: str
+    path: Annotated[str, Field(min_length=1)]
     """A checkpoint folder, or a model on the Hugging Face Hub (owner/name)."""
     revision: str | None = None
     """Of a Hub model: branch, tag or commit."""

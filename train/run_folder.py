@@ -14,18 +14,17 @@ summary.json        written last: a folder that has it is finished
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lookonce.differences import differences
+from lookonce.environment import library_versions
 from lookonce.errors import RunFolderError
 from lookonce.files import write_json, write_text
 from lookonce.train.run_file import RunFile, read_run_file
 
-LIBRARIES = ("lookonce", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow")
 HARMLESS: tuple[str, ...] = (
     "train.loader_workers",
     "train.prefetch",
@@ -123,12 +122,5 @@ def environment() -> dict[str, Any]:
     return {
         "gpus": gpus,
         "cpu_threads": torch.get_num_threads(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": library_versions(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from lookonce.datasets.sample.tokenizer import write_tokenizer
+from lookonce.errors import UsageError
 
 _VISION_2B = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
 _VISION_8B = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
@@ -80,7 +81,12 @@ def write_model(folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path
 
     `size` is a key of `SIZES`; real sizes are written in bfloat16, the tiny one in float32. `tokenizer` is a folder
     whose tokenizer and chat template are copied; without it the sample's own small tokenizer is used.
+
+    Raises:
+        UsageError: there is no such size, or no tokenizer in that folder.
     """
+    if size not in SIZES:
+        raise UsageError(f"no model of size {size!r}; choose one of {', '.join(SIZES)}")
     folder.mkdir(parents=True, exist_ok=True)
     ids = _copy_tokenizer(tokenizer, folder) if tokenizer else write_tokenizer(folder)
     config = make_config(size, ids)
@@ -187,5 +193,8 @@ def _copy_tokenizer(source: Path, folder: Path) -> dict[str, int]:
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
-    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
+    try:
+        vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{source} has no tokenizer: {str(error).strip().splitlines()[0]}") from None
     return vocabulary

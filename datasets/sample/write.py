@@ -24,6 +24,7 @@ from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
 SPLIT = {"train": 0.7, "val": 0.15, "test": 0.15}
 NUM_COPIES = 2
+STAMP = "sample.json"
 JPEG_QUALITY = 92
 
 
@@ -56,34 +57,45 @@ def write_sample(
     Does nothing if the same sample is there already.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder holds something else, or `model` or `tokenizer` are nothing to use.
     """
     wanted = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
-    stamp = folder / "sample.json"
-    if stamp.exists():
-        found = json.loads(stamp.read_text())
+    found = _read_stamp(folder)
+    if found:
         if {key: found.get(key) for key in wanted} != wanted:
             raise UsageError(
                 f"{folder} holds another sample ({_words(found)}); wanted {_words(wanted)}. Choose another folder"
             )
         return _report(folder, found, fresh=False)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty and holds no sample; choose another folder or empty it")
     place = folder.absolute()
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}{TEMPORARY_MARK}") as unfinished:
-        made = Path(unfinished) / place.name
-        content = _write(made, seed, model, tokenizer) | wanted
-        write_json(made / "sample.json", content)
-        os.replace(made, place)  # whole or not at all
+        content = _write(Path(unfinished), seed, model, tokenizer) | wanted
+        place.mkdir(exist_ok=True)
+        for path in Path(unfinished).iterdir():
+            os.replace(path, place / path.name)
+    write_json(place / STAMP, content)  # last: it says that all else is there
     return _report(folder, content, fresh=True)
+
+
+def _read_stamp(folder: Path) -> dict[str, object] | None:
+    try:
+        found: dict[str, object] = json.loads((folder / STAMP).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
+    return found
 
 
 def _write(folder: Path, seed: int, model: str, tokenizer: Path | None) -> dict[str, object]:
     from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
 
+    write_model(folder / "model", model, seed, tokenizer)
     images = folder / "images"
-    images.mkdir(parents=True, exist_ok=True)
+    images.mkdir()
     parts = split(list(make_scenes(seed)), seed)
     num_questions = {}
     for part, scenes in parts.items():
@@ -92,7 +104,6 @@ def _write(folder: Path, seed: int, model: str, tokenizer: Path | None) -> dict[
             records += _write_copies(images, scenes)
         write_records(folder / f"{part}.jsonl", records)
         num_questions[part] = len(records)
-    write_model(folder / "model", model, seed, tokenizer)
     follow_umask(folder)
     num_images = sum(len(scenes) for scenes in parts.values())
     return {"num_files": num_images + NUM_COPIES, "num_images": num_images, "num_questions": num_questions}

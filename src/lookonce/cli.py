@@ -119,7 +119,7 @@ def cache() -> None:
 @SET
 @JSON
 def cache_plan(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show what building would encode and how large it becomes; writes nothing.
+    """Show what building would do; writes nothing.
 
     \b
     Examples:
@@ -135,7 +135,9 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> N
 @SET
 @JSON
 def cache_build(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Encode what the cache lacks; interrupted, it goes on where it stopped.
+    """Encode what the cache lacks.
+
+    Interrupted, it goes on where it stopped.
 
     Exits 1 if an image could not be encoded; the others are done nevertheless.
 
@@ -172,7 +174,9 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], as_json: bool) ->
 @click.option("--restart", is_flag=True, help="Move what the output folder holds away and train anew.")
 @JSON
 def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: bool, as_json: bool) -> None:
-    """Phase 2: train the adapter from the cache, evaluate it, and sum up.
+    """Phase 2: train the adapter from the cache.
+
+    Evaluates it on the validation split and ends with a summary.
 
     \b
     Examples:
@@ -193,7 +197,9 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
 @click.option("--shuffle-images", is_flag=True, help="Show each question another image: a model that looks must fail.")
 @JSON
 def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bool) -> None:
-    """Answer a split's questions greedily; exact match beside the majority baseline.
+    """Score a split beside the majority baseline.
+
+    Answers its questions greedily; an answer is right if it is the reference, word for word.
 
     Predictions go to RUN_DIR/predictions, scores to RUN_DIR/metrics.
 
@@ -285,6 +291,7 @@ def _hush_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.filterwarnings("ignore", module="PIL")  # on palettes and on large images, both of which we handle
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     |- UsageError               the command line or the run file asks for something impossible, exit code 2
     |- RecordsError             a records file is broken; names file and line
     |- ImageError               an image is missing or can not be read
+    |  `- BadImage              its bytes are there and are no image that can be used
     |- ModelError               a checkpoint folder lacks what is needed, or an option does not fit the model
     |- CacheError               a cache can not be used
     |  |- CacheMismatch         it was made with another model or other pixels; names the fields
@@ -36,6 +37,10 @@ class RecordsError(LookonceError, ValueError):
 
 class ImageError(LookonceError):
     """An image is missing or can not be read."""
+
+
+class BadImage(ImageError):
+    """The bytes of a file are no image that can be used."""
 
 
 class ModelError(LookonceError):

@@ -9,7 +9,7 @@ def size(num_bytes: float) -> str:
     """Bytes: "1.3 MB"."""
     amount = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
+        if round(amount, 1 if unit != "B" else 0) < 1000:
             return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
@@ -17,7 +17,7 @@ def size(num_bytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds: "0.9 s", "4 min 12 s", "3 h 20 min"."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -15,16 +15,17 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.build import BuildReport, build_cache, read_plan
+from lookonce.cache.build import BuildReport, build_cache
 from lookonce.cache.checkpoint import Checkpoint
 from lookonce.cache.fingerprint import DTYPES, Fingerprint, raw_bytes
+from lookonce.cache.folder import read_plan
 from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.read import VisionCache
 from lookonce.cache.shards import receipt_path, shard_path
 from lookonce.cache.tower import Tower
 from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import Record, Turn
-from lookonce.errors import CacheCorrupt, CacheMismatch, FeaturesMissing
+from lookonce.errors import CacheCorrupt, CacheMismatch, FeaturesMissing, ImageError
 from lookonce.files import TEMPORARY_MARK
 from lookonce.train.inputs import Inputs
 
@@ -186,8 +187,8 @@ def truncated_jpeg(path: Path) -> None:
 
 BAD_IMAGES = {
     "truncated.jpg": (truncated_jpeg, "truncated"),
-    "text.jpg": (lambda path: path.write_text("no image"), "cannot identify image file"),
-    "empty.png": (lambda path: path.write_bytes(b""), "cannot identify image file"),
+    "text.jpg": (lambda path: path.write_text("no image"), "of no known image format"),
+    "empty.png": (lambda path: path.write_bytes(b""), "of no known image format"),
     "stripe.png": (lambda path: save_noise(path, 0, (2, 1000)), "aspect ratio"),
     "white.png": (lambda path: Image.new("RGB", (64, 64), "white").save(path), "not finite"),
 }
@@ -303,7 +304,8 @@ def test_the_manifest_says_what_the_cache_was_made_from_and_with(build, images):
     assert Fingerprint.from_json(manifest["fingerprint"]) == FINGERPRINT
     assert (manifest["format_version"], manifest["sha256"]) == (1, FINGERPRINT.sha256)
     assert manifest["provenance"]["model"] == "fake"
-    assert manifest["provenance"].keys() >= {"created", "host", "python", "lookonce", "torch", "transformers", "pillow"}
+    assert manifest["provenance"].keys() >= {"created", "host", "python"}
+    assert manifest["provenance"]["libraries"].keys() >= {"lookonce", "torch", "transformers", "pillow"}
 
 
 def test_a_folder_made_from_something_else_is_refused(build, images):
@@ -313,7 +315,10 @@ def test_a_folder_made_from_something_else_is_refused(build, images):
     manifest["fingerprint"]["dtype"] = "bfloat16"
     path.write_text(json.dumps(manifest))
     before = stamps(folder)
-    with pytest.raises(CacheMismatch, match=f"{folder} .*dtype.*bfloat16.*float32"):
+    with pytest.raises(
+        CacheMismatch,
+        match=f"{folder} was made from something else; .*\n  dtype: this run 'float32', that cache 'bfloat16'",
+    ):
         build(images, no_tower)
     assert stamps(folder) == before
 
@@ -325,10 +330,45 @@ def test_a_report_counts_and_reads_well(build, images, tmp_path):
     assert first.size_bytes == sum(path.stat().st_size for path in (first.folder / "shards").iterdir())
     sizes = rf"{first.num_shards} shards, {first.size_bytes / 1000:.1f} kB"
     assert re.fullmatch(rf"cache {first.folder}: encoded 8 images in \d+\.\d s; {sizes}", first.text())
-    assert build(images).text() == f"cache {first.folder}: nothing to encode, 8 of 8 reused; {sizes}"
+    assert build(images).text() == f"cache {first.folder}: nothing new encoded, 8 of 8 images reused; {sizes}"
     new = by_key(save_noise(tmp_path / "new.png", 100))
     assert ": encoded 1 image in " in build(images | new).text()
-    assert ", 8 of 9 reused; " in replace(first, num_wanted=9, num_encoded=1, num_reused=8).text()
+    assert ", 8 of 9 images reused; " in replace(first, num_wanted=9, num_encoded=1, num_reused=8).text()
+
+
+def test_a_build_that_only_fails_does_not_say_that_nothing_was_to_do(build, tmp_path):
+    (tmp_path / "bad.jpg").write_text("no image")
+    for _ in range(2):
+        report = build(by_key(tmp_path / "bad.jpg"))
+        assert (report.num_encoded, report.num_reused, len(report.quarantined)) == (0, 0, 1)
+        assert "0 of 1 image reused" in report.text() and "1 image could not be encoded" in report.text()
+
+
+def test_a_shard_made_again_quarantines_its_images_once(build, images, tmp_path):
+    (tmp_path / "bad.jpg").write_text("no image")
+    images = images | by_key(tmp_path / "bad.jpg")
+    folder = build(images).folder
+    for receipt in (folder / "receipts").iterdir():
+        receipt.unlink()
+    build(images)
+    assert len((folder / "quarantine.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_image_that_changed_after_it_was_hashed_stops_the_build(build, images):
+    path = next(iter(images.values()))
+    save_noise(path, 12345)
+    with pytest.raises(ImageError, match=f"image {path} has changed since this build began"):
+        build(images)
+
+
+def test_an_image_that_the_disk_does_not_give_stops_the_build_and_is_not_quarantined(build, images):
+    path = next(iter(images.values()))
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ImageError, match=f"can not read image {path}"):
+        build(images)
+    path.write_bytes(content)
+    assert not build(images).quarantined
 
 
 def test_a_report_names_the_first_few_quarantined_images(build, tmp_path):
@@ -339,7 +379,7 @@ def test_a_report_names_the_first_few_quarantined_images(build, tmp_path):
     _, headline, *reasons = report.text().splitlines()
     assert headline == f"7 images could not be encoded (see {report.folder / 'quarantine.jsonl'}):"
     assert len(reasons) == 5
-    assert all("can not read image" in reason and str(tmp_path) in reason for reason in reasons)
+    assert all("can not decode image" in reason and str(tmp_path) in reason for reason in reasons)
 
 
 def real_build(
@@ -412,5 +452,7 @@ def test_a_run_with_a_quarantined_image_names_record_and_reason(make_run, tmp_pa
     records = str(tmp_path / "bad.jsonl")
     inputs = Inputs.open(make_run(data={"train": records, "val": [], "test": []}))
     inputs.build()
-    with pytest.raises(FeaturesMissing, match=r"bad\.jpg \(.*bad\.jsonl:1\): it is quarantined \(.*cannot identify"):
+    with pytest.raises(
+        FeaturesMissing, match=r"bad\.jpg \(.*bad\.jsonl:1\): it is quarantined \(.*of no known image format"
+    ):
         inputs.open_cache()

@@ -116,11 +116,11 @@ def drop_tower(model: Path) -> None:
         pytest.param(write("config.json", "{"), "is no model folder", id="config not JSON"),
         pytest.param(write("config.json", '{"model_type": "unheard-of"}'), "unheard-of", id="unknown model type"),
         pytest.param(remove("model.safetensors"), "holds neither .*index.json nor model.safetensors", id="no weights"),
-        pytest.param(truncate, "model.safetensors is broken: .*download it again", id="truncated weights"),
-        pytest.param(write("model.safetensors", ""), "model.safetensors is broken", id="empty weights"),
+        pytest.param(truncate, "can not read .*model.safetensors: .*download it again", id="truncated weights"),
+        pytest.param(write("model.safetensors", ""), "can not read .*model.safetensors", id="empty weights"),
         pytest.param(
             write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
-            "model.safetensors is broken",
+            "can not read .*model.safetensors",
             id="LFS pointer",
         ),
         pytest.param(make_text_only, "no vision tower .model type 'qwen3'.*Qwen3-VL checkpoint", id="text-only model"),
@@ -170,4 +170,39 @@ def test_a_tower_that_does_not_fit_its_configuration_is_refused_by_tensor(model,
     save_file(tensors, model / "model.safetensors")
     named = {"missing": "pos_embed.weight", "unknown": "extra.weight"}[change]
     with pytest.raises(ModelError, match=f"does not fit its configuration: .* for example {named}"):
+        Tower(Checkpoint.open(str(model)), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["./model", "../model", "a--b/c", "-a/b", "a/b.", "a/b/c", "model"])
+def test_a_folder_that_is_not_there_is_told(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="no model folder at|neither a folder here nor a model"):
+        Checkpoint.open(name)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_broken_index_is_refused_by_name(model, content):
+    path = model / "model.safetensors.index.json"
+    path.write_text(content)
+    with pytest.raises(ModelError, match=f"{path} is broken .*download it again"):
+        Checkpoint.open(str(model))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: None, lambda path: path.write_text("broken")], ids=["missing", "broken"]
+)
+def test_a_missing_or_broken_part_is_refused_by_name(model, damage):
+    names = load_file(model / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "part-1.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    damage(model / "part-1.safetensors")
+    with pytest.raises(ModelError, match="can not read .*part-1.safetensors: .*download it again"):
+        list(Checkpoint.open(str(model)).tower_tensors())
+
+
+def test_a_tower_that_does_not_fit_its_configuration_is_refused(model):
+    tensors = load_file(model / "model.safetensors")
+    name = "model.visual.merger.norm.weight"
+    save_file(tensors | {name: tensors[name][:-1].clone()}, model / "model.safetensors")
+    with pytest.raises(ModelError, match="does not fit its configuration: 1 tensors .*merger.norm.weight"):
         Tower(Checkpoint.open(str(model)), torch.float32)

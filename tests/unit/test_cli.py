@@ -63,7 +63,7 @@ def test_the_phases_report_json_on_stdout_alone(run_file):
     built = json.loads(run("cache", "build", run_file, "--json").stdout)
     assert (built["num_encoded"], built["num_reused"]) == (64, 0)
     again = run("cache", "build", run_file)
-    assert "nothing to encode, 64 of 64 reused" in again.stdout
+    assert "nothing new encoded, 64 of 64 images reused" in again.stdout
     assert json.loads(run("cache", "status", run_file, "--json").stdout)["num_done"] == 64
 
 

@@ -68,10 +68,15 @@ def test_all_missing_images_are_counted_and_the_first_five_named_with_their_reco
     with pytest.raises(ImageError) as refusal:
         index_images([record(file(tmp_path, "there.jpg")), *records])
     first, *named, more, advice = str(refusal.value).splitlines()
-    assert first == "7 of 8 images are not there:"
+    assert first == "7 of 8 images are not there, or may not be read:"
     assert named == [f"  {tmp_path / f'{number}.jpg'} (train.jsonl:{number})" for number in range(1, 6)]
     assert more == "  and 2 more"
     assert "data.image_root" in advice
+
+
+def test_an_impossible_name_is_a_missing_image(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="1 of 1 images are not there, or may not be read"):
+        index_images([record(tmp_path / ("a" * 300))])
 
 
 def test_five_missing_images_are_all_named(tmp_path: Path) -> None:
@@ -85,7 +90,9 @@ def test_missing_image_is_named_once_with_the_first_record_that_asks_for_it(tmp_
     missing = tmp_path / "a.jpg"
     with pytest.raises(ImageError) as refusal:
         index_images([record(missing, origin="train.jsonl:3"), record(missing, origin="val.jsonl:1")])
-    assert str(refusal.value).startswith(f"1 of 1 images are not there:\n  {missing} (train.jsonl:3)\n")
+    assert str(refusal.value).startswith(
+        f"1 of 1 images are not there, or may not be read:\n  {missing} (train.jsonl:3)\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["folder", "broken link"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.pixels import ImageProcessor, read_rgb, read_size
+from lookonce.cache.pixels import ImageProcessor, decode, read_size
 from lookonce.datasets.sample.model import MAX_PIXELS, MIN_PIXELS, write_image_processor
 from lookonce.errors import ImageError, ModelError
 
@@ -40,6 +41,10 @@ def noise(mode: str = "RGB", size: tuple[int, int] = (90, 60), seed: int = 0) ->
     bands = len(Image.new(mode, (1, 1)).getbands())
     pixels = rng.integers(0, 256, (height, width, bands), dtype=np.uint8)
     return Image.merge(mode, [Image.fromarray(band) for band in np.moveaxis(pixels, 2, 0)])
+
+
+def decoded(path: Path) -> np.ndarray:
+    return np.asarray(decode(path.read_bytes(), path))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (90, 60), (384, 288), (33, 400), (1, 1), (960, 536)])
@@ -73,7 +78,7 @@ def test_exif_rotation_is_applied(tmp_path, processor, orientation, upright):
     exif[0x0112] = orientation
     image.save(tmp_path / "image.png", exif=exif)
     expected = Image.fromarray(np.ascontiguousarray(upright(np.asarray(image))))
-    assert np.array_equal(np.asarray(read_rgb(tmp_path / "image.png")), np.asarray(expected))
+    assert np.array_equal(decoded(tmp_path / "image.png"), np.asarray(expected))
     patches, grid = processor.read(tmp_path / "image.png")
     assert grid == processor(expected)[1]
     assert torch.equal(patches, processor(expected)[0])
@@ -108,7 +113,7 @@ def test_black_and_white_images_are_encoded_as_pil_converts_them(tmp_path, proce
     noise("L").convert("1").save(tmp_path / "image.png")
     with Image.open(tmp_path / "image.png") as stored:
         assert stored.mode == "1"
-        assert np.array_equal(np.asarray(read_rgb(tmp_path / "image.png")), np.asarray(stored.convert("RGB")))
+        assert np.array_equal(decoded(tmp_path / "image.png"), np.asarray(stored.convert("RGB")))
 
 
 SIDES = st.integers(1, 500)
@@ -159,7 +164,7 @@ def test_without_overrides_the_limits_are_those_of_the_folder(processor):
 @pytest.mark.parametrize("limits", [{"min_pixels": 30_000}, {"max_pixels": 1024}, {"min_pixels": 9, "max_pixels": 8}])
 def test_a_minimum_above_the_maximum_is_refused_with_both(sample, limits):
     both = {"min_pixels": 4_096, "max_pixels": 25_600} | limits
-    expected = f"min_pixels {both['min_pixels']} is more than max_pixels {both['max_pixels']}"
+    expected = f"min_pixels {both['min_pixels']} is more than cache.max_pixels {both['max_pixels']}"
     with pytest.raises(ModelError, match=expected):
         ImageProcessor(sample / "model", **limits)
 
@@ -188,6 +193,29 @@ def truncated(file_format: str) -> bytes:
     return buffer.getvalue()[:-300]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"min_pixels": 4_096, "max_pixels": 25_600}, {"size": {"shortest_edge": 4_096, "longest_edge": 25_600}}],
+)
+def test_limits_apply_to_settings_of_either_style(sample, tmp_path, settings):
+    value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
+    value.pop("size")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | settings))
+    processor = ImageProcessor(tmp_path, max_pixels=100_000)
+    assert (processor.settings["min_pixels"], processor.settings["max_pixels"]) == (4_096, 100_000)
+    width, height = 640, 480
+    grid = processor(Image.new("RGB", (width, height)))[1]
+    assert 25_600 < grid[1] * grid[2] * 16**2 <= 100_000
+    assert processor.num_tokens(width, height) == grid[1] * grid[2] // 4
+
+
+def test_settings_without_limits_are_refused(sample, tmp_path):
+    value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | {"size": {"height": 64, "width": 64}}))
+    with pytest.raises(ModelError, match="preprocessor_config.json has no limits"):
+        ImageProcessor(tmp_path)
+
+
 BROKEN = {
     "empty": b"",
     "text": b"this is no image",
@@ -202,7 +230,7 @@ BROKEN = {
 def test_a_broken_image_is_an_image_error_that_names_the_file(tmp_path, processor, content):
     path = tmp_path / "image.jpg"
     path.write_bytes(content)
-    with pytest.raises(ImageError, match=f"can not read image {path}: "):
+    with pytest.raises(ImageError, match=f"can not decode image {path}: "):
         processor.read(path)
 
 

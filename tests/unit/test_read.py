@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.read import NUM_DIFFERENCES, VisionCache, find_cache
+from lookonce.cache.folder import NUM_DIFFERENCES, read_plan
+from lookonce.cache.read import VisionCache, find_cache
 from lookonce.cache.shards import receipt_path, shard_path, write_shard
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
 from lookonce.files import write_json
@@ -161,6 +162,8 @@ def with_a_flat_grid(path: Path) -> None:
         pytest.param(without("shard"), id="no shard"),
         pytest.param(without("images"), id="no images"),
         pytest.param(without("size_bytes"), id="no size"),
+        pytest.param(lambda path: edit_json(path, lambda value: value.update(images=[])), id="images a list"),
+        pytest.param(lambda path: edit_json(path, lambda value: value.update(size_bytes="large")), id="size a word"),
         pytest.param(without_an_offset, id="image without offset"),
         pytest.param(with_a_flat_grid, id="grid of two numbers"),
     ],
@@ -172,6 +175,29 @@ def test_a_broken_receipt_is_refused_by_name(folder, damage):
         VisionCache.open(folder)
     assert str(path) in str(caught.value)
     assert COMMAND in str(caught.value)
+
+
+def test_a_receipt_of_another_cache_is_refused(folder):
+    path = receipt_path(folder, "shard-00000")
+    edit_json(path, lambda value: value.update(fingerprint="0" * 64))
+    with pytest.raises(CacheCorrupt, match=f"{path} belongs to another cache .0000.*; delete it and run: {COMMAND}"):
+        VisionCache.open(folder)
+
+
+@pytest.mark.parametrize("line", ["{", '{"key": "a"}', "[]"])
+def test_a_broken_quarantine_is_refused_by_name(folder, line):
+    path = folder / "quarantine.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(CacheCorrupt, match=f"{path} is broken .*; delete it.*{COMMAND}"):
+        VisionCache.open(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"shards": [{"name": "a"}]}'])
+def test_a_broken_plan_is_refused_by_name(folder, content):
+    path = folder / "plan.json"
+    path.write_text(content)
+    with pytest.raises(CacheCorrupt, match=f"{path} is broken"):
+        read_plan(folder)
 
 
 def test_a_folder_without_manifest_is_no_cache(folder):
@@ -189,6 +215,9 @@ def test_a_folder_without_manifest_is_no_cache(folder):
         pytest.param(without("format_version"), id="no version"),
         pytest.param(without("fingerprint"), id="no fingerprint"),
         pytest.param(lambda path: edit_json(path, lambda value: value["fingerprint"].pop("dtype")), id="no dtype"),
+        pytest.param(
+            lambda path: edit_json(path, lambda value: value["fingerprint"].update(dtype="float99")), id="unknown dtype"
+        ),
     ],
 )
 def test_a_broken_manifest_is_refused_by_name(folder, damage):
@@ -200,7 +229,7 @@ def test_a_broken_manifest_is_refused_by_name(folder, damage):
 
 def test_another_format_version_is_refused_with_both_versions(folder):
     edit_json(folder / "manifest.json", lambda value: value.update(format_version=7))
-    with pytest.raises(CacheError, match="format version 7; this program reads version 1") as caught:
+    with pytest.raises(CacheError, match=f"format version 7, this program reads version 1; .*{COMMAND}") as caught:
         VisionCache.open(folder)
     assert not isinstance(caught.value, CacheCorrupt)
 
@@ -287,9 +316,13 @@ def test_find_cache_compares_with_the_closest_cache(folder):
     write_json(folder.parent / "00-far" / "manifest.json", {"format_version": 1, "fingerprint": far.to_json()})
     with pytest.raises(CacheMismatch) as caught:
         find_cache(folder.parent, replace(FINGERPRINT, dtype="bfloat16"))
-    assert f"the closest, {folder.name}, differs in\n  dtype: this run 'bfloat16', that cache 'float32'\nChange" in str(
-        caught.value
-    )
+    assert f"{folder.name} differs in\n  dtype: this run 'bfloat16', that cache 'float32'\nChange" in str(caught.value)
+
+
+def test_find_cache_passes_over_caches_of_other_format_versions(folder):
+    write_json(folder.parent / "00-newer" / "manifest.json", {"format_version": 99, "fingerprint": {}})
+    with pytest.raises(CacheMismatch, match=f"{folder.name} differs in"):
+        find_cache(folder.parent, replace(FINGERPRINT, dtype="bfloat16"))
 
 
 def test_find_cache_cuts_long_lists_of_differences(folder):

@@ -350,3 +350,24 @@ def test_stamp_says_how_the_sample_was_made(sample: Path) -> None:
         "model": "tiny",
         "tokenizer": None,
     }
+
+
+def test_the_current_folder_stays_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sample(Path("."))
+    assert (Path.cwd() / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "options", "message"),
+    [
+        (lambda folder: folder.write_text("a file"), {}, "is not empty"),
+        (lambda folder: (folder.mkdir(), (folder / "sample.json").write_text("{")), {}, "sample.json is broken"),
+        (lambda folder: None, {"model": "huge"}, "no model of size 'huge'; choose one of tiny, 2b"),
+        (lambda folder: None, {"tokenizer": Path("nowhere")}, "nowhere has no tokenizer"),
+    ],
+)
+def test_what_can_not_be_written_is_refused(tmp_path: Path, prepare: Any, options: Any, message: str) -> None:
+    prepare(tmp_path / "sample")
+    with pytest.raises(UsageError, match=message):
+        write_sample(tmp_path / "sample", **options)

@@ -61,3 +61,11 @@ def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
 
 def test_table_without_lines_is_its_header() -> None:
     assert table(("part", "images"), []) == "part  images"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [(size(999.6), "1.0 kB"), (size(999_960), "1.0 MB"), (duration(59.97), "1 min 0 s"), (duration(59.94), "59.9 s")],
+)
+def test_numbers_that_round_up_take_the_next_unit(found: str, expected: str) -> None:
+    assert found == expected

@@ -1,0 +1,21 @@
+"""What a result was made with, for whoever reads it later."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+import lookonce
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow")
+
+
+def library_versions() -> dict[str, str | None]:
+    """Versions by name; None for what is not installed."""
+    return {"lookonce": lookonce.__version__} | {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
