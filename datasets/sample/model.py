@@ -133,15 +133,15 @@ def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: s
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _draw(name, parameter, generator)
+            _draw(name, parameter, generator, config.tie_word_embeddings)
     model.tie_weights()
     model.generation_config.eos_token_id = config.eos_token_id
     model.generation_config.pad_token_id = config.pad_token_id
     return model
 
 
-def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw one parameter; the RMS and layer norms keep their ones."""
+def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, tied: bool) -> None:
+    """Draw one parameter; the RMS and layer norms keep their ones, embeddings that are the head too are drawn as one."""
     if "patch_embed" in name and parameter.ndim == 5:
         out_channels, in_channels, frames, side, _ = parameter.shape
         grid = parameter.new_empty(out_channels, in_channels, PATCH_GRID, PATCH_GRID)
@@ -152,7 +152,7 @@ def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator) -> Non
         parameter.normal_(0, POSITION_STD, generator=generator)
     elif "lm_head" in name:
         parameter.normal_(0, HEAD_GAIN / math.sqrt(parameter[0].numel()), generator=generator)
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name and not tied:
         parameter.normal_(0, 1, generator=generator)
     elif parameter.ndim >= 2:
         parameter.normal_(0, 1 / math.sqrt(parameter[0].numel()), generator=generator)
