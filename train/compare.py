@@ -98,10 +98,10 @@ def compare(inputs: Inputs, prompter: Prompter, examples: Sequence[Example], num
 def _measure(
     inputs: Inputs, prompter: Prompter, examples: Sequence[Example], num_steps: int, vision: VisionSource, load: Any
 ) -> Measured:
+    _free_memory()
     run = inputs.run
     model = load(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
     model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
-    clock = _StepClock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(
             run,
@@ -114,26 +114,21 @@ def _measure(
             report_to="none",
         )
         collator = Collator(vision, prompter.image_token_id, prompter.tokenizer.pad_token_id)
-        trainer = RunTrainer(model, arguments, collator, examples, callbacks=[clock])
+        trainer = RunTrainer(model, arguments, collator, examples)
         for printer in STOCK_PRINTERS:
             trainer.remove_callback(printer)
-        clock.trainer = trainer
-        _reset_peak()
+        clock = _StepClock(trainer)
+        trainer.add_callback(clock)
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    measured = clock.measured(run.batch.samples_per_step, losses)
-    del model, trainer
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return measured
+    return clock.measured(run.batch.samples_per_step, losses)
 
 
 class _StepClock(TrainerCallback):
     """When each optimizer step ended, and how long had been waited for data by then."""
 
-    def __init__(self) -> None:
-        self.trainer: Any = None
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
         self.ends: list[float] = []
         self.waits: list[float] = []
 
@@ -159,6 +154,9 @@ def _gigabytes(amount: float | None) -> str:
     return "-" if amount is None else f"{amount:.1f}"
 
 
-def _reset_peak() -> None:
+def _free_memory() -> None:
+    """Of the way measured before, whose trainer and callbacks hold each other; else it would count as peak."""
+    gc.collect()
     if torch.cuda.is_available():
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -141,7 +141,7 @@ def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: s
 
 
 def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, tied: bool) -> None:
-    """Draw one parameter; the RMS and layer norms keep their ones, embeddings that are the head too are drawn as one."""
+    """Draw one parameter; the norms keep their ones, and embeddings that are the head too are drawn as a head."""
     if "patch_embed" in name and parameter.ndim == 5:
         out_channels, in_channels, frames, side, _ = parameter.shape
         grid = parameter.new_empty(out_channels, in_channels, PATCH_GRID, PATCH_GRID)
