@@ -62,20 +62,25 @@ class RunFolder:
         return (self.folder / "summary.json").exists()
 
     @property
+    def holds_work(self) -> bool:
+        """Whether anything was trained here."""
+        return any(path.exists() for path in (self.log, self.checkpoints, self.adapter))
+
+    @property
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint to resume from."""
         found = [path for path in self.checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
         return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
     def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Make the folder this run's own, or find that it is.
+        """Make the folder this run's own, or find that it is; a run that failed before its first step does not count.
 
         Raises:
             RunFolderError: it holds another run, or files that are no run at all.
         """
         mine = {"run": run.model_dump(mode="json"), "inputs": identity}
         path = self.folder / "run.json"
-        if path.exists():
+        if path.exists() and self.holds_work:
             ignored = {f"run.{name}" for name in HARMLESS}
             found = [item for item in differences(mine, json.loads(path.read_text())) if item[0] not in ignored]
             if found:
@@ -86,7 +91,7 @@ class RunFolder:
                     + "\nChoose another `output`, or move that run away and start anew with --restart"
                 )
             return
-        if self.folder.exists() and any(self.folder.iterdir()):
+        if not path.exists() and self.folder.exists() and any(self.folder.iterdir()):
             raise RunFolderError(f"{self.folder} is not empty and holds no run; choose another `output`")
         write_json(path, mine)
         write_text(self.folder / "run.yaml", run.to_yaml())

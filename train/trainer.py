@@ -106,6 +106,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "accelerator_config": {"non_blocking": options.pin_memory and on_gpu},
         "train_sampling_strategy": "random" if run.batch.order == "random" else "sequential",
         "logging_steps": options.logging_steps,
+        "logging_first_step": True,
         "eval_strategy": "no" if not run.data.val else "epoch" if options.eval_steps is None else "steps",
         "eval_steps": options.eval_steps,
         "save_strategy": "epoch" if options.save_steps is None else "steps",

@@ -73,7 +73,7 @@ def test_checkpoints_and_log_are_what_the_run_file_asks_for(make_run):
     train(run, say=lambda note: None)
     assert sorted(path.name for path in (run.output / "checkpoints").iterdir()) == ["checkpoint-5", "checkpoint-6"]
     lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 4, 6]
     assert all(
         {"grad_norm", "samples_per_second", "eta_seconds", "wait_share"} <= set(line)
         for line in lines

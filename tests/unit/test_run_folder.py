@@ -14,6 +14,14 @@ IDENTITY = {"cache": "c1", "records": {"train": "r1"}}
 
 def claim(folder: RunFolder, run, identity=IDENTITY) -> None:
     folder.claim(run, identity)
+    folder.log.touch()  # the first step was made
+
+
+def test_a_run_that_never_began_does_not_keep_its_folder(make_run):
+    folder = RunFolder(make_run().output)
+    folder.claim(make_run(), IDENTITY)
+    folder.claim(make_run(lora={"rank": 5}), IDENTITY)
+    assert folder.read_run().lora.rank == 5
 
 
 def test_a_claimed_folder_says_what_it_is_for(make_run):

@@ -1,0 +1,98 @@
+"""The commands of the README as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lookonce.cli import main
+
+
+@pytest.fixture
+def lookonce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs the command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == code, done.output
+        assert "Traceback" not in done.output
+        return done
+
+    return run
+
+
+@pytest.fixture
+def run_file(root: Path, tmp_path: Path) -> str:
+    """The sample run, cut short."""
+    text = (root / "experiments" / "sample.yaml").read_text()
+    (tmp_path / "sample.yaml").write_text(text.replace("epochs: 24", "epochs: 0.2"))
+    return "sample.yaml"
+
+
+def test_from_nothing_to_an_answer(lookonce, run_file, tmp_path):
+    assert "66 images (64 distinct)" in lookonce("sample", "data/sample").stdout
+    built = lookonce("cache", "build", run_file)
+    assert "encoded 64 images" in built.stdout
+    assert "nothing new encoded, 64 of 64 images reused" in lookonce("cache", "build", run_file).stdout
+    trained = lookonce("train", run_file)
+    for words in ("64 distinct", "ms from the cache", "exact match", "runs/sample/adapter", "try next"):
+        assert words in trained.stdout
+    assert "loss" in trained.stderr and "samples/s" in trained.stderr and "eta" in trained.stderr
+    assert "is trained already" in lookonce("train", run_file, "--resume").stderr
+    scores = json.loads(lookonce("eval", "runs/sample", "--split", "test", "--json").stdout)
+    assert scores["overall"]["num_questions"] > 0
+    assert lookonce("eval", run_file, "--shuffle-images").stdout.splitlines()[-1].startswith("all")
+    frame = next((tmp_path / "data/sample/images").glob("frame-*.jpg"))
+    lookonce("predict", "runs/sample", "--image", str(frame), "--question", "Is there text?")
+
+
+def test_bad_input_is_told_and_loses_nothing(lookonce, run_file, tmp_path):
+    lookonce("sample", "data/sample")
+    lookonce("cache", "build", run_file)
+    error = lookonce("train", run_file, "--set", "cache.max_pixels=30000", code=1).stderr
+    assert "image_processor.max_pixels: this run 30000, that cache 25600" in error
+    assert "lookonce cache build" in error
+
+    lookonce("train", run_file, "--set", "train.compare_steps=0")
+    error = lookonce("train", run_file, "--set", "lora.rank=5", code=1).stderr
+    assert "holds another run" in error and "run.lora.rank: this run 5, that one 32" in error
+    assert (tmp_path / "runs/sample/summary.json").exists()
+
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "holds no records" in lookonce("cache", "build", run_file, "--set", "data.train=empty.jsonl", code=1).stderr
+
+    frame = tmp_path / "data/sample/images/frame-0000.jpg"
+    frame.rename(frame.with_suffix(".away"))
+    error = lookonce("train", run_file, code=1).stderr
+    assert "frame-0000.jpg" in error and ".jsonl:" in error
+
+    frame.write_bytes(frame.with_suffix(".away").read_bytes()[:2000])
+    built = lookonce("cache", "build", run_file, code=1)
+    assert "1 image could not be encoded" in built.stdout and "frame-0000.jpg" in built.stdout
+    error = lookonce("train", run_file, "--set", "output=runs/b", code=1).stderr
+    assert "quarantined" in error and "frame-0000.jpg" in error
+
+
+def test_a_flipped_byte_in_the_cache_is_never_trained_on(lookonce, run_file, tmp_path):
+    lookonce("sample", "data/sample")
+    lookonce("cache", "build", run_file)
+    shard = next((tmp_path / "caches").rglob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1000] ^= 1
+    shard.write_bytes(content)
+    error = lookonce("train", run_file, code=1).stderr
+    assert "do not have the checksum of their receipt" in error and "lookonce cache build" in error
+
+
+def test_it_runs_as_a_program_and_as_a_module(tmp_path):
+    script = Path(sys.executable).with_name("lookonce")
+    for command in ([str(script)], [sys.executable, "-m", "lookonce"]):
+        done = subprocess.run([*command, "sample", "data"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "66 images (64 distinct)" in done.stdout, done.stderr
+        assert "Warning" not in done.stderr

@@ -1,0 +1,48 @@
+"""Real frames, real questions and the published tokenizer, on a small random Qwen3-VL of that vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.sample.model import write_model
+from lookonce.train.compare import compare
+from lookonce.train.inputs import Inputs
+from lookonce.train.run import Session, train
+from lookonce.train.run_file import RunFile
+
+NUM_STEPS = 20
+
+
+@pytest.fixture
+def run(real_records: Path, real_processor: Path, make_run, tmp_path: Path) -> RunFile:
+    write_model(tmp_path / "model", "tiny", tokenizer=real_processor)
+    data = {"train": str(real_records), "val": str(real_records), "test": []}
+    data["image_root"] = str(real_records.parent / "images")
+    options = {"steps": NUM_STEPS, "logging_steps": 1, "learning_rate": 1e-3}
+    return make_run(model={"path": str(tmp_path / "model")}, data=data, train=options, cache={"max_pixels": 100_000})
+
+
+def test_eight_real_frames_and_56_questions_are_cached_and_trained_on(run):
+    inputs = Inputs.open(run)
+    report = inputs.build()
+    assert (report.num_encoded, report.num_wanted) == (8, 8) and not report.quarantined
+    assert Session.open(inputs).prompter.tokenizer.vocab_size > 150_000
+    summary = train(run, say=lambda note: None)
+    assert summary.num_samples == NUM_STEPS * run.batch.samples_per_step
+    losses = [json.loads(line).get("loss") for line in (run.output / "log.jsonl").read_text().splitlines()]
+    losses = [loss for loss in losses if loss is not None]
+    assert len(losses) == NUM_STEPS
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_cached_and_plain_steps_have_equal_losses(run):
+    inputs = Inputs.open(run)
+    inputs.build()
+    session = Session.open(inputs)
+    comparison = compare(inputs, session.prompter, session.examples("train")[0], NUM_STEPS)
+    assert len(comparison.cached.losses) >= NUM_STEPS
+    assert comparison.worst_loss_difference < 1e-5
+    assert comparison.cached.ms_per_sample < comparison.plain.ms_per_sample
