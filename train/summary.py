@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from lookonce.cache.read import VisionCache
@@ -89,7 +93,7 @@ class Summary:
     def _speed(self, cached: float, plain: float) -> str:
         return (
             f"{cached:.1f} ms from the cache, {plain:.1f} ms the plain way: {plain / cached:.1f} times faster "
-            f"(medians of {self.compare_steps} steps each, just now)"
+            f"({self.compare_steps} steps each, just now)"
         )
 
     def _accuracy(self, exact_match: float, majority: float) -> str:
@@ -137,10 +141,19 @@ def summarise(
 
 def _next_command(inputs: Inputs, evaluation: Evaluation | None) -> str:
     if evaluation is None or not evaluation.predictions[0].image:
-        return f"lookonce eval {inputs.run.output} --split test"
-    asked = evaluation.predictions[-1]
-    image = shorten(asked.image)
-    return f'lookonce predict {inputs.run.output} --image {image} --question "{asked.question}"'
+        return f"{program()} eval {inputs.run.output} --split test"
+    seen = [asked for asked in evaluation.predictions if asked.is_right and not asked.is_majority_right]
+    asked = (seen or evaluation.predictions)[-1]
+    image = shlex.quote(shorten(asked.image))
+    return f"{program()} predict {inputs.run.output} --image {image} --question {shlex.quote(asked.question)}"
+
+
+def program() -> str:
+    """What to type to call this program again: its name, or its path where the name is not on the PATH."""
+    found, mine = shutil.which("lookonce"), Path(sys.argv[0])
+    if mine.name != "lookonce" or (found and mine.resolve() == Path(found).resolve()):
+        return "lookonce"
+    return shorten(str(mine.absolute()))
 
 
 def shorten(path: str) -> str:

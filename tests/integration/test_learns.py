@@ -95,4 +95,4 @@ def test_the_summary_says_what_a_person_wants_to_know(trained, sample):
     for words in ("66 files, 64 distinct", "ms from the cache", "the plain way", "exact match", "majority", "adapter"):
         assert words in text
     assert Path(summary.adapter, "adapter_config.json").exists()
-    assert f"lookonce predict {trained.output}" in summary.next_command
+    assert f"lookonce predict {trained.output} --image " in summary.next_command
