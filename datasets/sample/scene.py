@@ -153,4 +153,4 @@ class _Dealer:
         """From the side without polyps, so that it never covers one and no answer is wrong."""
         if kind == "normal" or not (kind == "instrument" or self.has_instrument.deal()):
             return None
-        return Instrument(self.instruments.deal(), 0.66 if polyp_side == "left" else 0.34, 0.68)
+        return Instrument(self.instruments.deal(), 0.70 if polyp_side == "left" else 0.30, 0.70)
