@@ -13,6 +13,8 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lookonce.version import __version__
+
 if TYPE_CHECKING:
     from lookonce.cache.read import VisionCache
     from lookonce.datasets.records import Record, Turn, read_records, write_records
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from lookonce.train.run_file import RunFile, read_run_file
     from lookonce.train.tower import CachedVisionTower
 
-__version__ = "0.1.0"
 __all__ = [
+    "__version__",
     "CachedVisionTower",
     "LookonceError",
     "Record",

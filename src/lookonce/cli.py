@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-import lookonce
 from lookonce.datasets.sample.scene import DEFAULT_SEED
 from lookonce.errors import LookonceError
+from lookonce.version import __version__
 
 EXISTING = click.Path(path_type=Path)
 RUN = click.argument("run_file", metavar="RUN.yaml", type=EXISTING)
@@ -60,7 +60,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(lookonce.__version__, message="%(version)s")
+@click.version_option(__version__, message="%(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the libraries' warnings.")
 def main(debug: bool) -> None:
     """Look at each image once, train on it many times.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-import lookonce
+from lookonce.version import __version__
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow")
 
 
 def library_versions() -> dict[str, str | None]:
     """Versions by name; None for what is not installed."""
-    return {"lookonce": lookonce.__version__} | {name: _version(name) for name in LIBRARIES}
+    return {"lookonce": __version__} | {name: _version(name) for name in LIBRARIES}
 
 
 def _version(name: str) -> str | None:
