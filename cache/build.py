@@ -18,7 +18,15 @@ from tqdm import tqdm
 
 from lookonce.cache.encode import NUM_READERS, encode
 from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import QUARANTINE, add_to_quarantine, claim, read_plan, read_quarantine, write_plan
+from lookonce.cache.folder import (
+    QUARANTINE,
+    add_to_quarantine,
+    claim,
+    only_builder,
+    read_plan,
+    read_quarantine,
+    write_plan,
+)
 from lookonce.cache.pixels import ImageProcessor, read_size
 from lookonce.cache.plan import Plan, Shard
 from lookonce.cache.read import VisionCache
@@ -96,17 +104,19 @@ def build_cache(
 
     Raises:
         CacheMismatch: the folder of this fingerprint holds another one.
+        CacheError: another process builds there.
     """
     start = time.perf_counter()
     folder = root / fingerprint.folder_name
     claim(folder, fingerprint, provenance)
-    plan = make_plan(folder, fingerprint, processor, images, shard_bytes)
-    if plan != read_plan(folder):
-        write_plan(folder, plan)
-    have = settled_images(folder)
-    pending = [shard for shard in plan.shards if _can_be_made(shard, have, images)]
-    if pending:
-        _encode(folder, fingerprint, processor, images, load_tower(), pending)
+    with only_builder(folder):
+        plan = make_plan(folder, fingerprint, processor, images, shard_bytes)
+        if plan != read_plan(folder):
+            write_plan(folder, plan)
+        have = settled_images(folder)
+        pending = [shard for shard in plan.shards if _can_be_made(shard, have, images)]
+        if pending:
+            _encode(folder, fingerprint, processor, images, load_tower(), pending)
     cache = VisionCache.open(folder)
     made = {key for shard in pending for key in shard.keys}
     return BuildReport(

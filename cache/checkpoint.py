@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from lookonce.errors import ModelError
+from lookonce.files import hash_file
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
 """Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""
@@ -58,6 +60,16 @@ class Checkpoint:
     def vision_config(self) -> PreTrainedConfig:
         config: PreTrainedConfig = self.config.vision_config
         return config
+
+    def content_hash(self) -> str:
+        """The xxh3 over names and bytes of all files that make the model: weights, configurations, tokenizer.
+
+        Reads the checkpoint once, at the speed of the disk; it is loaded from memory after that.
+        """
+        digest = xxhash.xxh3_128()
+        for path in sorted({path for pattern in FILES for path in self.folder.glob(pattern)}):
+            digest.update(f"{path.name} {hash_file(path)}\n".encode())
+        return digest.hexdigest()
 
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tower's tensors in order of their names, which are relative to the tower ("blocks.0...").

@@ -7,10 +7,12 @@ be encoded, so that they are not tried again at every build.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,21 @@ def claim(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any])
         },
     }
     write_json(folder / MANIFEST, manifest)
+
+
+@contextlib.contextmanager
+def only_builder(folder: Path) -> Iterator[None]:
+    """Hold the cache for one build: two that append to one plan would undo each other's.
+
+    Raises:
+        CacheError: another process builds there.
+    """
+    with (folder / MANIFEST).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CacheError(f"another build is at work in {folder}; wait for it, then run: {BUILD_COMMAND}") from None
+        yield
 
 
 def read_manifest(folder: Path) -> Fingerprint:

@@ -43,7 +43,8 @@ class VisionCache:
         for receipt in receipts:
             _check_origin(folder, receipt, fingerprint)
             _check_size(folder, receipt.shard, receipt.size_bytes)
-            self.entries.update(receipt.entries)
+            for key, entry in receipt.entries.items():
+                self.entries.setdefault(key, entry)
             self.encode_seconds += receipt.seconds
             self.size_bytes += receipt.size_bytes
         self.num_shards = len(receipts)

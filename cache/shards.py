@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from lookonce.cache.fingerprint import FORMAT_VERSION, Fingerprint, raw_bytes
 from lookonce.cache.names import BUILD_COMMAND
 from lookonce.errors import CacheCorrupt
-from lookonce.files import atomic_write, write_json
+from lookonce.files import atomic_write, hash_file, write_json
 
 SHARDS, RECEIPTS = "shards", "receipts"
 FORMAT_NAME = "lookonce-features"
@@ -119,16 +119,8 @@ def read_receipts(folder: Path) -> list[Receipt]:
     Raises:
         CacheCorrupt: one of them is not what was written.
     """
-    return [_read_receipt(path) for path in sorted((folder / RECEIPTS).glob("*.json"))]
-
-
-def hash_file(path: Path) -> str:
-    """The xxh3 of a whole file, 32 hexadecimal digits."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
-    return digest.hexdigest()
+    paths = (folder / RECEIPTS).glob("*.json")
+    return [_read_receipt(path) for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

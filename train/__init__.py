@@ -10,6 +10,8 @@ model        the model without its tower, and LoRA on what is left
 trainer      transformers' Trainer, set up from the run file
 progress     one line a logging step
 evaluate     greedy answers, exact match, baselines
+run          a training from start to end
+predict      one question about one image
 compare      cached and plain side by side
 run_folder   what a run leaves behind
 summary      what a person reads at the end

@@ -7,19 +7,25 @@ training answer of each question, given without looking at any image.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from tqdm import tqdm
 from transformers import GenerationConfig
 
+from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
+from lookonce.errors import UsageError
 from lookonce.text import table
 from lookonce.train.batch import Collator
+from lookonce.train.model import PRECISIONS
 from lookonce.train.prompt import Example
 
 
@@ -104,27 +110,29 @@ class Majority:
 
 @torch.inference_mode()
 def greedy_answers(
-    model: Any, tokenizer: Any, collator: Collator, questions: Sequence[Example], max_new_tokens: int, batch_size: int
+    model: Any,
+    tokenizer: Any,
+    collator: Collator,
+    questions: Sequence[Example],
+    max_new_tokens: int,
+    batch_size: int,
+    precision: str,
 ) -> list[str]:
     """The model's greedy answer to each question, in their order; `model` may wear an adapter.
 
-    Questions of like length share a batch, which keeps padding small.
+    Questions of like length share a batch, which keeps padding small. `precision` is the run file's: half precisions
+    answer under autocast, as they were trained.
     """
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=collator.pad_token_id,
-    )
+    device, dtype = model.device, PRECISIONS[precision]
     model.eval()
     answers = [""] * len(questions)
     order = sorted(range(len(questions)), key=lambda number: questions[number].num_tokens)
-    with tqdm(total=len(order), desc="answer questions", unit="question", leave=False, disable=None) as progress:
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with autocast, _plain_greedy(model, tokenizer, max_new_tokens), _bar(len(order)) as progress:
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = collator.prompts([questions[number] for number in chosen])
-            inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            output = model.generate(**inputs, generation_config=config)
+            output = model.generate(**{name: tensor.to(device) for name, tensor in batch.items()})
             texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
             for number, text in zip(chosen, texts, strict=True):
                 answers[number] = text
@@ -132,14 +140,40 @@ def greedy_answers(
     return answers
 
 
-def shuffle_images(records: Sequence[Record], seed: int = 0) -> list[Record]:
-    """The records with every image replaced by another one of theirs: what a model that looks must not survive."""
-    images = sorted({image for record in records for image in record.images})
-    random.Random(seed).shuffle(images)
-    other = dict(zip(images, images[1:] + images[:1], strict=True))
-    return [
-        Record(
-            tuple(other[image] for image in record.images), record.turns, record.system, record.metadata, record.origin
-        )
-        for record in records
-    ]
+@contextlib.contextmanager
+def _plain_greedy(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
+    """Greedy and nothing else: no penalties or sampling that a checkpoint's own generation settings ask for."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    before = base.generation_config
+    base.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    try:
+        yield
+    finally:
+        base.generation_config = before
+
+
+def _bar(total: int) -> Any:
+    return tqdm(total=total, desc="answer questions", unit="question", leave=False, disable=None)
+
+
+def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:
+    """The records with every image replaced by another one of theirs: what a model that looks must not survive.
+
+    Raises:
+        UsageError: they show fewer than two distinct images.
+    """
+    keys = sorted({images.key_of[image] for record in records for image in record.images})
+    if len(keys) < 2:
+        raise UsageError(f"--shuffle-images needs at least two distinct images, and these records show {len(keys)}")
+    random.Random(seed).shuffle(keys)
+    other = dict(zip(keys, keys[1:] + keys[:1], strict=True))
+
+    def swapped(image: Path) -> Path:
+        return images.path_of[other[images.key_of[image]]]
+
+    return [replace(record, images=tuple(swapped(image) for image in record.images)) for record in records]

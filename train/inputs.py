@@ -118,8 +118,9 @@ class Inputs:
         return self.images.key_of[path]
 
     def identity(self) -> dict[str, Any]:
-        """What was read, by content: cache fingerprint, and a hash of each split's records."""
+        """What was read, by content: the whole model, the cache's fingerprint, and each split's records."""
         return {
+            "model": self.checkpoint.content_hash(),
             "cache": self.fingerprint.sha256,
             "records": {split: self._hash(part) for split, part in self.records.items()},
         }

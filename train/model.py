@@ -8,11 +8,13 @@ the result is loaded onto the stock model; so patterns are checked against the t
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 
@@ -38,17 +40,25 @@ def load_without_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: st
             super().__init__(config, *args, **kwargs)
             self.model.visual = CachedVisionTower(config.vision_config, dtype)
 
-    model = WithoutTower.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention)
+    model = _load(WithoutTower, checkpoint, dtype, attention)
     model.__class__ = stock_class
-    return model.requires_grad_(False)
+    return model
 
 
 def load_with_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """The stock model, tower and all; frozen. For comparisons."""
     stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
-    return stock_class.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention).requires_grad_(
-        False
-    )
+    return _load(stock_class, checkpoint, dtype, attention)
+
+
+def _load(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str) -> Any:
+    try:
+        model = model_class.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention)
+    except (ImportError, ValueError) as error:
+        raise ModelError(
+            f"can not load {checkpoint.folder} with model.attention: {attention} ({str(error).strip().splitlines()[0]})"
+        ) from None
+    return model.requires_grad_(False)
 
 
 def add_lora(model: Any, checkpoint: Checkpoint, options: LoraSection, seed: int) -> PeftModel:
@@ -59,16 +69,31 @@ def add_lora(model: Any, checkpoint: Checkpoint, options: LoraSection, seed: int
     """
     config = lora_config(options)
     refuse_tower_targets(checkpoint, config)
+    _check_modules_to_save(model, options.modules_to_save)
     torch.manual_seed(seed)
     try:
         peft_model = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"lora.targets {options.targets}: {str(error).splitlines()[0]}") from None
     refuse_tower_targets(checkpoint, peft_model.peft_config["default"])  # `all-linear` is names by now
-    for parameter in peft_model.parameters():
+    _train_in_float32(peft_model)
+    return peft_model
+
+
+def _train_in_float32(model: PeftModel) -> None:
+    for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return peft_model
+
+
+def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
+    """PEFT passes over names that match nothing."""
+    names = [name for name, _ in model.named_modules() if name]
+    for name in wanted:
+        if not any(found.endswith(name) for found in names):
+            near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
 
 
 def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftModel:
@@ -82,7 +107,13 @@ def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftMod
             f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
         )
     model = load_without_tower(checkpoint, PRECISIONS[run.train.precision], run.model.attention)
-    return PeftModel.from_pretrained(model, str(adapter)).to(best_device()).eval()
+    config = PeftConfig.from_pretrained(str(adapter))
+    config.inference_mode = False  # so that what was trained can be told from the rest
+    peft_model: Any = get_peft_model(model, config)
+    _train_in_float32(peft_model)  # before the weights come: `PeftModel.from_pretrained` would round them
+    set_peft_model_state_dict(peft_model, load_peft_weights(str(adapter), device="cpu"))
+    trained: PeftModel = peft_model.requires_grad_(False).to(best_device()).eval()
+    return trained
 
 
 def best_device() -> torch.device:
@@ -109,7 +140,10 @@ def refuse_tower_targets(checkpoint: Checkpoint, config: Any) -> None:
         ModelError: they do; names the modules that would be hit.
     """
     names = _tower_module_names(checkpoint)
-    hit = [name for name in names if check_target_module_exists(config, name)]
+    try:
+        hit = [name for name in names if check_target_module_exists(config, name)]
+    except re.error as error:
+        raise ModelError(f"lora.targets {config.target_modules!r} is no regular expression: {error}") from None
     saved = [name for name in names if name.endswith(tuple(config.modules_to_save or ()))]  # as PEFT matches them
     for option, found in (("targets", hit), ("modules_to_save", saved)):
         if found:

@@ -21,7 +21,7 @@ from lookonce.train.batch import Collator
 from lookonce.train.evaluate import greedy_answers
 from lookonce.train.model import best_device, load_trained
 from lookonce.train.prompt import Prompter
-from lookonce.train.run_file import RunFile
+from lookonce.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,15 @@ class OneImage:
         return torch.cat([self.features for _ in keys])
 
 
-def predict(run: RunFile, adapter: Path, image: Path, question: str, system: str | None = None) -> str:
+def predict(folder: RunFolder, image: Path, question: str, system: str | None = None) -> str:
     """The trained model's greedy answer.
 
     Raises:
-        LookonceError: the image can not be read, or there is no adapter.
+        LookonceError: the image can not be read, there is no adapter, or it was trained on another model.
     """
+    run = folder.read_run()
     checkpoint = Checkpoint.open(run.model.path, run.model.revision)
+    folder.check_inputs({"model": checkpoint.content_hash()})
     processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
     patches, grid = processor.read(image)
     tower = Tower(checkpoint, DTYPES[run.cache.dtype], best_device())
@@ -53,6 +55,8 @@ def predict(run: RunFile, adapter: Path, image: Path, question: str, system: str
     prompter = Prompter(checkpoint.folder, checkpoint.config)
     record = Record((image,), (Turn(question, ""),), system, origin="the question")
     example = prompter.question(record, 0, ["image"], [grid])
-    model = load_trained(checkpoint, run, adapter)
+    model = load_trained(checkpoint, run, folder.adapter)
     collator = Collator(source, prompter.image_token_id, prompter.tokenizer.pad_token_id)
-    return greedy_answers(model, prompter.tokenizer, collator, [example], run.eval.max_new_tokens, batch_size=1)[0]
+    return greedy_answers(
+        model, prompter.tokenizer, collator, [example], run.eval.max_new_tokens, 1, run.train.precision
+    )[0]

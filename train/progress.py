@@ -7,6 +7,7 @@ step reads well there and on a terminal alike.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -15,31 +16,57 @@ from typing import Any
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from lookonce.errors import TrainingError
+from lookonce.files import write_text
+
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """What Trainer would print with; removed in favour of these lines."""
 
 
 class StepLines(TrainerCallback):
-    """Prints what Trainer logs to stderr and appends it to `path`, one JSON object a line."""
+    """Prints what Trainer logs to stderr and appends it to `path`, one JSON object a line.
+
+    Rates are of the steps alone, waiting for data included; validation and checkpoints do not count.
+    """
 
     def __init__(self, path: Path, samples_per_step: int) -> None:
         self.path, self.samples_per_step = path, samples_per_step
+        self.busy_seconds = 0.0
+        """Spent in steps after their data had come."""
+        self.first_step = 0
+        """Step from which this training went on."""
         self._trainer: Any = None
+        self._began = 0.0
         self._at = (0, 0.0, 0.0)
-        """Step, time and seconds waited at the line before."""
+        """Step, busy seconds and seconds waited at the line before."""
 
     def attach(self, trainer: Any) -> None:
         """Read the time spent waiting for data from this trainer."""
         self._trainer = trainer
 
+    @property
+    def wait_share(self) -> float:
+        """Of all steps so far, the share of time spent waiting for data."""
+        waited: float = self._trainer.wait_seconds
+        return waited / max(waited + self.busy_seconds, 1e-9)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._at = (state.global_step, time.perf_counter(), self._trainer.wait_seconds)
+        self.first_step = state.global_step
+        self._at = (state.global_step, self.busy_seconds, self._trainer.wait_seconds)
+        self._forget_after(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.busy_seconds += time.perf_counter() - self._began
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or logs is None:
+        if logs is None:
             return
         place = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
         if "loss" in logs:
+            _check_finite(logs, state.global_step)
             measured = self._measure(state)
             tqdm.write(f"{place}  {step_line(logs, measured)}", file=sys.stderr)
             self._append(state, logs | measured)
@@ -48,19 +75,39 @@ class StepLines(TrainerCallback):
             self._append(state, {"eval_loss": logs["eval_loss"]})
 
     def _measure(self, state: Any) -> dict[str, float]:
-        step, start, waited = self._at
-        now, waited_now = time.perf_counter(), self._trainer.wait_seconds
-        self._at = (state.global_step, now, waited_now)
-        seconds, num_steps = max(now - start, 1e-9), max(state.global_step - step, 1)
+        step, busy, waited = self._at
+        self._at = (state.global_step, self.busy_seconds, self._trainer.wait_seconds)
+        waiting = self._at[2] - waited
+        seconds, num_steps = max(self._at[1] - busy + waiting, 1e-9), max(state.global_step - step, 1)
         return {
             "samples_per_second": num_steps * self.samples_per_step / seconds,
-            "wait_share": (waited_now - waited) / seconds,
+            "wait_share": waiting / seconds,
             "eta_seconds": (state.max_steps - state.global_step) * seconds / num_steps,
         }
 
     def _append(self, state: Any, values: dict[str, Any]) -> None:
+        values = {name: _or_none(value) for name, value in values.items()}
         with self.path.open("a") as file:
             file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **values}) + "\n")
+
+    def _forget_after(self, step: int) -> None:
+        """Drop the lines of steps that are made again after a resumption."""
+        if self.path.exists():
+            lines = self.path.read_text().splitlines(keepends=True)
+            write_text(self.path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+
+
+def _check_finite(logs: dict[str, Any], step: int) -> None:
+    if not math.isfinite(logs["loss"]):
+        raise TrainingError(
+            f"the loss is {logs['loss']} at step {step}, so nothing more can be learned; lower train.learning_rate, "
+            "raise train.warmup or use train.precision: bf16, and start anew with --restart"
+        )
+
+
+def _or_none(value: Any) -> Any:
+    """JSON knows no infinity; the first gradients of fp16 are."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:

@@ -59,6 +59,8 @@ class Prompter:
         """
         self.tokenizer = _load_tokenizer(folder)
         self.image_token_id: int = config.image_token_id
+        added = self.tokenizer.added_tokens_decoder.values()
+        self.special_tokens: list[str] = [token.content for token in added if token.special]
         self.merge_size: int = config.vision_config.spatial_merge_size
         found = self.tokenizer.get_vocab().get(IMAGE_TOKEN)
         if found != self.image_token_id:
@@ -73,6 +75,7 @@ class Prompter:
         Raises:
             RecordsError: the chat template does not render it as prompt and answer, or its text holds special tokens.
         """
+        self._check_texts(record)
         messages = to_messages(record)
         text = self._render(messages)
         spans = [self._answer_span(messages[:end], text, record) for end in _answer_ends(messages)]
@@ -80,9 +83,18 @@ class Prompter:
 
     def question(self, record: Record, turn: int, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """Everything up to where the answer of that turn begins, earlier turns with their true answers."""
+        self._check_texts(record)
         messages = to_messages(record)
         text = self._render(messages[: _answer_ends(messages)[turn] - 1], generation_prompt=True)
         return self._tokenise(text, [], record, image_keys, grids)
+
+    def _check_texts(self, record: Record) -> None:
+        """A special token inside a text would be read as one: an answer could end the answer, or show an image."""
+        texts = [text for turn in record.turns for text in (turn.question, turn.answer)] + [record.system or ""]
+        for token in self.special_tokens:
+            for text in texts:
+                if token in text:
+                    raise RecordsError(f"{record.origin}: {text!r} contains {token}, which is a token of the model's")
 
     def _render(self, messages: list[dict[str, Any]], generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -99,9 +111,12 @@ class Prompter:
                 f"{record.origin}: the chat template does not render answer {answer!r} as it is after its prompt; "
                 "use a template without reasoning blocks, and answers without spaces around them"
             )
-        if text.startswith(self.tokenizer.eos_token, end):
-            end += len(self.tokenizer.eos_token)
-        return start, end
+        if not text.startswith(self.tokenizer.eos_token, end):
+            raise RecordsError(
+                f"{record.origin}: the chat template puts no end token {self.tokenizer.eos_token} after answers, so a "
+                "model could not learn to stop; use the model's own template"
+            )
+        return start, end + len(self.tokenizer.eos_token)
 
     def _tokenise(
         self, text: str, spans: list[tuple[int, int]], record: Record, image_keys: Sequence[str], grids: Sequence[Grid]
@@ -111,10 +126,17 @@ class Prompter:
         num_placeholders = int((token_ids == self.image_token_id).sum())
         if num_placeholders != len(image_keys):
             raise RecordsError(
-                f"{record.origin}: {num_placeholders} image tokens for {len(image_keys)} images; "
-                f"questions and answers may not contain {IMAGE_TOKEN}"
+                f"{record.origin}: the chat template makes {num_placeholders} image tokens of {len(image_keys)} images"
+                "; use the model's own template"
             )
-        supervised = [any(a <= start and end <= b for a, b in spans) for start, end in encoding["offset_mapping"]]
+        offsets = encoding["offset_mapping"]
+        for start, end in spans:
+            if all(first != start for first, _ in offsets):
+                raise RecordsError(
+                    f"{record.origin}: no token begins where answer {text[start:end]!r} does; answers may not begin "
+                    "with spaces or line ends, which belong to the prompt's last token"
+                )
+        supervised = [any(a <= start and end <= b for a, b in spans) for start, end in offsets]
         num_image_tokens = tuple(t * h * w // self.merge_size**2 for t, h, w in grids)
         return Example(
             token_ids, np.array(supervised, dtype=np.bool_), tuple(image_keys), num_image_tokens, record.origin
@@ -139,6 +161,7 @@ def make_examples(
     key_of: Callable[[Path], str],
     grid_of: Callable[[str], Grid],
     max_tokens: int,
+    split: str = "train",
 ) -> tuple[list[Example], int]:
     """Examples of the records that fit into `max_tokens`, and how many did not fit and were left out whole.
 
@@ -155,7 +178,7 @@ def make_examples(
             examples.append(example)
     if not any(example.supervised.any() for example in examples):
         raise RecordsError(
-            f"no supervised token in the data: {len(examples)} records kept, {num_too_long} longer than "
+            f"no supervised token in the {split} data: {len(examples)} records kept, {num_too_long} longer than "
             f"`batch.max_tokens` {max_tokens} left out; raise `batch.max_tokens` or lower `cache.max_pixels`"
         )
     return examples, num_too_long

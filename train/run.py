@@ -39,20 +39,23 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
     Raises:
         LookonceError: anything a user can mend.
     """
-    folder = RunFolder(run.output)
-    inputs = Inputs.open(run)
+    folder, inputs = RunFolder(run.output), Inputs.open(run)
+    identity = inputs.identity()
+    if not restart:
+        folder.check(run, identity)
+        if folder.is_finished:
+            say(f"{run.output} is trained already; what follows was measured then (--restart trains it anew)")
+            return Summary.read(folder)
+        if folder.last_checkpoint and not resume:
+            raise RunFolderError(
+                f"{run.output} holds this run, unfinished, with {folder.last_checkpoint.name}; "
+                "add --resume to go on from there, or --restart to begin anew"
+            )
+    session = Session.open(inputs)
+    training_arguments(run, folder.checkpoints)  # all that can be refused is refused before the folder is touched
     if restart and (moved := folder.move_away()):
         say(f"moved the run that was there to {moved}")
-    folder.claim(run, inputs.identity())
-    if folder.is_finished:
-        say(f"{run.output} is trained already; what follows was measured then (--restart trains it anew)")
-        return Summary.read(folder)
-    if folder.last_checkpoint and not resume:
-        raise RunFolderError(
-            f"{run.output} holds this run, unfinished, with {folder.last_checkpoint.name}; "
-            "add --resume to go on from there, or --restart to begin anew"
-        )
-    session = Session.open(inputs)
+    folder.claim(run, identity)
     trained, model = _train(session, folder, say)
     evaluation = evaluate(session, model, run.eval.split) if inputs.records[run.eval.split] else None
     if evaluation:
@@ -83,7 +86,7 @@ class Session:
     def examples(self, split: str) -> tuple[list[Example], int]:
         """Training examples of a split and how many records were too long."""
         records, max_tokens = self.inputs.records[split], self.inputs.run.batch.max_tokens
-        return make_examples(self.prompter, records, self.inputs.key_of, self.cache.grid_thw, max_tokens)
+        return make_examples(self.prompter, records, self.inputs.key_of, self.cache.grid_thw, max_tokens, split)
 
     def question(self, record: Record, turn: int) -> Example:
         keys = [self.inputs.key_of(path) for path in record.images]
@@ -93,10 +96,11 @@ class Session:
 def _train(session: Session, folder: RunFolder, say: Say) -> tuple[Trained, Any]:
     run, inputs = session.inputs.run, session.inputs
     examples, num_too_long = session.examples("train")
-    held_out, _ = session.examples("val") if inputs.records["val"] else ([], 0)
-    if num_too_long:
-        num_records = len(inputs.records["train"])
-        say(f"left out {num_too_long} of {num_records} records, longer than {run.batch.max_tokens} tokens")
+    held_out, num_held_out_too_long = session.examples("val") if inputs.records["val"] else ([], 0)
+    for split, number in (("train", num_too_long), ("val", num_held_out_too_long)):
+        if number:
+            num_records = len(inputs.records[split])
+            say(f"left out {number} of {num_records} {split} records, longer than {run.batch.max_tokens} tokens")
     model = load_without_tower(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
     model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
     lines = StepLines(folder.log, run.batch.samples_per_step)
@@ -111,9 +115,15 @@ def _train(session: Session, folder: RunFolder, say: Say) -> tuple[Trained, Any]
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     model.save_pretrained(str(folder.adapter))
     follow_umask(folder.folder)
-    num_samples = round(len(examples) * float(trainer.state.epoch or 0))
-    seconds = float(result.metrics["train_runtime"])
-    return Trained(result.global_step, num_samples, num_too_long, seconds, trainer.wait_seconds), model
+    trained = Trained(
+        num_steps=result.global_step,
+        first_step=lines.first_step,
+        num_samples=round(len(examples) * float(trainer.state.epoch or 0)),
+        num_too_long=num_too_long,
+        seconds=float(result.metrics["train_runtime"]),
+        wait_share=lines.wait_share,
+    )
+    return trained, model
 
 
 def evaluate(session: Session, model: Any, split: str, records: Sequence[Record] | None = None) -> Evaluation:
@@ -130,7 +140,15 @@ def evaluate(session: Session, model: Any, split: str, records: Sequence[Record]
     questions = [session.question(record, number) for record, number in asked]
     options = session.inputs.run.eval
     tokenizer, collator = session.prompter.tokenizer, session.collator
-    answers = greedy_answers(model, tokenizer, collator, questions, options.max_new_tokens, options.batch_size)
+    answers = greedy_answers(
+        model,
+        tokenizer,
+        collator,
+        questions,
+        options.max_new_tokens,
+        options.batch_size,
+        session.inputs.run.train.precision,
+    )
     predictions = [
         Prediction(
             origin=record.origin,
@@ -155,11 +173,13 @@ def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False
     """
     folder = RunFolder.find(run_dir)
     run = folder.read_run()
-    session = Session.open(Inputs.open(run))
+    inputs = Inputs.open(run)
+    folder.check_inputs(inputs.identity())
+    session = Session.open(inputs)
     split = split or run.eval.split
-    records = session.inputs.records[split]
-    model = load_trained(session.inputs.checkpoint, run, folder.adapter)
-    evaluation = evaluate(session, model, split, shuffle_images(records) if shuffled else records)
+    records = inputs.records[split]
+    model = load_trained(inputs.checkpoint, run, folder.adapter)
+    evaluation = evaluate(session, model, split, shuffle_images(records, inputs.images) if shuffled else records)
     name = f"{split}-shuffled" if shuffled else split
     save_evaluation(folder, name, evaluation)
     return evaluation, folder.predictions(name)

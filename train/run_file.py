@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lookonce.cache.names import Backend, DtypeName
 from lookonce.errors import UsageError
@@ -23,7 +23,8 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | Path) else value
 
 
-Paths = Annotated[list[Path], BeforeValidator(_as_list)]
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+Paths = Annotated[list[UserPath], BeforeValidator(_as_list)]
 """One path or a list of them."""
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -42,16 +43,16 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    train: Paths
+    train: Annotated[Paths, Field(min_length=1)]
     """JSONL files of records; see datasets/records.py for their two forms."""
     val: Paths = []
     test: Paths = []
-    image_root: Path | None = None
+    image_root: UserPath | None = None
     """What image paths are relative to; by default each records file's own folder."""
 
 
 class CacheSection(Section):
-    dir: Path = Path("caches")
+    dir: UserPath = Path("caches")
     """Holds one folder a fingerprint; caches of several models live side by side."""
     dtype: DtypeName = "bfloat16"
     """What the tower computes in and what is stored."""
@@ -82,13 +83,27 @@ class BatchSection(Section):
     mode: Literal["separate"] = "separate"
     """Each question is a sequence of its own."""
     samples_per_step: Count = 16
-    """Questions an optimizer step: the effective batch, over all accumulation steps and ranks."""
+    """Questions an optimizer step: the effective batch, over all forward passes of it."""
     samples_per_forward: Count = 4
     """Questions that go through the model together: what fits the GPU."""
     max_tokens: Count = 4096
     """Longer records are left out, and counted."""
     order: Literal["random", "as_given"] = "random"
     """Shuffled by the seed every epoch, or the order of the records files."""
+
+    @model_validator(mode="after")
+    def _forward_passes_make_a_step(self) -> BatchSection:
+        if self.samples_per_step % self.samples_per_forward:
+            raise ValueError(
+                f"samples_per_step ({self.samples_per_step}) must be a multiple of samples_per_forward "
+                f"({self.samples_per_forward})"
+            )
+        return self
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many forward passes make one optimizer step."""
+        return self.samples_per_step // self.samples_per_forward
 
 
 class TrainSection(Section):
@@ -151,13 +166,27 @@ class RunFile(Section):
 
     model: ModelSection
     data: DataSection
-    output: Path
+    output: UserPath
     """The run's folder; it may not hold another run."""
     cache: CacheSection = CacheSection()
     lora: LoraSection = LoraSection()
     batch: BatchSection = BatchSection()
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_may_be_empty(cls, values: Any) -> Any:
+        """`train:` with all its keys commented out is None to YAML."""
+        if not isinstance(values, dict):
+            return values
+        return {name: {} if value is None else value for name, value in values.items()}
+
+    @model_validator(mode="after")
+    def _best_needs_validation(self) -> RunFile:
+        if self.train.load_best_model_at_end and not self.data.val:
+            raise ValueError("train.load_best_model_at_end chooses by the validation loss and needs data.val")
+        return self
 
     def to_yaml(self) -> str:
         """All keys with their resolved values."""
@@ -193,7 +222,9 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     if not sign or not key:
         raise UsageError(f"--set {assignment!r} is not of the form section.key=value, for example train.epochs=5")
     for section in sections:
-        values = values.setdefault(section, {})
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
         if not isinstance(values, dict):
             raise UsageError(f"--set {assignment!r}: {section} is no section")
     try:

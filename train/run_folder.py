@@ -4,7 +4,7 @@ run.yaml            the run file as resolved
 run.json            the same with what was read, by content; written first
 environment.json    versions and device
 log.jsonl           one line a logging step
-checkpoints/        Trainer's own, to resume from
+checkpoints/        Trainer's own, to resume from; TensorBoard's files in checkpoints/runs
 adapter/            the trained adapter, as PEFT saves it
 predictions/        one JSONL a split
 metrics/            one JSON a split
@@ -25,16 +25,14 @@ from lookonce.errors import RunFolderError
 from lookonce.files import write_json, write_text
 from lookonce.train.run_file import RunFile, read_run_file
 
-HARMLESS: tuple[str, ...] = (
-    "train.loader_workers",
-    "train.prefetch",
-    "train.pin_memory",
-    "train.logging_steps",
-    "train.compare_steps",
-)
-HARMLESS += ("train.save_total_limit", "train.tensorboard", "cache.dir", "cache.check", "cache.shard_mb")
-HARMLESS += ("eval.split", "eval.max_new_tokens", "eval.batch_size", "output")
-"""Keys that may change between a run and its continuation: they do not change what is trained."""
+HARMLESS = {
+    *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root", "output"),
+    *("cache.dir", "cache.check", "cache.shard_mb"),
+    *("train.loader_workers", "train.prefetch", "train.pin_memory", "train.logging_steps", "train.compare_steps"),
+    *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
+}
+"""Keys that may change between a run and its continuation: they do not change what is trained. Where models, records
+and images lie does not matter because what is in them is compared."""
 
 
 class RunFolder:
@@ -72,34 +70,58 @@ class RunFolder:
         found = [path for path in self.checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
         return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
-    def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Make the folder this run's own, or find that it is; a run that failed before its first step does not count.
+    def check(self, run: RunFile, identity: dict[str, Any]) -> None:
+        """Check that the folder is free for this run or already its own; a run that never made a step does not count.
 
         Raises:
             RunFolderError: it holds another run, or files that are no run at all.
         """
-        mine = {"run": run.model_dump(mode="json"), "inputs": identity}
-        path = self.folder / "run.json"
-        if path.exists() and self.holds_work:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunFolderError(f"{self.folder} is a file; choose another `output`")
+        if self.holds_work and self._record.exists():
             ignored = {f"run.{name}" for name in HARMLESS}
-            found = [item for item in differences(mine, json.loads(path.read_text())) if item[0] not in ignored]
-            if found:
-                lines = [f"  {name}: this run {value!r}, that one {other!r}" for name, value, other in found]
+            found = differences(_identity(run, identity), json.loads(self._record.read_text()))
+            lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
+            if lines:
                 raise RunFolderError(
-                    f"{self.folder} holds another run; it differs in\n"
-                    + "\n".join(lines)
+                    "\n".join([f"{self.folder} holds another run; it differs in", *lines])
                     + "\nChoose another `output`, or move that run away and start anew with --restart"
                 )
-            return
-        if not path.exists() and self.folder.exists() and any(self.folder.iterdir()):
+        elif self.folder.exists() and any(self.folder.iterdir()) and not self._record.exists():
             raise RunFolderError(f"{self.folder} is not empty and holds no run; choose another `output`")
-        write_json(path, mine)
+
+    def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
+        """Make the folder this run's own.
+
+        Raises:
+            RunFolderError: it holds something else.
+        """
+        self.check(run, identity)
+        write_json(self._record, _identity(run, identity))
         write_text(self.folder / "run.yaml", run.to_yaml())
         write_json(self.folder / "environment.json", environment())
 
+    def check_inputs(self, identity: dict[str, Any]) -> None:
+        """Check that what is read now is what was read in training: `identity` is all of it, or a part.
+
+        Raises:
+            RunFolderError: it has changed.
+        """
+        recorded = json.loads(self._record.read_text())["inputs"]
+        found = [name for name, _, _ in differences(identity, {name: recorded.get(name) for name in identity})]
+        if found:
+            raise RunFolderError(
+                f"what {self.folder} was trained with has changed since ({', '.join(found)}), so its adapter does not "
+                "fit; put it back, or train anew with: lookonce train RUN.yaml --restart"
+            )
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "run.json"
+
     def move_away(self) -> Path | None:
-        """Rename the folder so that a new run can take its name; gives the new name, or None if there was none."""
-        if not self.folder.exists():
+        """Rename the folder so that a new run can take its name; gives the new name, or None if it holds no run."""
+        if not self._record.exists():
             return None
         number = 1
         while (target := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
@@ -114,11 +136,15 @@ class RunFolder:
             RunFolderError: this is no run's folder.
         """
         try:
-            return RunFile.model_validate(json.loads((self.folder / "run.json").read_text())["run"])
+            return RunFile.model_validate(json.loads(self._record.read_text())["run"])
         except FileNotFoundError:
             raise RunFolderError(f"{self.folder} is no run's folder; make one with: lookonce train RUN.yaml") from None
         except (ValueError, KeyError) as error:
-            raise RunFolderError(f"{self.folder / 'run.json'} is broken: {error}") from None
+            raise RunFolderError(f"{self._record} is broken: {error}") from None
+
+
+def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"run": run.model_dump(mode="json"), "inputs": inputs}
 
 
 def environment() -> dict[str, Any]:

@@ -24,10 +24,14 @@ class Trained:
     """What the training itself did."""
 
     num_steps: int
+    first_step: int
+    """Before which a training that was resumed had been interrupted; 0 for one that was not."""
     num_samples: int
     num_too_long: int
     seconds: float
-    wait_seconds: float
+    """Since `first_step`."""
+    wait_share: float
+    """Of the time of the steps since then, spent waiting for data."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Summary:
     num_shards: int
     encode_seconds: float
     num_steps: int
+    first_step: int
     num_samples: int
     num_too_long: int
     train_seconds: float
@@ -84,16 +89,17 @@ class Summary:
         return f"{amount}, encoded once in {duration(self.encode_seconds)}"
 
     def _training(self) -> str:
+        resumed = f" since it was resumed at step {self.first_step:,}" if self.first_step else ""
         left_out = f", {self.num_too_long} records left out as too long" if self.num_too_long else ""
         return (
-            f"{self.num_samples:,} samples in {self.num_steps:,} steps, {duration(self.train_seconds)}, "
-            f"{self.wait_share:.1%} of it waiting for data{left_out}"
+            f"{self.num_samples:,} samples in {self.num_steps:,} steps; {duration(self.train_seconds)}{resumed}, "
+            f"{self.wait_share:.1%} of each step waiting for data{left_out}"
         )
 
     def _speed(self, cached: float, plain: float) -> str:
         return (
             f"{cached:.1f} ms from the cache, {plain:.1f} ms the plain way: {plain / cached:.1f} times faster "
-            f"({self.compare_steps} steps each, just now)"
+            f"({self.compare_steps} steps each, in this run)"
         )
 
     def _accuracy(self, exact_match: float, majority: float) -> str:
@@ -123,10 +129,11 @@ def summarise(
         num_shards=cache.num_shards,
         encode_seconds=cache.encode_seconds,
         num_steps=trained.num_steps,
+        first_step=trained.first_step,
         num_samples=trained.num_samples,
         num_too_long=trained.num_too_long,
         train_seconds=trained.seconds,
-        wait_share=trained.wait_seconds / max(trained.seconds, 1e-9),
+        wait_share=trained.wait_share,
         ms_per_sample_cached=comparison.cached.ms_per_sample if comparison else None,
         ms_per_sample_plain=comparison.plain.ms_per_sample if comparison else None,
         compare_steps=comparison.num_steps if comparison else 0,
@@ -141,7 +148,8 @@ def summarise(
 
 def _next_command(inputs: Inputs, evaluation: Evaluation | None) -> str:
     if evaluation is None or not evaluation.predictions[0].image:
-        return f"{program()} eval {inputs.run.output} --split test"
+        split = next(split for split in ("test", "val", "train") if inputs.records[split])
+        return f"{program()} eval {inputs.run.output} --split {split}"
     seen = [asked for asked in evaluation.predictions if asked.is_right and not asked.is_majority_right]
     asked = (seen or evaluation.predictions)[-1]
     image = shlex.quote(shorten(asked.image))

@@ -1,13 +1,15 @@
 """transformers' Trainer, set up from the run file.
 
-Design: Trainer does what it does for everybody (loop, checkpoints, resume, mixed precision, several GPUs); three
+Design: Trainer does what it does for everybody (loop, checkpoints, resume, mixed precision, several GPUs); some
 things are given to it through its own hooks. The loss is the sum over supervised tokens divided by their number in
-the whole optimizer step, over all accumulation steps and ranks, so that it does not depend on how a step is cut. Time
-spent waiting for batches is measured. And batches come from `Collator`.
+the whole optimizer step, so that it does not depend on how a step is cut into forward passes; the validation loss
+likewise. Time spent waiting for batches is measured. Loader workers start anew each epoch: workers that persist draw
+from the random state once less than those of a resumed run, which then drops out other units. One process, for now.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +24,15 @@ from lookonce.errors import UsageError
 from lookonce.train.batch import IGNORED, Collator
 from lookonce.train.prompt import Example
 from lookonce.train.run_file import RunFile
+
+CHECKPOINTING = next(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
+"""What TrainingArguments calls it; the second is transformers 5.17's name."""
+
+
+TF32_CAPABILITY = (8, 0)
+"""Of the first GPUs that have TensorFloat-32 (Ampere)."""
 
 
 class RunTrainer(Trainer):
@@ -54,6 +65,26 @@ class RunTrainer(Trainer):
         self.wait_seconds += time.perf_counter() - start
         return samples
 
+    @torch.no_grad()
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The validation loss: the mean over all supervised tokens, however they fall into batches.
+
+        Trainer's own would be the mean of the batches' means, which changes with the batch size.
+        """
+        model: Any = self.model
+        model.eval()
+        total, count = torch.zeros((), device=self.args.device), 0
+        for batch in self.get_eval_dataloader():
+            inputs = self._prepare_inputs(batch)
+            labels = inputs.pop("labels")
+            with self.compute_loss_context_manager():
+                total += token_mean_loss(model(**inputs), labels, 1)
+            count += int((labels[:, 1:] != IGNORED).sum())
+        metrics = {"eval_loss": float(total) / max(count, 1)}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
 
 def token_mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """The sum of the cross-entropies of `labels[:, 1:]` over `outputs.logits`, in float32, by `num_items_in_batch`.
@@ -71,21 +102,20 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
     """Trainer's own settings for a run; checkpoints go to `folder`.
 
     Raises:
-        UsageError: the batch sizes do not divide, or the precision needs another machine.
+        UsageError: the precision or a library needs what is not here, or a name is not one of Trainer's.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("training in several processes is not supported yet; start it without torchrun, on one GPU")
+    if run.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("train.tensorboard needs tensorboard; install it with: pip install 'lookonce[track]'")
     options, on_gpu = run.train, torch.cuda.is_available()
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and there is none here; use bf16 or fp32")
-    checkpointing = (
-        "activation_checkpointing"
-        if hasattr(TrainingArguments, "activation_checkpointing")
-        else "gradient_checkpointing"
-    )
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": run.batch.samples_per_forward,
         "per_device_eval_batch_size": run.batch.samples_per_forward,
-        "gradient_accumulation_steps": accumulation_steps(run),
+        "gradient_accumulation_steps": run.batch.accumulation_steps,
         "num_train_epochs": options.epochs,
         "max_steps": options.steps or -1,
         "learning_rate": options.learning_rate,
@@ -96,23 +126,23 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "max_grad_norm": options.max_grad_norm,
         "bf16": options.precision == "bf16",
         "fp16": options.precision == "fp16",
-        "tf32": options.tf32 if on_gpu else None,
+        "tf32": options.tf32 if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY else None,
         "use_cpu": not on_gpu,
-        checkpointing: options.gradient_checkpointing,
+        CHECKPOINTING: options.gradient_checkpointing,
         "dataloader_num_workers": options.loader_workers,
         "dataloader_prefetch_factor": options.prefetch if options.loader_workers else None,
-        "dataloader_persistent_workers": options.loader_workers > 0,
         "dataloader_pin_memory": options.pin_memory and on_gpu,
         "accelerator_config": {"non_blocking": options.pin_memory and on_gpu},
         "train_sampling_strategy": "random" if run.batch.order == "random" else "sequential",
         "logging_steps": options.logging_steps,
         "logging_first_step": True,
+        "logging_nan_inf_filter": False,
         "eval_strategy": "no" if not run.data.val else "epoch" if options.eval_steps is None else "steps",
         "eval_steps": options.eval_steps,
         "save_strategy": "epoch" if options.save_steps is None else "steps",
         "save_steps": options.save_steps or 500,
         "save_total_limit": options.save_total_limit,
-        "load_best_model_at_end": options.load_best_model_at_end and bool(run.data.val),
+        "load_best_model_at_end": options.load_best_model_at_end,
         "seed": options.seed,
         "report_to": "tensorboard" if options.tensorboard else "none",
         "disable_tqdm": True,
@@ -121,22 +151,9 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "prediction_loss_only": True,
     }
     try:
-        return TrainingArguments(**settings | overrides)
+        arguments = TrainingArguments(**settings | overrides)
     except ValueError as error:
         raise UsageError(f"the `train` section does not fit together: {str(error).splitlines()[0]}") from None
-
-
-def accumulation_steps(run: RunFile) -> int:
-    """How many forward passes make one optimizer step on each rank.
-
-    Raises:
-        UsageError: samples_per_step is not a multiple of samples_per_forward times the number of ranks.
-    """
-    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    together = run.batch.samples_per_forward * num_ranks
-    if run.batch.samples_per_step % together:
-        raise UsageError(
-            f"batch.samples_per_step ({run.batch.samples_per_step}) must be a multiple of batch.samples_per_forward "
-            f"({run.batch.samples_per_forward}) times the number of ranks ({num_ranks})"
-        )
-    return run.batch.samples_per_step // together
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # else Trainer cuts batches for DataParallel, and features have no batch dimension to cut
+    return arguments

@@ -53,7 +53,10 @@ def _explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, LookonceError):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted; the same command goes on where it stopped"
+        return (
+            130,
+            "interrupted; the same command goes on from what was finished (train: with --resume)",
+        )
     if isinstance(error, OSError):
         return 1, str(error)
     return 1, f"unexpected {type(error).__name__}: {error} (`lookonce --debug ...` shows where)"
@@ -187,6 +190,8 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
     from lookonce.train.run import train as train_run
     from lookonce.train.run_file import read_run_file
 
+    if resume and restart:
+        raise click.UsageError("--resume goes on and --restart begins anew; give one of them")
     summary = train_run(read_run_file(run_file, assignments), resume=resume, restart=restart, say=_say)
     _print(summary.to_json(), summary.text(), as_json)
 
@@ -232,8 +237,7 @@ def predict(run_dir: Path, image: Path, question: str, system: str | None, as_js
     from lookonce.train.predict import predict as answer
     from lookonce.train.run_folder import RunFolder
 
-    folder = RunFolder.find(run_dir)
-    text = answer(folder.read_run(), folder.adapter, image, question, system)
+    text = answer(RunFolder.find(run_dir), image, question, system)
     _print({"image": str(image), "question": question, "answer": text}, text, as_json)
 
 

@@ -10,6 +10,7 @@
     |  |- CacheMismatch         it was made with another model or other pixels; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
     |  `- CacheCorrupt          its bytes are not what was written
+    |- TrainingError            a training has left the numbers in which it can go on
     `- RunFolderError           the output folder holds something else
 
 A message says what is wrong, the value, what is allowed, and the command to run next. Broken invariants of our own
@@ -64,6 +65,10 @@ class FeaturesMissing(CacheError, KeyError):
 
 class CacheCorrupt(CacheError):
     """The bytes of a cache are not what was written."""
+
+
+class TrainingError(LookonceError):
+    """A training has left the numbers in which it can go on."""
 
 
 class RunFolderError(LookonceError):

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 TEMPORARY_MARK = ".tmp-"
 
 
@@ -46,6 +48,15 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON to `path` atomically, making its folder."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def hash_file(path: Path) -> str:
+    """The xxh3 of a whole file, 32 hexadecimal digits."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def follow_umask(path: Path) -> None:

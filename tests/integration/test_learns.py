@@ -81,7 +81,7 @@ def test_the_adapter_gives_the_same_answers_by_stock_peft_on_the_stock_model(tra
 def test_predict_answers_as_the_evaluation_did(trained):
     lines = (trained.output / "predictions" / "val.jsonl").read_text().splitlines()
     line = json.loads(lines[0])
-    answer = predict(trained, trained.output / "adapter", Path(line["image"]), line["question"])
+    answer = predict(RunFolder(trained.output), Path(line["image"]), line["question"])
     assert answer == line["predicted"]
 
 

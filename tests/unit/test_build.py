@@ -18,14 +18,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from lookonce.cache.build import BuildReport, build_cache
 from lookonce.cache.checkpoint import Checkpoint
 from lookonce.cache.fingerprint import DTYPES, Fingerprint, raw_bytes
-from lookonce.cache.folder import read_plan
+from lookonce.cache.folder import only_builder, read_plan
 from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.read import VisionCache
 from lookonce.cache.shards import receipt_path, shard_path
 from lookonce.cache.tower import Tower
 from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import Record, Turn
-from lookonce.errors import CacheCorrupt, CacheMismatch, FeaturesMissing, ImageError
+from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, ImageError
 from lookonce.files import TEMPORARY_MARK
 from lookonce.train.inputs import Inputs
 
@@ -369,6 +369,13 @@ def test_an_image_that_the_disk_does_not_give_stops_the_build_and_is_not_quarant
         build(images)
     path.write_bytes(content)
     assert not build(images).quarantined
+
+
+def test_a_second_build_of_the_same_cache_waits_for_its_turn(build, images):
+    folder = build(images).folder
+    with only_builder(folder), pytest.raises(CacheError, match=f"another build is at work in {folder}"):
+        build(images)
+    assert build(images).num_reused == NUM_IMAGES
 
 
 def test_a_report_names_the_first_few_quarantined_images(build, tmp_path):

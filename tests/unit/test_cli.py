@@ -95,7 +95,7 @@ def test_mistakes_give_a_message_and_an_exit_code_without_a_traceback(run_file, 
         (UsageError("no"), 2, "Error: no"),
         (CacheError("gone"), 1, "Error: gone"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
-        (KeyboardInterrupt(), 130, "goes on where it stopped"),
+        (KeyboardInterrupt(), 130, "the same command goes on"),
         (
             ZeroDivisionError("division by zero"),
             1,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from lookonce.cache.checkpoint import Checkpoint
+from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
-from lookonce.train.evaluate import Evaluation, Majority, Prediction, shuffle_images
+from lookonce.errors import UsageError
+from lookonce.train.batch import Collator
+from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
+from lookonce.train.model import load_without_tower
+from lookonce.train.prompt import Prompter
+from lookonce.train.vision import CachedFeatures
 
 
 def prediction(answer: str, predicted: str, majority: str = "no", question: str = "q") -> Prediction:
@@ -58,13 +68,44 @@ def test_the_majority_is_the_most_frequent_training_answer_of_each_question():
     assert majority.answer("never asked") == "3"
 
 
+def index(num_images: int) -> ImageIndex:
+    """Two files an image: two names for the same bytes."""
+    key_of = {Path(f"{number}{suffix}.jpg"): str(number) for number in range(num_images) for suffix in ("", "-copy")}
+    return ImageIndex(key_of, {key: path for path, key in key_of.items()})
+
+
 @pytest.mark.parametrize("num_images", [2, 3, 10])
-def test_shuffled_images_are_all_others(num_images):
-    records = [Record((Path(f"{n}.jpg"),), (Turn("q", str(n)),), origin=str(n)) for n in range(num_images)] * 2
-    shuffled = shuffle_images(records)
-    assert all(a.images != b.images for a, b in zip(records, shuffled, strict=True))
-    assert {r.images for r in records} == {r.images for r in shuffled}
-    assert [(r.turns, r.origin) for r in records] == [(r.turns, r.origin) for r in shuffled]
+def test_shuffled_images_are_all_others_by_content(num_images):
+    images = index(num_images)
+    records = [Record((path,), (Turn("q", str(path)),), origin=str(path)) for path in images.key_of]
+    shuffled = shuffle_images(records, images)
+    pairs = list(zip(records, shuffled, strict=True))
+    assert all(images.key_of[a.images[0]] != images.key_of[b.images[0]] for a, b in pairs)
+    assert {images.key_of[r.images[0]] for r in shuffled} == set(images.path_of)
+    assert all((a.turns, a.origin) == (b.turns, b.origin) for a, b in pairs)
+
+
+def test_one_image_can_not_be_shuffled():
+    images = index(1)
+    with pytest.raises(UsageError, match="at least two distinct images, and these records show 1"):
+        shuffle_images([Record((path,), (Turn("q", "a"),)) for path in images.key_of], images)
+
+
+def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(built, sample, make_run, tmp_path):
+    shutil.copytree(sample / "model", tmp_path / "model")
+    settings = {"repetition_penalty": 50.0, "do_sample": True, "temperature": 9.0, "no_repeat_ngram_size": 1}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
+    answers = []
+    for folder in (sample / "model", tmp_path / "model"):
+        checkpoint = Checkpoint.open(str(folder))
+        prompter = Prompter(folder, checkpoint.config)
+        key = min(built.entries)
+        record = Record((Path("a"),), (Turn("Is there text?", "yes"),))
+        question = prompter.question(record, 0, [key], [built.grid_thw(key)])
+        collator = Collator(CachedFeatures(built), prompter.image_token_id, prompter.tokenizer.pad_token_id)
+        model = load_without_tower(checkpoint, torch.float32)
+        answers.append(greedy_answers(model, prompter.tokenizer, collator, [question], 12, 1, "fp32"))
+    assert answers[0] == answers[1] and answers[0][0]
 
 
 def test_the_report_has_a_line_a_question_and_one_for_all():

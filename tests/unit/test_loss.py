@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from lookonce.errors import UsageError
 from lookonce.train.batch import IGNORED
-from lookonce.train.trainer import RunTrainer, accumulation_steps, token_mean_loss, training_arguments
+from lookonce.train.trainer import RunTrainer, token_mean_loss, training_arguments
 
 
 def outputs(logits: torch.Tensor) -> SimpleNamespace:
@@ -40,18 +41,10 @@ def test_half_precision_logits_are_summed_in_float32():
     assert token_mean_loss(outputs(logits), labels).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("step", "forward", "ranks", "expected"), [(8, 8, 1, 1), (16, 4, 1, 4), (16, 4, 2, 2)])
-def test_accumulation_follows_from_the_batch_sizes(make_run, monkeypatch, step, forward, ranks, expected):
-    monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    run = make_run(batch={"samples_per_step": step, "samples_per_forward": forward})
-    assert accumulation_steps(run) == expected
-
-
-def test_batch_sizes_that_do_not_divide_are_refused(make_run, monkeypatch):
+def test_several_processes_are_refused(make_run, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    run = make_run(batch={"samples_per_step": 6, "samples_per_forward": 2})
-    with pytest.raises(UsageError, match=r"samples_per_step \(6\) must be a multiple of .* \(2\) .* ranks \(2\)"):
-        accumulation_steps(run)
+    with pytest.raises(UsageError, match="several processes is not supported yet"):
+        training_arguments(make_run(), tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fine on a GPU")
@@ -66,25 +59,47 @@ def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key):
         training_arguments(make_run(train={key: "no such thing"}), tmp_path)
 
 
-def test_the_waiting_time_is_measured(make_run, tmp_path):
-    import time
+class Constant(torch.nn.Module):
+    """Predicts the same logits everywhere; `input_ids` has one column for each kept one."""
 
-    class SlowCollator:
-        def __call__(self, examples):
-            time.sleep(0.05)
-            return {"input_ids": torch.zeros(1, 1), "labels": torch.tensor([[IGNORED, 0]])}
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.0, 1.0, 2.0]))
 
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1, 1, 2))
+    def forward(self, input_ids):
+        return outputs(self.weight.expand(*input_ids.shape, 3))
 
-        def forward(self, input_ids):
-            return outputs(self.weight)
 
-    arguments = training_arguments(
-        make_run(train={"steps": 4}), tmp_path, eval_strategy="no", save_strategy="no", load_best_model_at_end=False
+def trainer_of(make_run, folder, collator, train, held_out=(), **batch) -> RunTrainer:
+    options = {"eval_strategy": "no", "save_strategy": "no"}
+    return RunTrainer(
+        Constant(), training_arguments(make_run(batch=batch), folder, **options), collator, train, held_out
     )
-    trainer = RunTrainer(Model(), arguments, SlowCollator(), [0] * 32)
+
+
+def labels_of(rows):
+    """Rows of labels of different lengths, padded with ignored ones."""
+    length = 1 + max(len(row) for row in rows)
+    labels = torch.tensor([[IGNORED, *row] + [IGNORED] * (length - 1 - len(row)) for row in rows])
+    return {"input_ids": labels[:, 1:], "labels": labels}
+
+
+def test_the_validation_loss_is_the_mean_over_tokens_however_they_are_batched(make_run, tmp_path):
+    rows = [[0], [1, 2, 0, 0], [2], [0, 0], [1]]
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor([0.0, 1.0, 2.0]).expand(9, 3), torch.tensor([label for row in rows for label in row])
+    )
+    for size in (1, 2, 4):
+        batch = {"samples_per_forward": size, "samples_per_step": 4}
+        metrics = trainer_of(make_run, tmp_path, labels_of, rows, rows, **batch).evaluate()
+        assert metrics["eval_loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_waiting_time_is_measured(make_run, tmp_path):
+    def slowly(rows):
+        time.sleep(0.05)
+        return labels_of(rows)
+
+    trainer = trainer_of(make_run, tmp_path, slowly, [[0]] * 32)
     trainer.train()
     assert trainer.wait_seconds >= 4 * 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,36 @@ def test_all_linear_means_the_language_model(checkpoint):
 def test_targets_that_hit_nothing_are_refused(checkpoint):
     with pytest.raises(ModelError, match=r"lora.targets \['no_such_module'\]"):
         add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(targets=["no_such_module"]), seed=0)
+
+
+def test_a_misspelt_module_to_save_is_refused_with_the_nearest(checkpoint):
+    options = lora(modules_to_save=["embed_token"])
+    with pytest.raises(ModelError, match="named 'embed_token'; did you mean `embed_tokens`"):
+        add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, options, seed=0)
+
+
+def test_a_broken_pattern_is_refused(checkpoint):
+    with pytest.raises(ModelError, match=r"lora.targets '\.\*\(' is no regular expression"):
+        add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(targets=".*("), seed=0)
+
+
+def test_an_attention_that_is_not_installed_is_refused(checkpoint):
+    with pytest.raises(ModelError, match="model.attention: flash_attention_2"):
+        load_without_tower(checkpoint, torch.bfloat16, "flash_attention_2")
+
+
+def test_the_content_of_all_files_makes_the_model(sample, tmp_path):
+    shutil.copytree(sample / "model", tmp_path / "moved")
+    before = Checkpoint.open(str(sample / "model")).content_hash()
+    assert Checkpoint.open(str(tmp_path / "moved")).content_hash() == before
+    for name in ("chat_template.jinja", "tokenizer.json", "model.safetensors"):
+        path = tmp_path / "moved" / name
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        after = Checkpoint.open(str(tmp_path / "moved")).content_hash()
+        assert after != before
+        before = after
 
 
 def test_a_run_without_an_adapter_is_told(checkpoint, make_run, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -92,11 +93,28 @@ def test_placeholders_expand_to_one_token_a_visual_token(sample):
 
 
 @pytest.mark.parametrize("place", ["question", "answer"])
-def test_an_image_token_in_the_text_is_refused(sample, place):
-    texts = {"question": "What?", "answer": "That."} | {place: "a <|image_pad|> b"}
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|video_pad|>", "<|vision_start|>"])
+def test_a_special_token_in_the_text_is_refused(sample, place, token):
+    texts = {"question": "What?", "answer": "That."} | {place: f"a {token} b"}
     record = Record((Path("a"),), (Turn(**texts),), origin="train.jsonl:7")
-    with pytest.raises(RecordsError, match=r"train.jsonl:7: 2 image tokens for 1 image"):
+    with pytest.raises(RecordsError, match=f"train.jsonl:7: .* contains {re.escape(token)}"):
         prompter_of(sample / "model").example(record, ["a"], [(1, 4, 6)])
+
+
+def test_an_answer_that_would_change_the_prompts_tokens_is_refused(real_processor, tmp_path):
+    write_model(tmp_path, "tiny", tokenizer=real_processor)
+    record = Record((Path("a"),), (Turn("What?", "\n\nyes"),), origin="train.jsonl:7")
+    with pytest.raises(RecordsError, match="train.jsonl:7: no token begins where answer"):
+        prompter_of(tmp_path).example(record, ["a"], [(1, 4, 6)])
+
+
+def test_a_template_without_end_tokens_is_refused(sample):
+    prompter = prompter_of(sample / "model")
+    prompter.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content if m.role == 'assistant' else 'Q: ' }}{% endfor %}"
+    )
+    with pytest.raises(RecordsError, match=r"puts no end token <\|im_end\|> after answers"):
+        prompter.example(Record((), YES_NO[:1]), [], [])
 
 
 def test_a_template_that_changes_answers_is_refused(sample):
@@ -116,7 +134,7 @@ def test_a_record_too_long_is_left_out_whole_and_counted(sample):
 
 
 def test_nothing_to_learn_is_an_error(sample):
-    with pytest.raises(RecordsError, match="no supervised token in the data: 0 records kept, 1 longer than"):
+    with pytest.raises(RecordsError, match="no supervised token in the train data: 0 records kept, 1 longer than"):
         make_examples(
             prompter_of(sample / "model"),
             [CONVERSATIONS["one turn"]],

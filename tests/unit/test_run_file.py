@@ -62,6 +62,10 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL + "lora: {rank: 0}\n", (), r"lora.rank: .* \(got 0\)"),
         (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
         (MINIMAL + "train: {load_best_model_at_end: true, eval_steps: 3}\n", (), "save_steps to be a multiple"),
+        (MINIMAL + "train: {load_best_model_at_end: true}\n", (), "needs data.val"),
+        (MINIMAL, ("batch.samples_per_step=6",), r"\(6\) must be a multiple of samples_per_forward \(4\)"),
+        ("model: {path: m}\ndata: {train: []}\noutput: b\n", (), "data.train: .*at least 1 item"),
+        ("model: {path: ''}\ndata: {train: a}\noutput: b\n", (), "model.path: .*at least 1 character"),
         ("- a\n- b\n", (), "mapping"),
         ("model: [unclosed\n", (), "run.yaml"),
         ("", (), "mapping"),
@@ -74,6 +78,17 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
 def test_a_mistake_is_refused_and_the_message_says_what_to_write(tmp_path, text, assignments, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, text, *assignments)
+
+
+def test_a_section_with_nothing_in_it_has_its_defaults(tmp_path):
+    run = read(tmp_path, MINIMAL + "train:\n# epochs: 3\nlora:\n", "lora.rank=4")
+    assert run.train.epochs == 3 and run.lora.rank == 4
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    run = read(tmp_path, MINIMAL, "output=~/runs", "data.train=~/a.jsonl")
+    assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
 
 
 def test_all_mistakes_are_told_at_once(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from lookonce.errors import RunFolderError
 from lookonce.train.run_folder import RunFolder
 
-IDENTITY = {"cache": "c1", "records": {"train": "r1"}}
+IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
 
 
 def claim(folder: RunFolder, run, identity=IDENTITY) -> None:
@@ -53,14 +53,16 @@ def test_another_run_is_refused_and_the_difference_named(make_run, change, name)
         claim(RunFolder(make_run().output), make_run(**change))
 
 
-@pytest.mark.parametrize("identity", [IDENTITY | {"cache": "c2"}, IDENTITY | {"records": {"train": "r2"}}])
-def test_the_same_run_file_on_other_data_is_another_run(make_run, identity):
+@pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])
+def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
     claim(RunFolder(make_run().output), make_run())
     with pytest.raises(RunFolderError, match="inputs"):
-        claim(RunFolder(make_run().output), make_run(), identity)
+        claim(RunFolder(make_run().output), make_run(), IDENTITY | change)
 
 
-@pytest.mark.parametrize("change", [{"train": {"loader_workers": 3}}, {"cache": {"dir": "elsewhere"}}])
+@pytest.mark.parametrize(
+    "change", [{"train": {"loader_workers": 3}}, {"cache": {"dir": "elsewhere"}}, {"model": {"path": "moved"}}]
+)
 def test_what_does_not_change_the_training_may_change(make_run, change):
     claim(RunFolder(make_run().output), make_run())
     claim(RunFolder(make_run().output), make_run(**change))
@@ -83,6 +85,30 @@ def test_restart_moves_what_was_there_away_and_loses_nothing(make_run):
         assert moved.name == f"run.old-{number}" and (moved / "run.json").exists()
         assert not run.output.exists()
     assert RunFolder(run.output).move_away() is None
+
+
+def test_restart_moves_only_runs(make_run):
+    run = make_run()
+    run.output.mkdir()
+    (run.output / "thesis.tex").write_text("years of work")
+    assert RunFolder(run.output).move_away() is None
+    assert (run.output / "thesis.tex").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(make_run):
+    run = make_run()
+    run.output.write_text("a file")
+    with pytest.raises(RunFolderError, match="is a file; choose another `output`"):
+        claim(RunFolder(run.output), run)
+
+
+def test_what_was_trained_with_must_not_have_changed(make_run):
+    folder = RunFolder(make_run().output)
+    claim(folder, make_run())
+    folder.check_inputs(IDENTITY)
+    folder.check_inputs({"model": "m1"})
+    with pytest.raises(RunFolderError, match=r"has changed since \(model\).*train anew"):
+        folder.check_inputs({"model": "m2"})
 
 
 def test_the_last_finished_checkpoint_is_the_one_to_resume_from(make_run):

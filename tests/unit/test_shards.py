@@ -15,8 +15,8 @@ from safetensors import safe_open
 
 from lookonce.cache.fingerprint import DTYPES, Fingerprint, raw_bytes
 from lookonce.cache.read import VisionCache
-from lookonce.cache.shards import Grid, hash_file, read_header, read_receipts, receipt_path, shard_path, write_shard
-from lookonce.files import TEMPORARY_MARK, atomic_write, write_json
+from lookonce.cache.shards import Grid, read_header, read_receipts, receipt_path, shard_path, write_shard
+from lookonce.files import TEMPORARY_MARK, atomic_write, hash_file, write_json
 
 LEVELS, HIDDEN = 4, 8
 GRIDS: dict[str, Grid] = {
