@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from lookonce.text import table
+from lookonce.text import faster, table
 from lookonce.train.batch import Collator
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import PRECISIONS, add_lora, load_with_tower, load_without_tower
@@ -75,7 +75,7 @@ class Comparison:
         ]
         return (
             table(("", "ms/sample", "data wait", "peak GB", "last loss"), lines)
-            + f"\n{self.speedup:.2f} times faster; losses differ by at most {self.worst_loss_difference:.1e} (relative)"
+            + f"\n{faster(self.speedup)}; losses differ by at most {self.worst_loss_difference:.1e} (relative)"
             + f"\nmedians of {self.num_steps} steps of {self.samples_per_step} samples, each way"
         )
 

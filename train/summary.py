@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.read import VisionCache
-from lookonce.text import count, duration, rows, size
+from lookonce.text import count, duration, faster, rows, size
 from lookonce.train.compare import Comparison
 from lookonce.train.evaluate import Evaluation
 from lookonce.train.inputs import Inputs
@@ -98,7 +98,7 @@ class Summary:
 
     def _speed(self, cached: float, plain: float) -> str:
         return (
-            f"{cached:.1f} ms from the cache, {plain:.1f} ms the plain way: {plain / cached:.1f} times faster "
+            f"{cached:.1f} ms from the cache, {plain:.1f} ms the plain way: {faster(plain / cached)} "
             f"({self.compare_steps} steps each, in this run)"
         )
 

@@ -29,14 +29,12 @@ CHECKPOINTING = next(
     name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
 )
 """What TrainingArguments calls it; the second is transformers 5.17's name."""
-
-
 TF32_CAPABILITY = (8, 0)
 """Of the first GPUs that have TensorFloat-32 (Ampere)."""
 
 
 class RunTrainer(Trainer):
-    """Trainer that knows how long it has waited for batches."""
+    """Trainer whose losses are means over tokens, and that knows how long it has waited for batches."""
 
     def __init__(
         self,

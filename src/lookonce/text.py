@@ -29,6 +29,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def faster(ratio: float) -> str:
+    """How a time compares with one that is `ratio` times as long: "2.5 times faster", "1.1 times slower"."""
+    return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+
+
 def rows(pairs: Sequence[tuple[str, str]]) -> str:
     """Names and values, one pair a line, values aligned."""
     width = max(len(name) for name, _ in pairs) + 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.text import count, duration, rows, size, table
+from lookonce.text import count, duration, faster, rows, size, table
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,13 @@ def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
 
 def test_table_without_lines_is_its_header() -> None:
     assert table(("part", "images"), []) == "part  images"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(2.54, "2.5 times faster"), (1, "1.0 times faster"), (0.5, "2.0 times slower")]
+)
+def test_a_ratio_below_one_is_slower(ratio: float, expected: str) -> None:
+    assert faster(ratio) == expected
 
 
 @pytest.mark.parametrize(
