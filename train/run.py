@@ -52,6 +52,8 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
                 "add --resume to go on from there, or --restart to begin anew"
             )
     session = Session.open(inputs)
+    if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
+        say("features are stored in bfloat16, so this fp32 training sees them rounded; cache.dtype: float32 keeps them")
     training_arguments(run, folder.checkpoints)  # all that can be refused is refused before the folder is touched
     if restart and (moved := folder.move_away()):
         say(f"moved the run that was there to {moved}")

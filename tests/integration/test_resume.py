@@ -101,6 +101,14 @@ def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answer
     assert predictions.read_text() == before
 
 
+def test_rounded_features_in_a_float32_training_are_told(make_run):
+    notes: list[str] = []
+    run = make_run(train={"steps": 1}, cache={"dtype": "bfloat16"})
+    Inputs.open(run).build()
+    train(run, say=notes.append)
+    assert any("stored in bfloat16" in note for note in notes)
+
+
 def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path):
     shutil.copytree(sample / "model", tmp_path / "model")
     run = make_run(model={"path": str(tmp_path / "model")}, train={"steps": 1})
