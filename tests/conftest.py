@@ -52,6 +52,7 @@ def make_run(sample: Path, tmp_path: Path) -> MakeRun:
             "lora": {"rank": 4, "alpha": 8},
             "batch": {"samples_per_step": 8, "samples_per_forward": 8},
             "train": {"steps": 4, "precision": "fp32", "loader_workers": 0, "logging_steps": 1, "seed": 0},
+            "eval": {"max_new_tokens": 4},
             "output": str(tmp_path / "run"),
         }
         for name, change in changes.items():
