@@ -20,7 +20,7 @@ from lookonce.cache.names import Backend
 from lookonce.datasets.images import read_bytes
 from lookonce.errors import BadImage, ModelError
 
-SETTINGS: tuple[str, ...] = (
+SETTINGS = (
     "do_resize",
     "resample",
     "do_rescale",
@@ -28,9 +28,12 @@ SETTINGS: tuple[str, ...] = (
     "do_normalize",
     "image_mean",
     "image_std",
+    "do_convert_rgb",
+    "patch_size",
+    "temporal_patch_size",
+    "merge_size",
 )
-SETTINGS += ("do_convert_rgb", "patch_size", "temporal_patch_size", "merge_size")
-
+"""Of the stock processor, besides its pixel limits: all that changes patches."""
 
 UNDECODABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 """What Pillow raises for files that are no images, or broken ones."""

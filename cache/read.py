@@ -77,6 +77,8 @@ class VisionCache:
         entry = self._entry(key)
         shape = (entry.num_tokens, self.fingerprint.num_levels, self.fingerprint.hidden_size)
         features = torch.empty(shape, dtype=DTYPES[self.fingerprint.dtype])
+        if features.nbytes != entry.size_bytes:
+            raise self._corrupt(entry, key, f"are {entry.size_bytes:,} bytes by their receipt, not {features.nbytes:,}")
         self._read_into(raw_bytes(features), entry, key)
         return features
 

@@ -118,11 +118,12 @@ class Inputs:
         return self.images.key_of[path]
 
     def identity(self) -> dict[str, Any]:
-        """What was read, by content: the whole model, the cache's fingerprint, and each split's records."""
+        """What a training depends on, by content: the whole model, the cache's fingerprint, the records it learns from
+        and those it validates with; not the test split's."""
         return {
             "model": self.checkpoint.content_hash(),
             "cache": self.fingerprint.sha256,
-            "records": {split: self._hash(part) for split, part in self.records.items()},
+            "records": {split: self._hash(part) for split, part in self.records.items() if split != "test"},
         }
 
     def _hash(self, records: list[Record]) -> str:

@@ -176,7 +176,8 @@ def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False
     folder = RunFolder.find(run_dir)
     run = folder.read_run()
     inputs = Inputs.open(run)
-    folder.check_inputs(inputs.identity())
+    identity = inputs.identity()
+    folder.check_inputs({name: identity[name] for name in ("model", "cache")})  # other questions may be asked
     session = Session.open(inputs)
     split = split or run.eval.split
     records = inputs.records[split]

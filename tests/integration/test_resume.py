@@ -122,6 +122,18 @@ def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path
             again()
 
 
+def test_other_questions_may_be_asked_of_a_trained_run(make_run, sample, tmp_path):
+    lines = (sample / "test.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "test.jsonl").write_text("".join(lines))
+    data = {"test": str(tmp_path / "test.jsonl"), "image_root": str(sample)}
+    run = make_run(data=data, train={"steps": 1})
+    Inputs.open(run).build()
+    train(run, say=lambda note: None)
+    (tmp_path / "test.jsonl").write_text("".join(lines[:3]))
+    assert evaluate_run(run.output, "test")[0].overall.num_questions == 3
+    assert train(run, resume=True, say=lambda note: None).num_steps == 1
+
+
 def test_a_refused_restart_leaves_the_old_run_where_it_is(make_run):
     run = make_run(train={"steps": 1})
     Inputs.open(run).build()

@@ -177,6 +177,13 @@ def test_a_broken_receipt_is_refused_by_name(folder, damage):
     assert COMMAND in str(caught.value)
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_receipt_whose_numbers_disagree_is_refused(folder, check):
+    edit_json(receipt_path(folder, "shard-00000"), lambda value: value["images"][KEYS[0]].update(num_tokens=999))
+    with pytest.raises(CacheCorrupt, match=f"{KEYS[0]} .* bytes by their receipt, not .*{COMMAND}"):
+        VisionCache.open(folder, check=check)[KEYS[0]]
+
+
 def test_a_receipt_of_another_cache_is_refused(folder):
     path = receipt_path(folder, "shard-00000")
     edit_json(path, lambda value: value.update(fingerprint="0" * 64))
