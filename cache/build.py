@@ -1,167 +1,231 @@
-"""Build a cache: plan it, then make each shard that is not there yet.
+"""Build a cache: plan it, then make each shard that is not there yet, beside any number of others who do the same.
 
-Design: the unit of work is a shard. A run that was killed leaves finished shards, which are kept, and at most one
-unfinished one, which is made again. An image that can not be encoded is quarantined with its reason and the build goes
-on.
+Design: the unit of work is a shard, and there is no coordinator. Every worker reads the plan, claims a shard, makes it,
+writes its receipt, and takes the next, beginning at a place of its own so that they seldom ask for the same one. When
+nothing is left to claim it waits for those at work, to take over from any that dies; so the cache is complete as long
+as one worker lives. A worker that is killed loses the shard in work and nothing else.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.cache.encode import NUM_READERS, encode
+from lookonce.cache.claims import EXPIRY_S, Claim, Claims, Worker
+from lookonce.cache.encode import Encoded, Encoder
 from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import (
-    QUARANTINE,
-    add_to_quarantine,
-    claim,
-    only_builder,
-    read_plan,
-    read_quarantine,
-    write_plan,
-)
-from lookonce.cache.pixels import ImageProcessor, read_size
-from lookonce.cache.plan import Plan, Shard
-from lookonce.cache.read import VisionCache
-from lookonce.cache.shards import read_receipts, write_shard
+from lookonce.cache.folder import settle
+from lookonce.cache.leftovers import sweep
+from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.plan import Shard
+from lookonce.cache.planner import agree_on_plan, pending_shards, planned_images, settled_images
+from lookonce.cache.receipts import finished_shards, has_receipt
+from lookonce.cache.report import BuildReport, report
+from lookonce.cache.shards import ShardWriter, remove_leftovers
+from lookonce.cache.space import check_room, disk_full, free_bytes, with_margin
+from lookonce.cache.stop import StopSignals
+from lookonce.cache.stopwatch import Stopwatch
 from lookonce.cache.tower import Tower
-from lookonce.text import count, duration, size
+from lookonce.datasets.images import ImageIndex
+from lookonce.errors import DiskFull, Stopped
+from lookonce.files import is_full
+from lookonce.text import count
 
-NUM_NAMED = 5
-"""How many failed images a report names."""
+POLL_S = 5
+"""How often a worker without work looks whether others have finished or died."""
+MAX_UNWRITTEN = 2
+"""Forwards whose features may wait for the disk."""
 
 
 @dataclass(frozen=True)
-class BuildReport:
-    """What `build_cache` did and what there is now."""
+class BuildOptions:
+    """How to build, which changes nothing in what is built but the cut into shards."""
 
-    folder: Path
-    num_wanted: int
-    num_encoded: int
-    num_reused: int
-    quarantined: dict[str, str]
-    """Of the wanted images: key to reason."""
-    num_shards: int
-    size_bytes: int
-    seconds: float
-
-    def text(self) -> str:
-        content = f"{count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
-        lines = [f"cache {self.folder}: {self._did()}; {content}"]
-        if self.quarantined:
-            failed = count(len(self.quarantined), "image")
-            lines.append(f"{failed} could not be encoded (see {self.folder / QUARANTINE}):")
-            lines += [f"  {reason}" for reason in list(self.quarantined.values())[:NUM_NAMED]]
-        return "\n".join(lines)
-
-    def _did(self) -> str:
-        reused = f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused"
-        if not self.num_encoded:
-            return f"nothing new encoded, {reused}"
-        encoded = f"encoded {count(self.num_encoded, 'image')} in {duration(self.seconds)}"
-        return f"{encoded}, {reused}" if self.num_reused else encoded
-
-
-def make_plan(
-    folder: Path, fingerprint: Fingerprint, processor: ImageProcessor, images: Mapping[str, Path], shard_bytes: int
-) -> Plan:
-    """The plan of a cache, extended by those of `images` (key to file) that no shard can give.
-
-    A shard can give an image if it is finished, or if all its images are among `images`, so that it can be made.
-    """
-    plan = read_plan(folder)
-    have = settled_images(folder)
-    to_come = {key for shard in plan.shards if _can_be_made(shard, have, images) for key in shard.keys}
-    new = sorted(images.keys() - have - to_come)
-    if not new:
-        return plan
-    with ThreadPoolExecutor(NUM_READERS) as threads:
-        sizes = threads.map(read_size, (images[key] for key in new))
-        num_tokens = [planned_tokens(processor, size) for size in sizes]
-    size_of = {key: count * fingerprint.bytes_per_token for key, count in zip(new, num_tokens, strict=True)}
-    return plan.extended(size_of, shard_bytes)
+    shard_bytes: int = 2048 * 10**6
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    worker: tuple[int, int] | None = None
+    """Number and total of workers that share the work: where this one begins."""
+    wait: bool = True
+    """When nothing is left to claim, wait for the others and take over from those that die."""
+    retry_quarantined: bool = False
+    expiry_s: float = EXPIRY_S
+    """A claim that was not touched for so long is dead."""
 
 
 def build_cache(
     root: Path,
     fingerprint: Fingerprint,
     processor: ImageProcessor,
-    images: Mapping[str, Path],
+    images: ImageIndex,
     load_tower: Callable[[], Tower],
-    shard_bytes: int,
-    provenance: Mapping[str, Any],
+    options: BuildOptions,
 ) -> BuildReport:
-    """Encode those of `images` (key to file) that the cache below `root` lacks.
+    """Encode those of `images` that the cache below `root` lacks.
 
-    `load_tower` is called only if there is something to encode. Safe to interrupt and to run again.
+    `load_tower` is called only if there is something to encode. Safe to interrupt, to run again, and to run as often
+    as one likes at the same time.
 
     Raises:
         CacheMismatch: the folder of this fingerprint holds another one.
-        CacheError: another process builds there.
+        DiskFull: there is no room; what is finished is kept.
+        Stopped: a signal asked for it.
     """
-    start = time.perf_counter()
     folder = root / fingerprint.folder_name
-    claim(folder, fingerprint, provenance)
-    with only_builder(folder):
-        plan = make_plan(folder, fingerprint, processor, images, shard_bytes)
-        if plan != read_plan(folder):
-            write_plan(folder, plan)
-        have = settled_images(folder)
-        pending = [shard for shard in plan.shards if _can_be_made(shard, have, images)]
-        if pending:
-            _encode(folder, fingerprint, processor, images, load_tower(), pending)
-    cache = VisionCache.open(folder)
-    made = {key for shard in pending for key in shard.keys}
-    return BuildReport(
-        folder=folder,
-        num_wanted=len(images),
-        num_encoded=sum(key in made and key in cache for key in images),
-        num_reused=sum(key not in made and key in cache for key in images),
-        quarantined={key: reason for key, reason in cache.quarantined.items() if key in images and key not in cache},
-        num_shards=cache.num_shards,
-        size_bytes=cache.size_bytes,
-        seconds=time.perf_counter() - start,
-    )
+    settle(folder, fingerprint, options.provenance)
+    wanted = planned_images(images, processor)
+    plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, retry_quarantined=options.retry_quarantined)
+    have = settled_images(folder, retry_quarantined=options.retry_quarantined)
+    shards = pending_shards(folder, plan, images.path_of, have)
+    start = time.perf_counter()
+    work = _Build(folder, fingerprint, processor, images.path_of, load_tower, options, shards)
+    work.run()
+    seconds = time.perf_counter() - start
+    return report(folder, fingerprint, images, have, work.made, work.stopwatch.seconds(), seconds)
 
 
-def _can_be_made(shard: Shard, have: set[str], images: Mapping[str, Path]) -> bool:
-    return not have.issuperset(shard.keys) and images.keys() >= set(shard.keys)
+class _Build:
+    """One worker's part in making some shards."""
+
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: Fingerprint,
+        processor: ImageProcessor,
+        files: Mapping[str, Path],
+        load_tower: Callable[[], Tower],
+        options: BuildOptions,
+        shards: list[Shard],
+    ) -> None:
+        self.folder, self.fingerprint, self.options = folder, fingerprint, options
+        self.stopwatch = Stopwatch()
+        self.made: list[Shard] = []
+        """What this worker has made."""
+        self._shards = _from(shards, options.worker)
+        self._load = lambda: Encoder(files, processor, load_tower(), fingerprint.storage, self.stopwatch)
+        self._claimed: dict[str, Claim] = {}
+
+    def run(self) -> None:
+        """Make shards until there are none left to make.
+
+        Raises:
+            DiskFull, Stopped
+        """
+        worker = Worker.this_process("/".join(map(str, self.options.worker or ())))
+        try:
+            check_room(self.folder, self._bytes(self._unfinished()))
+            with StopSignals() as self._stop, Claims(self.folder, worker, self.options.expiry_s) as self._claims:
+                self._bar = self._progress()
+                with self._bar:
+                    self._work()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            needed, free = with_margin(self._bytes(self._unfinished())), free_bytes(self.folder)
+            raise DiskFull(disk_full(self.folder, needed, free)) from None
+        sweep(self.folder, self.options.expiry_s)
+
+    def _work(self) -> None:
+        encoder: Encoder | None = None
+        try:
+            while self._unfinished():
+                claimed = self._claim()
+                first = next(claimed, None)
+                if first:
+                    encoder = encoder or self._load()
+                    self._make(encoder.run(itertools.chain([first], claimed)))
+                self._heed_signals()
+                if first is None:
+                    if not self.options.wait:
+                        return
+                    time.sleep(min(POLL_S, self.options.expiry_s / 4))
+        finally:
+            if encoder:
+                encoder.close()
+
+    def _claim(self) -> Iterator[Shard]:
+        """The shards that nobody else has, each when it is asked for."""
+        for shard in self._unfinished():
+            if self._stop.soon:
+                return
+            if has_receipt(self.folder, shard.name):
+                continue
+            claim = self._claims.take(shard.name, len(shard.images))
+            if claim is None:
+                continue
+            self._claimed[shard.name] = claim
+            if has_receipt(self.folder, shard.name):  # finished between our look and our claim
+                self._release(shard)
+                continue
+            check_room(self.folder, self._bytes([shard]))
+            remove_leftovers(self.folder, shard.name)
+            yield shard
+
+    def _make(self, encoded: Iterator[Encoded]) -> None:
+        """Write what comes out of the tower, shard by shard."""
+        for piece in encoded:
+            shard = piece.shard
+            with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images)) as writer:
+                self._write(writer, _rest_of_shard(piece, encoded))
+                with self.stopwatch.phase("flush"):
+                    if writer.commit():
+                        self.made.append(shard)
+            self._release(shard)
+
+    def _write(self, writer: ShardWriter, pieces: Iterator[Encoded]) -> None:
+        unwritten: deque[list[Future[None]]] = deque()
+        num_done = 0
+        for piece in pieces:
+            if self._stop.now:
+                self._heed_signals()
+            unwritten.append(writer.add(piece.images))
+            writer.failed |= piece.failed
+            with self.stopwatch.phase("wait for the disk"):
+                while len(unwritten) > MAX_UNWRITTEN:
+                    for write in unwritten.popleft():
+                        write.result()
+            num_done += len(piece.images) + len(piece.failed)
+            self._claimed[piece.shard.name].update("encoding", num_done)
+            self._bar.update(len(piece.images) + len(piece.failed))
+
+    def _release(self, shard: Shard) -> None:
+        self._claims.release(self._claimed.pop(shard.name))
+
+    def _unfinished(self) -> list[Shard]:
+        finished = set(finished_shards(self.folder))
+        return [shard for shard in self._shards if shard.name not in finished]
+
+    def _bytes(self, shards: list[Shard]) -> int:
+        return sum(shard.num_tokens for shard in shards) * self.fingerprint.bytes_per_token
+
+    def _heed_signals(self) -> None:
+        if self._stop.name:
+            raise Stopped(
+                f"stopped by {self._stop.name} after {count(len(self.made), 'shard')}, {len(self._unfinished()):,} of "
+                f"{len(self._shards):,} are left; the same command goes on"
+            )
+
+    def _progress(self) -> Any:
+        num_images = sum(len(shard.images) for shard in self._unfinished())
+        return tqdm(total=num_images, desc="encode images", unit="image", disable=None if num_images else True)
 
 
-def settled_images(folder: Path) -> set[str]:
-    """The images whose features are there, and those known to be impossible."""
-    keys = {key for receipt in read_receipts(folder) for key in receipt.entries}
-    return keys | read_quarantine(folder).keys()
+def _rest_of_shard(first: Encoded, others: Iterator[Encoded]) -> Iterator[Encoded]:
+    yield first
+    while not first.is_last:
+        first = next(others)
+        yield first
 
 
-def planned_tokens(processor: ImageProcessor, size: tuple[int, int] | None) -> int:
-    """From the header; an image that has none, or of an impossible shape, is planned as nothing and found out later."""
-    try:
-        return processor.num_tokens(*size) if size else 0
-    except ValueError:
-        return 0
-
-
-def _encode(
-    folder: Path,
-    fingerprint: Fingerprint,
-    processor: ImageProcessor,
-    images: Mapping[str, Path],
-    tower: Tower,
-    shards: list[Shard],
-) -> None:
-    num_images = sum(len(shard.keys) for shard in shards)
-    with tqdm(total=num_images, desc="encode images", unit="image", disable=None) as progress:
-        for shard in shards:
-            start = time.perf_counter()
-            made = encode(shard.keys, images, processor, tower, progress.update)
-            if made.failed:
-                add_to_quarantine(folder, made.failed, images)
-            write_shard(folder, shard.name, made.features, made.grids, fingerprint, time.perf_counter() - start)
+def _from(shards: list[Shard], worker: tuple[int, int] | None) -> list[Shard]:
+    """The shards, beginning at a worker's own place."""
+    number, total = worker or (0, 1)
+    first = number % total * len(shards) // total
+    return shards[first:] + shards[:first]

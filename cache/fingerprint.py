@@ -20,14 +20,11 @@ import torch
 from transformers import PreTrainedConfig
 
 from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.names import DtypeName
+from lookonce.cache.names import FORMAT_VERSION, DtypeName
 from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.storage import STORAGE, Storage
 from lookonce.cache.tower import num_levels
 from lookonce.differences import Difference, differences
-
-FORMAT_VERSION = 1
-
-DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 FOLDER_DIGITS = 16
 
@@ -41,7 +38,7 @@ class Fingerprint:
     tower_config: dict[str, Any]
     image_processor: dict[str, Any]
     num_levels: int
-    dtype: str
+    dtype: DtypeName
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
@@ -57,8 +54,8 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Fingerprint:
-        if value["dtype"] not in DTYPES:
-            raise ValueError(f"dtype {value['dtype']!r} is none of {', '.join(DTYPES)}")
+        if value["dtype"] not in STORAGE:
+            raise ValueError(f"dtype {value['dtype']!r} is none of {', '.join(STORAGE)}")
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,8 +76,12 @@ class Fingerprint:
         return int(self.tower_config["out_hidden_size"])
 
     @property
+    def storage(self) -> Storage:
+        return STORAGE[self.dtype]
+
+    @property
     def bytes_per_token(self) -> int:
-        return self.num_levels * self.hidden_size * DTYPES[self.dtype].itemsize
+        return self.storage.bytes_per_token(self.num_levels, self.hidden_size)
 
     def differences(self, other: Fingerprint) -> list[Difference]:
         """The fields in which the two differ, each as (dotted name, this one's value, the other's)."""

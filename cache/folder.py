@@ -1,45 +1,38 @@
 """The small files of a cache folder: manifest, plan and quarantine. FORMAT.md specifies them.
 
-Design: JSON that a person can read, written atomically. The manifest comes before the first shard and says what the
-cache is made from; the plan says which image goes into which shard; the quarantine remembers the images that can not
-be encoded, so that they are not tried again at every build.
+Design: JSON that a person can read, and none of it is ever changed by two: the manifest and each part of the plan
+appear once, whole, by whoever is first, and stay; the quarantine is a summary of what the receipts say, for people.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.fingerprint import FORMAT_VERSION, Fingerprint
-from lookonce.cache.names import BUILD_COMMAND
-from lookonce.cache.plan import Plan
+from lookonce.cache.fingerprint import Fingerprint
+from lookonce.cache.names import BUILD_COMMAND, FORMAT_VERSION
+from lookonce.cache.plan import Plan, Shard
+from lookonce.cache.receipts import Failure
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
-from lookonce.files import write_json, write_text
+from lookonce.files import create_text, write_text
 
 MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
 BROKEN = (ValueError, KeyError, TypeError, AttributeError)
 """What reading a file that is not as it was written may raise."""
 
 
-def claim(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
+def settle(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
     """Write the manifest, or find that it is there and the same.
 
     Raises:
         CacheMismatch: the folder was made from something else.
     """
-    if (folder / MANIFEST).exists():
-        found = read_manifest(folder)
-        if found != fingerprint:
-            raise CacheMismatch(mismatch([found], fingerprint, f"{folder} was made from something else"))
-        return
     manifest = {
         "format_version": FORMAT_VERSION,
         "fingerprint": fingerprint.to_json(),
@@ -52,22 +45,11 @@ def claim(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any])
             "libraries": library_versions(),
         },
     }
-    write_json(folder / MANIFEST, manifest)
-
-
-@contextlib.contextmanager
-def only_builder(folder: Path) -> Iterator[None]:
-    """Hold the cache for one build: two that append to one plan would undo each other's.
-
-    Raises:
-        CacheError: another process builds there.
-    """
-    with (folder / MANIFEST).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CacheError(f"another build is at work in {folder}; wait for it, then run: {BUILD_COMMAND}") from None
-        yield
+    path = folder / MANIFEST
+    if path.exists() or not create_text(path, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"):
+        found = read_manifest(folder)
+        if found != fingerprint:
+            raise CacheMismatch(mismatch([found], fingerprint, f"{folder} was made from something else"))
 
 
 def read_manifest(folder: Path) -> Fingerprint:
@@ -92,51 +74,46 @@ def read_manifest(folder: Path) -> Fingerprint:
     )
 
 
+def plan_path(folder: Path, part: int) -> Path:
+    return folder / (f"plan-{part:05d}.json" if part else PLAN)
+
+
 def read_plan(folder: Path) -> Plan:
-    """The plan of a cache; an empty one if there is none yet.
+    """The plan of a cache, all parts of it; an empty one if there is none yet.
 
     Raises:
         CacheCorrupt: it is not what was written.
     """
-    path = folder / PLAN
-    if not path.exists():
-        return Plan()
-    try:
-        return Plan.from_json(json.loads(path.read_text()))
-    except BROKEN as error:
-        raise CacheCorrupt(f"{path} is broken ({error!r}); choose another `cache.dir` or delete {folder}") from None
+    parts = list(_plan_parts(folder))
+    return Plan(tuple(shard for part in parts for shard in part), num_parts=len(parts))
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
-    """Write a plan in place of the one that it extends."""
-    write_json(folder / PLAN, plan.to_json())
+def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard]) -> bool:
+    """Add `shards` after those of `plan`; False if the plan has grown meanwhile and must be read again."""
+    lines = ",\n".join(f"    {json.dumps(shard.to_json())}" for shard in shards)
+    text = f'{{\n  "format_version": {FORMAT_VERSION},\n  "shards": [\n{lines}\n  ]\n}}\n'
+    return create_text(plan_path(folder, plan.num_parts), text)
 
 
-def read_quarantine(folder: Path) -> dict[str, str]:
-    """The images that could not be encoded: key to reason.
-
-    Raises:
-        CacheCorrupt: it is not what was written.
-    """
-    path = folder / QUARANTINE
-    if not path.exists():
-        return {}
-    try:
-        return {value["key"]: value["reason"] for value in map(json.loads, path.read_text().splitlines())}
-    except BROKEN as error:
-        raise CacheCorrupt(
-            f"{path} is broken ({error!r}); delete it, and its images are tried again by: {BUILD_COMMAND}"
-        ) from None
+def _plan_parts(folder: Path) -> Iterator[tuple[Shard, ...]]:
+    part = 0
+    while (path := plan_path(folder, part)).exists():
+        try:
+            yield tuple(Shard.from_json(shard) for shard in json.loads(path.read_text())["shards"])
+        except BROKEN as error:
+            raise CacheCorrupt(f"{path} is broken ({error!r}); choose another `cache.dir` or delete {folder}") from None
+        part += 1
 
 
-def add_to_quarantine(folder: Path, reasons: Mapping[str, str], images: Mapping[str, Path]) -> None:
-    """Remember why images (key to reason) could not be encoded; those that are known already stay as they are."""
-    path = folder / QUARANTINE
-    known = read_quarantine(folder)
-    lines = path.read_text() if path.exists() else ""
-    for key in sorted(reasons.keys() - known.keys()):
-        lines += json.dumps({"key": key, "file": str(images[key]), "reason": reasons[key]}) + "\n"
-    write_text(path, lines)
+def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Mapping[Path, str]) -> None:
+    """Sum up for people which images (key to failure) and which files have no features, and why."""
+    lines: list[dict[str, str | None]]
+    lines = [{"key": key, "file": failure.file, "reason": failure.reason} for key, failure in failures.items()]
+    lines += [{"key": None, "file": str(path), "reason": reason} for path, reason in unusable.items()]
+    if lines:
+        write_text(folder / QUARANTINE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    else:
+        (folder / QUARANTINE).unlink(missing_ok=True)
 
 
 NUM_DIFFERENCES = 8

@@ -1,9 +1,12 @@
 """An image file as the tower's input, just as the stock processor makes it.
 
-Design: transformers' own Qwen2VLImageProcessor does the resizing and patching; nothing of it is written again here.
-Its two backends (PIL and torchvision) resize slightly differently, so which one it is belongs to the fingerprint. PIL
-is the default: it is the same on every machine and needs no torchvision. Files are opened as transformers' `load_image`
-does: EXIF rotation applied, then converted to RGB.
+Design: transformers' own Qwen2VLImageProcessor decodes, resizes and knows its constants. What follows resizing, turning
+8-bit pixels into normalised patches, is left to the device the tower is on (`Patcher`): a quarter of the bytes go there
+and no float arithmetic is done on the CPU. Normalising a pixel depends on its channel and its 256 possible values only,
+so it is a table, filled by the stock processor itself: the same bits on every device.
+The processor's two backends (PIL and torchvision) resize slightly differently, so which one it is belongs to the
+fingerprint. PIL is the default: it is the same on every machine and needs no torchvision. Files are opened as
+transformers' `load_image` does: EXIF rotation applied, then converted to RGB.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from lookonce.cache.names import Backend
-from lookonce.datasets.images import read_bytes
+from lookonce.datasets.images import UNDECODABLE, read_bytes
 from lookonce.errors import BadImage, ModelError
 
 SETTINGS = (
@@ -34,9 +38,6 @@ SETTINGS = (
     "merge_size",
 )
 """Of the stock processor, besides its pixel limits: all that changes patches."""
-
-UNDECODABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-"""What Pillow raises for files that are no images, or broken ones."""
 
 
 class ImageProcessor:
@@ -96,10 +97,73 @@ class ImageProcessor:
         """
         return self.patches(decode(read_bytes(path), path), path)
 
+    def resized(self, image: Image.Image, path: Path) -> torch.Tensor:
+        """An RGB image in the size the tower takes, uint8 `[3, height, width]`; `path` is for the message.
+
+        Raises:
+            BadImage: its shape is not one the processor takes.
+        """
+        pixels = np.moveaxis(np.array(image), -1, 0)
+        stock = self._stock
+        if not stock.do_resize:
+            return torch.from_numpy(pixels)
+        batch: Any = pixels if self.backend == "pil" else torch.from_numpy(pixels).unsqueeze(0)
+        factor = stock.patch_size * stock.merge_size
+        try:
+            resized = stock.resize(batch, size=stock.size, resample=stock.resample, factor=factor)
+        except ValueError as error:
+            raise BadImage(f"{path}: {error}") from None
+        return torch.as_tensor(resized).reshape(3, *resized.shape[-2:])
+
+    def patcher(self) -> Patcher:
+        """What makes patches of `resized` images."""
+        stock = self._stock
+        cutter = Patcher(torch.empty(3, 256), stock.patch_size, stock.merge_size, stock.temporal_patch_size)
+        side = cutter.patch_size * cutter.merge_size * -(-16 // (cutter.patch_size * cutter.merge_size))
+        ramp = (np.arange(side * side) % 256).astype(np.uint8).reshape(side, side)
+        image = Image.fromarray(np.stack([ramp] * 3, axis=-1))
+        patches = stock(images=[image], do_resize=False, return_tensors="pt")["pixel_values"]
+        values = cutter.cut(torch.from_numpy(ramp).expand(3, side, side)).long()
+        channels = torch.arange(3).repeat_interleave(values.shape[1] // 3).expand_as(values)
+        cutter.table[channels, values] = patches
+        return cutter
+
     def num_tokens(self, width: int, height: int) -> int:
         """How many visual tokens an image of this size becomes."""
         num_patches: int = self._stock.get_number_of_image_patches(height, width)
         return num_patches // int(self._stock.merge_size) ** 2
+
+
+class Patcher:
+    """Cuts 8-bit images into normalised patches, on any device."""
+
+    def __init__(self, table: torch.Tensor, patch_size: int, merge_size: int, temporal_patch_size: int) -> None:
+        """`table` is float32 `[3, 256]`: what the stock processor makes of each value of each channel."""
+        self.table = table
+        self.patch_size, self.merge_size, self.temporal_patch_size = patch_size, merge_size, temporal_patch_size
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Patcher:
+        table = self.table.to(device, dtype)
+        return Patcher(table, self.patch_size, self.merge_size, self.temporal_patch_size)
+
+    def grid_thw(self, image: torch.Tensor) -> tuple[int, int, int]:
+        """The grid of an image `[3, height, width]`: frames, rows and columns of patches."""
+        return 1, image.shape[1] // self.patch_size, image.shape[2] // self.patch_size
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """The patches of one image, uint8 `[3, height, width]`, in the table's dtype, `[num_patches, patch_dim]`."""
+        cut = self.cut(image)
+        values = cut.view(len(cut), 3, -1).int() + torch.arange(0, 768, 256, device=cut.device).int().view(1, 3, 1)
+        return self.table.flatten()[values].view(cut.shape)
+
+    def cut(self, image: torch.Tensor) -> torch.Tensor:
+        """The 8-bit patches, in the stock processor's order: merged blocks by rows, then patches in a block."""
+        _, rows, columns = self.grid_thw(image)
+        patch, merge = self.patch_size, self.merge_size
+        blocks = image.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
+        ordered = blocks.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
+        frames = ordered.expand(-1, -1, -1, -1, -1, self.temporal_patch_size, -1, -1)
+        return frames.reshape(rows * columns, -1)
 
 
 def decode(data: bytes, path: Path) -> Image.Image:
@@ -115,15 +179,6 @@ def decode(data: bytes, path: Path) -> Image.Image:
         raise BadImage(f"can not decode image {path}: it is of no known image format") from None
     except (*UNDECODABLE, MemoryError) as error:
         raise BadImage(f"can not decode image {path}: {error}") from None
-
-
-def read_size(path: Path) -> tuple[int, int] | None:
-    """Width and height from the file's header, or None if it is no image."""
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except UNDECODABLE:
-        return None
 
 
 def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: int | None) -> Any:

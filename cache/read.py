@@ -1,8 +1,9 @@
 """Features from disk: `VisionCache`.
 
-Design: one `pread` an image, straight into the tensor that is given out, and its checksum compared: a flipped bit is
-an error, never a training sample. No memory map: on network filesystems page faults make it many times slower, and a
-truncated file reads as zeros. Opening reads the manifest and the receipts, one small file a shard.
+Design: one `pread` an image, straight into the memory that is given out (pinned, if a GPU is to have it), and its
+checksum compared: a flipped bit is an error, never a training sample. Several images are read by several threads at
+once. No memory map of features: on network filesystems page faults make it many times slower, and a truncated file
+reads as zeros. Opening reads the manifest and the index, or the receipts, and asks for the size of each shard.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
-from lookonce.cache.fingerprint import DTYPES, Fingerprint, raw_bytes
-from lookonce.cache.folder import MANIFEST, mismatch, read_manifest, read_quarantine
-from lookonce.cache.names import BUILD_COMMAND
-from lookonce.cache.shards import Entry, Grid, Receipt, read_receipts, receipt_path, shard_path
+from lookonce.cache.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.folder import MANIFEST, mismatch, read_manifest
+from lookonce.cache.index import Index
+from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.receipts import Entry, Failure, Grid
+from lookonce.cache.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
+
+NUM_READERS = 8
+"""Threads of `get_many`: reading and checksums release Python's lock."""
 
 
 class VisionCache:
@@ -28,6 +35,7 @@ class VisionCache:
 
         cache = VisionCache.open("caches/1f2e3d4c5b6a7980")
         features = cache[image_key(Path("a.jpg"))]      # [num_tokens, num_levels, hidden]
+        several = cache.get_many(keys, pin=True)        # read side by side, ready for .to("cuda", non_blocking=True)
 
     Safe to use from several threads and from processes that were forked or that got it pickled.
     """
@@ -35,20 +43,10 @@ class VisionCache:
     def __init__(self, folder: Path, fingerprint: Fingerprint, *, check: bool = True) -> None:
         """Use `VisionCache.open` or `find_cache`; `check=False` skips the checksums."""
         self._files: dict[str, int] = {}
+        self._threads: ThreadPoolExecutor | None = None
         self.folder, self.fingerprint, self.check = folder, fingerprint, check
-        self.entries: dict[str, Entry] = {}
-        self.encode_seconds = 0.0
-        self.size_bytes = 0
-        receipts = read_receipts(folder)
-        for receipt in receipts:
-            _check_origin(folder, receipt, fingerprint)
-            _check_size(folder, receipt.shard, receipt.size_bytes)
-            for key, entry in receipt.entries.items():
-                self.entries.setdefault(key, entry)
-            self.encode_seconds += receipt.seconds
-            self.size_bytes += receipt.size_bytes
-        self.num_shards = len(receipts)
-        self.quarantined = read_quarantine(folder)
+        self.index = Index.open(folder, fingerprint.sha256)
+        _check_sizes(folder, self.index)
 
     @classmethod
     def open(cls, folder: Path | str, *, check: bool = True) -> VisionCache:
@@ -61,52 +59,96 @@ class VisionCache:
         folder = Path(folder)
         return cls(folder, read_manifest(folder), check=check)
 
+    @property
+    def num_shards(self) -> int:
+        return len(self.index.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all shards."""
+        return int(self.index.columns["shard_bytes"].sum())
+
+    @property
+    def encode_seconds(self) -> float:
+        """What making the shards took, all workers' time together."""
+        return float(self.index.columns["shard_seconds"].sum())
+
+    @property
+    def failed(self) -> dict[str, Failure]:
+        """The images that could not be encoded."""
+        return self.index.failed
+
+    def keys(self) -> Iterator[str]:
+        """The keys of all images, sorted."""
+        return self.index.keys()
+
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.index)
 
     def __contains__(self, key: str) -> bool:
-        return key in self.entries
+        return self.index.find(key) is not None
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        """The features of an image, `[num_tokens, num_levels, hidden]`, in the cache's dtype, on the CPU.
+        """The features of an image, `[num_tokens, num_levels, hidden]`, in the tower's dtype, on the CPU.
 
         Raises:
             FeaturesMissing: the cache does not hold that image.
             CacheCorrupt: the bytes on disk are not those that were written.
         """
-        entry = self._entry(key)
-        shape = (entry.num_tokens, self.fingerprint.num_levels, self.fingerprint.hidden_size)
-        features = torch.empty(shape, dtype=DTYPES[self.fingerprint.dtype])
-        if features.nbytes != entry.size_bytes:
-            raise self._corrupt(entry, key, f"are {entry.size_bytes:,} bytes by their receipt, not {features.nbytes:,}")
-        self._read_into(raw_bytes(features), entry, key)
-        return features
+        return self._read(key, pin=False)
 
-    def get_many(self, keys: Iterable[str]) -> list[torch.Tensor]:
-        """The features of several images, in the order of `keys`."""
-        return [self[key] for key in keys]
+    def get_many(self, keys: Iterable[str], *, pin: bool = False) -> list[torch.Tensor]:
+        """The features of several images, in the order of `keys`, read side by side.
+
+        `pin` reads into page-locked memory, from which a GPU copies without waiting; without a GPU it does nothing.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="features")
+        return list(self._threads.map(lambda key: self._read(key, pin), keys))
 
     def grid_thw(self, key: str) -> Grid:
         """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens."""
-        return self._entry(key).grid_thw
+        return self.entry(key)[1].grid_thw
 
-    def _entry(self, key: str) -> Entry:
-        try:
-            return self.entries[key]
-        except KeyError:
-            reason = self.quarantined.get(key)
-            why = f"it is quarantined: {reason}" if reason else f"make them with: {BUILD_COMMAND}"
-            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {why}") from None
+    def entry(self, key: str) -> tuple[str, Entry]:
+        """The shard of an image and where it lies there.
 
-    def _read_into(self, buffer: memoryview, entry: Entry, key: str) -> None:
+        Raises:
+            FeaturesMissing: the cache does not hold that image.
+        """
+        row = self.index.find(key)
+        if row is None:
+            failure = self.failed.get(key)
+            why = f"it is quarantined: {failure.reason}" if failure else f"make them with: {BUILD_COMMAND}"
+            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {why}")
+        return self.index.entry(row)
+
+    def _read(self, key: str, pin: bool) -> torch.Tensor:
+        shard, entry = self.entry(key)
+        storage, levels, hidden = self.fingerprint.storage, self.fingerprint.num_levels, self.fingerprint.hidden_size
+        expected = entry.num_tokens * self.fingerprint.bytes_per_token
+        if expected != entry.size_bytes:
+            raise self._corrupt(shard, key, f"are {entry.size_bytes:,} bytes by their receipt, not {expected:,}")
+        pin = pin and torch.cuda.is_available()
+        content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
+        self._read_into(raw_bytes(content), shard, entry, key)
+        num_values = entry.num_tokens * levels * hidden
+        split = num_values * storage.stored.itemsize
+        features = content[:split].view(storage.stored).view(entry.num_tokens, levels, hidden)
+        if not storage.is_scaled:
+            return features
+        unpacked = storage.unpack(features, content[split:].view(torch.float32).view(entry.num_tokens, levels))
+        return unpacked.pin_memory() if pin else unpacked
+
+    def _read_into(self, buffer: memoryview, shard: str, entry: Entry, key: str) -> None:
         filled = 0
         while filled < entry.size_bytes:
-            num_read = os.preadv(self._descriptor(entry.shard), [buffer[filled:]], entry.offset + filled)
+            num_read = os.preadv(self._descriptor(shard), [buffer[filled:]], entry.offset + filled)
             if num_read == 0:
-                raise self._corrupt(entry, key, "end before they should")
+                raise self._corrupt(shard, key, "end before they should")
             filled += num_read
         if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
-            raise self._corrupt(entry, key, "do not have the checksum of their receipt")
+            raise self._corrupt(shard, key, "do not have the checksum of their receipt")
 
     def _descriptor(self, shard: str) -> int:
         if shard not in self._files:
@@ -115,22 +157,25 @@ class VisionCache:
                 os.close(descriptor)
         return self._files[shard]
 
-    def _corrupt(self, entry: Entry, key: str, how: str) -> CacheCorrupt:
+    def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
         return CacheCorrupt(
-            f"the features of image {key} in {shard_path(self.folder, entry.shard)} {how}; "
-            f"delete {receipt_path(self.folder, entry.shard)} and run: {BUILD_COMMAND}"
+            f"the features of image {key} in {shard_path(self.folder, shard)} {how}; run: {REPAIR_COMMAND}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}
+        return self.__dict__ | {"_files": {}, "_threads": None}
 
     def close(self) -> None:
         """Close the shard files; they are opened again when needed."""
+        if self._threads:
+            self._threads.shutdown()
+            self._threads = None
         while self._files:
             os.close(self._files.popitem()[1])
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(AttributeError):  # of one that was never opened
+            self.close()
 
 
 def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> VisionCache:
@@ -159,17 +204,14 @@ def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
             yield read_manifest(path.parent)
 
 
-def _check_origin(folder: Path, receipt: Receipt, fingerprint: Fingerprint) -> None:
-    if receipt.fingerprint != fingerprint.sha256:
-        raise CacheCorrupt(
-            f"{receipt_path(folder, receipt.shard)} belongs to another cache ({receipt.fingerprint[:16]}); "
-            f"delete it and run: {BUILD_COMMAND}"
-        )
-
-
-def _check_size(folder: Path, shard: str, expected: int) -> None:
-    path = shard_path(folder, shard)
-    found = path.stat().st_size if path.exists() else None
-    if found != expected:
-        state = "is missing" if found is None else f"has {found:,} bytes, its receipt says {expected:,}"
-        raise CacheCorrupt(f"{path} {state}; delete {receipt_path(folder, shard)} and run: {BUILD_COMMAND}")
+def _check_sizes(folder: Path, index: Index) -> None:
+    """Compare the size of each shard with its receipt: one directory listing, no shard is opened."""
+    with contextlib.suppress(FileNotFoundError):
+        found = {entry.name: entry.stat().st_size for entry in os.scandir(folder / SHARDS)}
+    found = found if index.shards else {}
+    for shard, expected in zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True):
+        path = shard_path(folder, shard)
+        if found.get(path.name) != expected:
+            size = found.get(path.name)
+            state = "is missing" if size is None else f"has {size:,} bytes, its receipt says {expected:,}"
+            raise CacheCorrupt(f"{path} {state}; run: {REPAIR_COMMAND}")

@@ -1,126 +1,193 @@
-"""Features on disk: one safetensors file a shard and one receipt that says it is whole. FORMAT.md specifies both.
+"""Shards: features on disk as plain safetensors files. FORMAT.md specifies them.
 
-Design: the receipt is written last, so a shard that is there without one was never finished and does not count. It
-holds what reading needs (offset, size, grid, checksum of each image), so opening a cache reads receipts and no shards;
-the shard's own metadata repeats the grids, so receipts can be rebuilt. Checksums are xxh3: 64 bits an image, taken
-from memory before writing, so that reading checks the whole way through the disk; 128 bits a file, taken from disk.
+Design: a shard is written as its images come out of the tower, each at the end of the file, by several threads; the
+header, for which room was left at the beginning, comes last. So a shard of any size costs no memory and writing
+overlaps with encoding, where safetensors' own `save_file` wants all tensors at once. What is written is read by that
+library (a test holds it). Features begin at a multiple of 4,096 bytes. Each image's checksum (xxh3, 64 bits) is taken
+from memory before writing, so that reading checks the whole way through the disk.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from safetensors.torch import save_file
 
-from lookonce.cache.fingerprint import FORMAT_VERSION, Fingerprint, raw_bytes
-from lookonce.cache.names import BUILD_COMMAND
-from lookonce.errors import CacheCorrupt
-from lookonce.files import atomic_write, hash_file, write_json
+from lookonce.cache.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.names import FORMAT_VERSION
+from lookonce.cache.receipts import (
+    Entry,
+    Failure,
+    Grid,
+    Receipt,
+    has_receipt,
+    receipt_path,
+    to_text,
+    write_receipt,
+)
+from lookonce.cache.storage import SCALE_SUFFIX
+from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
 
-SHARDS, RECEIPTS = "shards", "receipts"
+SHARDS = "shards"
 FORMAT_NAME = "lookonce-features"
-Grid = tuple[int, int, int]
+ALIGNMENT = 4096
+HEADER_BYTES_PER_TENSOR = 320
+"""At most: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
+NUM_WRITERS = 4
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Where the features of one image lie, and what they must be."""
+class Packed:
+    """One image's features as they are stored."""
 
-    shard: str
-    offset: int
-    """In the shard file, of the first byte."""
-    size_bytes: int
-    num_tokens: int
+    key: str
     grid_thw: Grid
-    xxh3_64: str
+    parts: tuple[torch.Tensor, ...]
+    """On the CPU: features `[num_tokens, num_levels, hidden]`, and scales where the dtype has them."""
+    norms: tuple[float, ...]
+    peaks: tuple[float, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What a finished shard holds."""
+class ShardWriter:
+    """Writes one shard; use as a context manager, which removes what was not committed.
 
-    shard: str
-    fingerprint: str
-    """Full, of the cache it was made for."""
-    size_bytes: int
-    seconds: float
-    """Spent on reading, encoding and writing its images."""
-    entries: dict[str, Entry]
+    Raises:
+        OSError: the disk does not take it.
+    """
+
+    def __init__(self, folder: Path, name: str, fingerprint: Fingerprint, max_images: int) -> None:
+        self.folder, self.name, self.fingerprint = folder, name, fingerprint
+        self.failed: dict[str, Failure] = {}
+        self._entries: dict[str, Entry] = {}
+        self._tensors: dict[str, Any] = {}
+        self._started = time.time()
+        num_tensors = max_images * (2 if fingerprint.storage.is_scaled else 1)
+        self._header_bytes = _aligned(num_tensors * HEADER_BYTES_PER_TENSOR + ALIGNMENT)
+        self._end = self._header_bytes
+        path = shard_path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = temporary_name(path)
+        self._descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._threads = ThreadPoolExecutor(NUM_WRITERS)
+        self._waiting: list[Future[None]] = []
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        os.close(self._descriptor)
+        self._temporary.unlink(missing_ok=True)
+
+    def add(self, images: Sequence[Packed]) -> list[Future[None]]:
+        """Append images; their tensors must stay as they are until the futures that this gives are done."""
+        for write in self._waiting:
+            if write.done():
+                write.result()  # raises what went wrong in it
+        writes = []
+        for image in images:
+            writes.append(self._threads.submit(self._write, image, self._end))
+            self._describe(image)
+        self._waiting = [write for write in self._waiting if not write.done()] + writes
+        return writes
+
+    def commit(self) -> bool:
+        """Finish the shard and write its receipt; False if another worker has finished it meanwhile."""
+        for write in self._waiting:
+            write.result()
+        header = self._header()
+        write_all(self._descriptor, memoryview(header), 0)
+        follow_umask(self._temporary)
+        os.fsync(self._descriptor)
+        if has_receipt(self.folder, self.name):
+            return False
+        path, receipt = shard_path(self.folder, self.name), self._receipt(header)
+        os.replace(self._temporary, path)
+        flush(path.parent)
+        if write_receipt(self.folder, receipt):
+            return True
+        if os.stat(path).st_ino == os.fstat(self._descriptor).st_ino:
+            # Another wrote its receipt since we looked, and now our file lies in the place of its own.
+            write_text(receipt_path(self.folder, self.name), to_text(receipt))
+        return False
+
+    def _write(self, image: Packed, offset: int) -> None:
+        digest = xxhash.xxh3_64()
+        start = offset
+        for part in image.parts:
+            content = raw_bytes(part)
+            digest.update(content)
+            write_all(self._descriptor, content, offset)
+            offset += len(content)
+        self._entries[image.key] = Entry(
+            offset=start,
+            size_bytes=image.size_bytes,
+            num_tokens=len(image.parts[0]),
+            grid_thw=image.grid_thw,
+            xxh3_64=digest.hexdigest(),
+            norms=image.norms,
+            peaks=image.peaks,
+        )
+
+    def _describe(self, image: Packed) -> None:
+        """Give the image its place and its lines in the header."""
+        codes = self.fingerprint.storage.code, "F32"
+        for part, code, suffix in zip(image.parts, codes, ("", SCALE_SUFFIX), strict=False):
+            begin = self._end - self._header_bytes
+            offsets = [begin, begin + part.nbytes]
+            self._tensors[image.key + suffix] = {"dtype": code, "shape": list(part.shape), "data_offsets": offsets}
+            self._end += part.nbytes
+
+    def _header(self) -> bytes:
+        """As safetensors wants it: the length of some JSON, the JSON, here with blanks after it."""
+        metadata = {
+            "format": FORMAT_NAME,
+            "format_version": str(FORMAT_VERSION),
+            "fingerprint": self.fingerprint.sha256,
+            "grid_thw": json.dumps({key: list(entry.grid_thw) for key, entry in sorted(self._entries.items())}),
+        }
+        text = json.dumps({"__metadata__": metadata, **self._tensors}, separators=(",", ":")).encode()
+        size = self._header_bytes - 8
+        assert len(text) <= size, "HEADER_BYTES_PER_TENSOR is too small"
+        return size.to_bytes(8, "little") + text.ljust(size)
+
+    def _receipt(self, header: bytes) -> Receipt:
+        return Receipt(
+            shard=self.name,
+            fingerprint=self.fingerprint.sha256,
+            size_bytes=self._end,
+            header_bytes=self._header_bytes,
+            header_xxh3_64=xxhash.xxh3_64_hexdigest(header),
+            host=socket.gethostname(),
+            finished=round(time.time(), 3),
+            seconds=round(time.time() - self._started, 3),
+            images={key: self._entries[key] for key in sorted(self._entries)},
+            failed=dict(sorted(self.failed.items())),
+        )
 
 
 def shard_path(folder: Path, name: str) -> Path:
     return folder / SHARDS / f"{name}.safetensors"
 
 
-def receipt_path(folder: Path, name: str) -> Path:
-    return folder / RECEIPTS / f"{name}.json"
-
-
-def write_shard(
-    folder: Path,
-    name: str,
-    features: Mapping[str, torch.Tensor],
-    grids: Mapping[str, Grid],
-    fingerprint: Fingerprint,
-    seconds: float,
-) -> None:
-    """Write one shard and then its receipt; after this the shard counts.
-
-    `features` has a tensor per image key, `[num_tokens, num_levels, hidden]`; `grids` the (t, h, w) of each.
-    """
-    path = shard_path(folder, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {
-        "format": FORMAT_NAME,
-        "format_version": str(FORMAT_VERSION),
-        "fingerprint": fingerprint.sha256,
-        "grid_thw": json.dumps({key: list(grids[key]) for key in sorted(grids)}),
-    }
-    with atomic_write(path) as temporary:
-        save_file({key: tensor.contiguous() for key, tensor in features.items()}, temporary, metadata)
-    receipt = {
-        "format_version": FORMAT_VERSION,
-        "fingerprint": fingerprint.sha256,
-        "shard": name,
-        "size_bytes": path.stat().st_size,
-        "xxh3_128": hash_file(path),
-        "host": socket.gethostname(),
-        "seconds": round(seconds, 3),
-        "images": _describe(path, features, grids),
-    }
-    write_json(receipt_path(folder, name), receipt)
-
-
-def _describe(path: Path, features: Mapping[str, torch.Tensor], grids: Mapping[str, Grid]) -> dict[str, Any]:
-    """What the receipt says of each image: places from the file's header, checksums from what was in memory."""
-    header, data_start = read_header(path)
-    return {
-        key: {
-            "grid_thw": list(grids[key]),
-            "num_tokens": features[key].shape[0],
-            "offset": data_start + header[key]["data_offsets"][0],
-            "size_bytes": features[key].nbytes,
-            "xxh3_64": xxhash.xxh3_64_hexdigest(raw_bytes(features[key])),
-        }
-        for key in sorted(features)
-    }
-
-
-def read_receipts(folder: Path) -> list[Receipt]:
-    """All receipts of a cache, in the order of their shards.
-
-    Raises:
-        CacheCorrupt: one of them is not what was written.
-    """
-    paths = (folder / RECEIPTS).glob("*.json")
-    return [_read_receipt(path) for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
+def write_all(descriptor: int, content: memoryview, offset: int) -> None:
+    """`os.pwrite` until all is written: one call takes 2 GiB at most."""
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -131,16 +198,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + size
 
 
-def _read_receipt(path: Path) -> Receipt:
-    try:
-        value = json.loads(path.read_text())
-        entries = {key: _entry(value["shard"], image) for key, image in value["images"].items()}
-        return Receipt(value["shard"], value["fingerprint"], int(value["size_bytes"]), float(value["seconds"]), entries)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheCorrupt(f"receipt {path} is broken ({error!r}); delete it and run: {BUILD_COMMAND}") from None
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Remove what killed writers of a shard left; for who holds its claim."""
+    for leftover in shard_path(folder, name).parent.glob(f"{name}.*{TEMPORARY_MARK}*"):
+        leftover.unlink(missing_ok=True)
 
 
-def _entry(shard: str, image: dict[str, Any]) -> Entry:
-    grid_t, grid_h, grid_w = image["grid_thw"]
-    place = int(image["offset"]), int(image["size_bytes"]), int(image["num_tokens"])
-    return Entry(shard, *place, (grid_t, grid_h, grid_w), image["xxh3_64"])
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

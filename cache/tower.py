@@ -7,6 +7,7 @@ bfloat16 cache holds just what a bfloat16 model would have seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from transformers import MODEL_MAPPING, PreTrainedConfig
 
 from lookonce.cache.checkpoint import Checkpoint
 from lookonce.errors import ModelError
+
+TOKENS_PER_FORWARD = 8192
+"""On a GPU."""
 
 
 def num_levels(config: PreTrainedConfig) -> int:
@@ -32,20 +36,21 @@ class Tower:
         """
         self.dtype, self.device = dtype, torch.device(device)
         self.merge_size: int = checkpoint.vision_config.spatial_merge_size
+        self.tokens_per_forward = TOKENS_PER_FORWARD if self.device.type == "cuda" else 1
+        """How many image tokens go through it together; at least one image does."""
         self.module = _build(checkpoint, dtype).to(self.device)
 
     @torch.inference_mode()
-    def encode(self, patches: torch.Tensor, grids: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Features of some images.
+    def encode(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """Features of some images, one after the other, `[num_tokens, num_levels, hidden]`, on the tower's device.
 
-        `patches` is `[sum of t * h * w, patch_dim]`, `grids` each image's (t, h, w). Gives one tensor per image,
-        `[num_tokens, num_levels, hidden]`, on the tower's device.
+        `patches` is `[sum of t * h * w, patch_dim]`, `grids` each image's (t, h, w), of which t * h * w / merge_size**2
+        tokens come out.
         """
         grid_thw = torch.tensor(grids, device=self.device)
         output = self.module(patches.to(self.device, self.dtype), grid_thw=grid_thw, return_dict=True)
         levels = [output.pooler_output, *(output.deepstack_features or ())]
-        features = torch.stack(levels, dim=1)
-        return list(torch.split(features, [t * h * w // self.merge_size**2 for t, h, w in grids]))
+        return torch.stack(levels, dim=1)
 
 
 def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:

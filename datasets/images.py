@@ -4,37 +4,71 @@ Design: content, not path. Two files with the same bytes are one image and are e
 image whatever its name, so its old features can not be taken for new ones. The cost is reading every image file once
 a run, about a second a gigabyte from a local disk. Names, sizes and modification times are never trusted, and a key
 is never cut short: truncated keys have shown models the wrong image (https://github.com/LMCache/LMCache/issues/4086).
+
+Images are single files or members of archives (archives.py). One that can not be read does not stop the others: it is
+kept aside with the reason. Only when none can be read is it an error, since then the image root is wrong. Bytes are
+never all in memory: a few files and one member an archive are.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import io
+import os
+import stat
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
+from PIL import Image
 from tqdm import tqdm
 
+from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError
+from lookonce.text import count
 
 NUM_THREADS = 8
 """Hashing releases the GIL; on network storage the threads hide latency."""
 NUM_NAMED = 5
-"""How many missing images a message names."""
+"""How many unusable images a message names."""
+MAX_FILE_BYTES = 1 << 30
+"""No honest image is larger, and reading what is could take all memory."""
+
+UNDECODABLE = (
+    *(OSError, ValueError, SyntaxError, RuntimeError, TypeError, LookupError, ArithmeticError, struct.error),
+    Image.DecompressionBombError,
+)
+"""What Pillow raises for files that are no images, or broken ones; most of it was found with random damage."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """The images of some records: each file's key, and one file for each key."""
+    """The images of some records."""
 
     key_of: dict[Path, str]
+    """Of each file that can be read."""
     path_of: dict[str, Path]
+    """One file for each key, in the order in which they are best read: single files by key, then archive by archive
+    the members in their order."""
+    size_of: dict[str, Size | None] = field(default_factory=dict)
+    """Width and height by key, as the header says; None if it is of no known image format."""
+    unusable: dict[Path, str] = field(default_factory=dict)
+    """Why the others can not be read."""
 
     @property
     def num_files(self) -> int:
-        return len(self.key_of)
+        """All that the records name, usable or not."""
+        return len(self.key_of) + len(self.unusable)
 
     @property
     def num_distinct(self) -> int:
@@ -55,54 +89,163 @@ def bytes_key(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def image_size(data: bytes) -> Size | None:
+    """Width and height from the header of an image file, or None if it is no image."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.size
+    except (*UNDECODABLE, MemoryError):
+        return None
+
+
 def read_bytes(path: Path) -> bytes:
-    """The bytes of an image file.
+    """The bytes of an image: a file, or a member of an archive.
 
     Raises:
-        ImageError: it can not be read.
+        ImageError: it can not be read; says why.
     """
+    archive = find_archive(path)
+    data = _read_file(path) if archive is None else next(_read_archive(archive, [path]))[1]
+    if isinstance(data, ImageError):
+        raise data
+    return data
+
+
+def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:
+    """The bytes of images, each path once, and the error where there are none.
+
+    Single files come first, in order, read on threads a few ahead; then archive after archive, each streamed once,
+    the members in their order in it. In the order of `ImageIndex.path_of` that is the order asked for.
+    """
+    files, members_of = by_archive(paths)
+    yield from zip(files, ahead(_read_file, files), strict=True)
+    for archive, members in members_of.items():
+        yield from _read_archive(archive, members)
+
+
+def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """The result of `function` for each item, in order, computed on threads a bounded number ahead of the caller."""
+    waiting: deque[Future[Result]] = deque()
+    threads = ThreadPoolExecutor(NUM_THREADS)
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ImageError(f"can not read image {path}: {error.strerror}") from None
+        for item in items:
+            waiting.append(threads.submit(function, item))
+            if len(waiting) > 2 * NUM_THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def index_images(records: Iterable[Record]) -> ImageIndex:
-    """Find the key of every image that the records name.
+    """Find the key and the size of every image that the records name.
 
     Raises:
-        ImageError: an image is missing or can not be read; all are checked first, and the first few are named with
-            the record that asks for them.
+        ImageError: not one of them can be read; names the first few with the record that asks for them.
     """
     origin_of: dict[Path, str] = {}
     for record in records:
         for path in record.images:
             origin_of.setdefault(path, record.origin)
-    _check_present(origin_of)
-    paths = sorted(origin_of)
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-        keys = list(
-            tqdm(threads.map(image_key, paths), "hash images", len(paths), unit="image", leave=False, disable=None)
-        )
-    key_of = dict(zip(paths, keys, strict=True))
-    return ImageIndex(key_of, {key: path for path, key in reversed(key_of.items())})
+    files, members = _look_at_all(sorted(origin_of))
+    reason_of = {image.path: image.reason for image in files + members if image.reason}
+    unusable = {path: reason_of[path] for path in origin_of if path in reason_of}
+    if unusable and len(unusable) == len(origin_of):
+        raise _none_usable(unusable, origin_of)
+    usable = [image for image in sorted(files) + members if not image.reason]
+    distinct: dict[str, _Look] = {}
+    for image in usable:
+        distinct.setdefault(image.key, image)
+    return ImageIndex(
+        key_of={image.path: image.key for image in sorted(usable, key=lambda image: image.path)},
+        path_of={key: image.path for key, image in distinct.items()},
+        size_of={key: image.size for key, image in distinct.items()},
+        unusable=unusable,
+    )
 
 
-def _check_present(origin_of: dict[Path, str]) -> None:
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-        present = list(threads.map(_is_there, origin_of))
-    missing = [path for path, found in zip(origin_of, present, strict=True) if not found]
-    if missing:
-        named = "\n".join(f"  {path} ({origin_of[path]})" for path in missing[:NUM_NAMED])
-        more = f"\n  and {len(missing) - NUM_NAMED} more" if len(missing) > NUM_NAMED else ""
-        raise ImageError(
-            f"{len(missing)} of {len(origin_of)} images are not there, or may not be read:\n{named}{more}\n"
-            "Check `data.image_root` in the run file; it is what image paths are relative to."
-        )
+class _Look(NamedTuple):
+    """What is known of an image after its bytes have gone by."""
+
+    key: str
+    path: Path
+    size: Size | None = None
+    reason: str = ""
+    """Why there were no bytes."""
 
 
-def _is_there(path: Path) -> bool:
+def _look_at(path: Path, data: bytes | ImageError) -> _Look:
+    if isinstance(data, ImageError):
+        return _Look("", path, reason=str(data))
+    return _Look(bytes_key(data), path, image_size(data))
+
+
+def _look_at_all(paths: list[Path]) -> tuple[list[_Look], list[_Look]]:
+    """The single files in order, then the members of archives as they stand there. Archives are read side by side."""
+    files, members_of = by_archive(paths)
+    with tqdm(total=len(paths), desc="hash images", unit="image", leave=False, disable=None) as progress:
+
+        def look_at_file(path: Path) -> _Look:
+            return _look_at(path, _read_file(path))
+
+        def look_at_members(archive: Path) -> list[_Look]:
+            looks = []
+            for path, data in _read_archive(archive, members_of[archive]):
+                looks.append(_look_at(path, data))
+                progress.update()
+            return looks
+
+        seen = []
+        for look in ahead(look_at_file, files):
+            seen.append(look)
+            progress.update()
+        return seen, [look for looks in ahead(look_at_members, sorted(members_of)) for look in looks]
+
+
+def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
+    named = "\n".join(f"  {reason} ({origin_of[path]})" for path, reason in list(unusable.items())[:NUM_NAMED])
+    more = f"\n  and {len(unusable) - NUM_NAMED} more" if len(unusable) > NUM_NAMED else ""
+    return ImageError(
+        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}{more}\n"
+        "Check `data.image_root` in the run file; it is what image paths are relative to."
+    )
+
+
+def _read_archive(archive: Path, paths: list[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:
+    for path, data in read_members(archive, paths):
+        problem = "" if isinstance(data, ImageError) else _too_large(len(data))
+        yield path, unreadable(path, problem) if problem else data
+
+
+def _read_file(path: Path) -> bytes | ImageError:
+    if leads_out(path):
+        return unreadable(path, "it leads out of the image root; keep images below the root")
     try:
-        return path.is_file()
-    except OSError:  # a folder one may not enter, or an impossible name
-        return False
+        with open(path, "rb", opener=_open_at_once) as file:
+            found = os.fstat(file.fileno())
+            regular = stat.S_ISREG(found.st_mode)
+            problem = _too_large(found.st_size) if regular else "it is a FIFO or a device; expected a file"
+            return unreadable(path, problem) if problem else file.read()
+    except (OSError, ValueError, MemoryError) as error:
+        return unreadable(path, _why(path, error))
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    """Opening a FIFO that nobody writes to would wait for ever otherwise."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+def _too_large(num_bytes: int) -> str:
+    if num_bytes <= MAX_FILE_BYTES:
+        return ""
+    return f"it has {num_bytes:,} bytes, more than any honest image (the limit is {MAX_FILE_BYTES:,}); is it an image?"
+
+
+def _why(path: Path, error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return "there is not enough memory" if isinstance(error, MemoryError) else f"no file has such a name ({error})"
+    if error.errno == errno.ENOENT and path.is_symlink():
+        return f"it is a link to {path.readlink()}, which is not there"
+    kind = {errno.EISDIR: "a folder", errno.ENXIO: "a socket"}.get(error.errno or 0)
+    return f"it is {kind}; expected a file" if kind else error.strerror or str(error)

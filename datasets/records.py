@@ -11,7 +11,9 @@ and the flat one, in which a line is one question about one image and all other 
 
 Design: strict. A line that is not just so is an error that names file, line and what was expected, because a record
 skipped in silence is a hole in somebody's training set. Image paths are relative to the records file or to an image
-root and may not lead out of it; links inside the root are followed, since shared image folders are often links.
+root, and may lead into an archive (archives.py); links inside the root are followed, since shared image folders are
+often links. Whether an image can be read is not asked here. A path that leads out of the root keeps its `..` parts,
+which no other path has; it is never opened, and counts as an image that can not be read.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Record:
     """A conversation of one or more turns about an image, several, or none."""
 
     images: tuple[Path, ...]
+    """Absolute and in their shortest form, but for `root/../a.jpg`, which leads out of the root and is not opened."""
     turns: tuple[Turn, ...]
     system: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -160,11 +163,11 @@ def _list(value: Any, key: str, origin: str) -> list[Any]:
 
 
 def _image(name: Any, root: Path, origin: str) -> Path:
-    """The absolute path of an image; lexical, so that a path can be refused without touching the disk."""
+    """The absolute path of an image; lexical, so that one that leads out of the root is known without the disk."""
     anchor = os.path.abspath(root)
     path = os.path.normpath(os.path.join(anchor, _text(name, "image", origin)))
     if os.path.commonpath((anchor, path)) != anchor:
-        raise RecordsError(f"{origin}: image {name!r} leads out of the image root {anchor}; keep images below it")
+        return Path(anchor, os.path.relpath(path, anchor))
     return Path(path)
 
 

@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 
-from lookonce.cache.build import BuildReport, build_cache, make_plan
+from lookonce.cache.build import BuildOptions, build_cache
 from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.describe import PlanReport, StatusReport, describe_plan, describe_status
-from lookonce.cache.fingerprint import DTYPES, Fingerprint
+from lookonce.cache.estimate import PlanReport, estimate
+from lookonce.cache.fingerprint import Fingerprint
+from lookonce.cache.folder import read_plan, settle
 from lookonce.cache.names import BUILD_COMMAND
 from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.planner import agree_on_plan, index_of_plan, planned_images
 from lookonce.cache.read import VisionCache, find_cache
+from lookonce.cache.report import BuildReport
+from lookonce.cache.status import StatusReport, status
 from lookonce.cache.tower import Tower
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record, read_records
@@ -43,8 +47,10 @@ class Inputs:
     images: ImageIndex
 
     @classmethod
-    def open(cls, run: RunFile) -> Inputs:
+    def open(cls, run: RunFile, *, trust_plan: bool = False) -> Inputs:
         """Read records and checkpoint, hash the images and the tower.
+
+        `trust_plan` takes the images' keys from the cache's plan if it names them all, without reading them.
 
         Raises:
             LookonceError: whatever of it is missing or broken.
@@ -52,38 +58,61 @@ class Inputs:
         records = {split: list(_read_split(run, split)) for split in ("train", "val", "test")}
         checkpoint = Checkpoint.open(run.model.path, run.model.revision)
         processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-        images = index_images(record for part in records.values() for record in part)
         fingerprint = Fingerprint.of(checkpoint, processor, run.cache.dtype)
-        return cls(run, checkpoint, processor, fingerprint, records, images)
+        everything = [record for part in records.values() for record in part]
+        images = None
+        if trust_plan:
+            plan = read_plan(run.cache.dir / fingerprint.folder_name)
+            images = index_of_plan(plan, (path for record in everything for path in record.images))
+        return cls(run, checkpoint, processor, fingerprint, records, images or index_images(everything))
 
     @property
     def cache_folder(self) -> Path:
         return self.run.cache.dir / self.fingerprint.folder_name
 
-    def describe_plan(self) -> PlanReport:
-        """What `build` would do."""
-        folder, fingerprint, processor, images = self.cache_folder, self.fingerprint, self.processor, self.images
-        plan = make_plan(folder, fingerprint, processor, images.path_of, self.run.cache.shard_mb * MEGABYTE)
-        return describe_plan(folder, plan, fingerprint, processor, images.path_of, images.num_files)
-
-    def describe_status(self) -> StatusReport:
-        """How much of this run's cache is there."""
-        return describe_status(self.cache_folder, self.images.path_of)
-
-    def load_tower(self) -> Tower:
-        return Tower(self.checkpoint, DTYPES[self.run.cache.dtype], best_device())
-
-    def build(self) -> BuildReport:
-        """Encode what the cache lacks."""
-        return build_cache(
-            self.run.cache.dir,
+    def estimate(self, num_pilot: int) -> PlanReport:
+        """What `build` would do; with a pilot of so many images, also how long it would take."""
+        epoch = [self.images.key_of.get(path) for record in self.records["train"] for path in record.images]
+        return estimate(
+            self.cache_folder,
             self.fingerprint,
             self.processor,
-            self.images.path_of,
-            self.load_tower,
+            self.images,
             self.run.cache.shard_mb * MEGABYTE,
-            provenance={"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()},
+            [key for key in epoch if key],
+            self.load_tower if num_pilot else None,
+            num_pilot,
         )
+
+    def write_plan(self) -> None:
+        """Fix what is to be made, so that workers need not hash the images."""
+        settle(self.cache_folder, self.fingerprint, self._provenance())
+        wanted = planned_images(self.images, self.processor)
+        agree_on_plan(self.cache_folder, wanted, self.fingerprint, self.run.cache.shard_mb * MEGABYTE)
+
+    def status(self) -> StatusReport:
+        """How much of this run's cache is there."""
+        return status(self.cache_folder, self.images.path_of)
+
+    def load_tower(self) -> Tower:
+        return Tower(self.checkpoint, self.fingerprint.storage.compute, best_device())
+
+    def build(
+        self, worker: tuple[int, int] | None = None, *, wait: bool = True, retry_quarantined: bool = False
+    ) -> BuildReport:
+        """Encode what the cache lacks, beside any number of other workers."""
+        options = BuildOptions(
+            self.run.cache.shard_mb * MEGABYTE,
+            self._provenance(),
+            worker,
+            wait,
+            retry_quarantined,
+            self.run.cache.claim_s,
+        )
+        return build_cache(self.run.cache.dir, self.fingerprint, self.processor, self.images, self.load_tower, options)
+
+    def _provenance(self) -> dict[str, Any]:
+        return {"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()}
 
     def open_cache(self) -> VisionCache:
         """The cache of this run, with the features of all its images.
@@ -97,11 +126,13 @@ class Inputs:
             for part in self.records.values()
             for record in part
             for path in record.images
-            if self.key_of(path) not in cache
+            if self.images.key_of.get(path, "") not in cache
         ]
         if missing:
             path, origin = missing[0]
-            reason = cache.quarantined.get(self.key_of(path))
+            reason = self.images.unusable.get(path)
+            if reason is None and (failure := cache.failed.get(self.key_of(path))):
+                reason = failure.reason
             advice = (
                 f"it is quarantined ({reason}); mend the file or remove its records"
                 if reason

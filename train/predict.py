@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.fingerprint import DTYPES
+from lookonce.cache.encode import encode_image
 from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.shards import Grid
+from lookonce.cache.receipts import Grid
+from lookonce.cache.storage import STORAGE
 from lookonce.cache.tower import Tower
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.batch import Collator
@@ -48,10 +49,9 @@ def predict(folder: RunFolder, image: Path, question: str, system: str | None = 
     checkpoint = Checkpoint.open(run.model.path, run.model.revision)
     folder.check_inputs({"model": checkpoint.content_hash()})
     processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-    patches, grid = processor.read(image)
-    tower = Tower(checkpoint, DTYPES[run.cache.dtype], best_device())
-    source = OneImage(tower.encode(patches, [grid])[0].cpu(), grid)
-    del tower
+    storage = STORAGE[run.cache.dtype]
+    features, grid = encode_image(image, processor, Tower(checkpoint, storage.compute, best_device()), storage)
+    source = OneImage(features, grid)
     prompter = Prompter(checkpoint.folder, checkpoint.config)
     record = Record((image,), (Turn(question, ""),), system, origin="the question")
     example = prompter.question(record, 0, ["image"], [grid])

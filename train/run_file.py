@@ -55,14 +55,17 @@ class CacheSection(Section):
     dir: UserPath = Path("caches")
     """Holds one folder a fingerprint; caches of several models live side by side."""
     dtype: DtypeName = "bfloat16"
-    """What the tower computes in and what is stored."""
+    """What is stored, and what the tower computes in; fp8_e4m3 halves bfloat16, in which the tower then computes."""
     backend: Backend = "pil"
     """Of the image processor."""
     min_pixels: Count | None = None
     max_pixels: Count | None = None
     """Image size limits; by default the model's own. Fewer pixels are fewer tokens: 32 x 32 pixels are one."""
     shard_mb: Count = 2048
-    """Planned size of a shard; what a killed run loses at most."""
+    """Planned size of a shard; what a killed worker loses at most."""
+    claim_s: Annotated[float, Field(gt=0)] = 180
+    """A worker that was not heard of for so long is dead, and its shard is taken over; longer than a network
+    filesystem may take to show one machine what another wrote."""
     check: bool = True
     """Compare each image's checksum when it is read."""
 

@@ -14,7 +14,7 @@ import torch
 
 from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.read import VisionCache
-from lookonce.cache.shards import Grid
+from lookonce.cache.receipts import Grid
 
 
 class VisionSource(Protocol):

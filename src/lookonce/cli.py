@@ -129,7 +129,7 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> N
       lookonce cache plan experiments/sample.yaml
       lookonce cache plan run.yaml --set cache.max_pixels=432000 --json
     """
-    report = _inputs(run_file, assignments).describe_plan()
+    report = _inputs(run_file, assignments).estimate(8)
     _print(asdict(report), report.text(), as_json)
 
 
@@ -166,7 +166,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], as_json: bool) ->
       lookonce cache status experiments/sample.yaml
       lookonce cache status run.yaml --json
     """
-    report = _inputs(run_file, assignments).describe_status()
+    report = _inputs(run_file, assignments).status()
     _print(asdict(report), report.text(), as_json)
 
 

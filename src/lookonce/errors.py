@@ -9,7 +9,9 @@
     |- CacheError               a cache can not be used
     |  |- CacheMismatch         it was made with another model or other pixels; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
-    |  `- CacheCorrupt          its bytes are not what was written
+    |  |- CacheCorrupt          its bytes are not what was written
+    |  `- DiskFull              there is no room for it; names the bytes that are missing
+    |- Stopped                  a signal asked to stop; exit code 75: run the same command again
     |- TrainingError            a training has left the numbers in which it can go on
     `- RunFolderError           the output folder holds something else
 
@@ -65,6 +67,16 @@ class FeaturesMissing(CacheError, KeyError):
 
 class CacheCorrupt(CacheError):
     """The bytes of a cache are not what was written."""
+
+
+class DiskFull(CacheError):
+    """There is no room for a cache."""
+
+
+class Stopped(LookonceError):
+    """A signal asked to stop before all was done."""
+
+    exit_code = 75
 
 
 class TrainingError(LookonceError):

@@ -9,6 +9,7 @@ two fsyncs a file, some milliseconds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -25,17 +26,40 @@ TEMPORARY_MARK = ".tmp-"
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to; on leaving without an error it becomes `path`, else it is removed."""
-    temporary = path.with_name(
-        f"{path.name}{TEMPORARY_MARK}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    )
+    temporary = temporary_name(path)
     try:
         yield temporary
         follow_umask(temporary)
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no other process or machine chooses."""
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+
+def create_text(path: Path, text: str) -> bool:
+    """Write `text` to `path` unless there is such a file; of several processes that try, one is told True.
+
+    A hard link from a finished temporary file: it appears whole or not at all, on network filesystems too.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        follow_umask(temporary)
+        flush(temporary)
+        os.link(temporary, path)
+        flush(path.parent)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -68,7 +92,13 @@ def follow_umask(path: Path) -> None:
             file.chmod(0o666 & ~umask)
 
 
-def _flush(path: Path) -> None:
+def is_full(error: OSError) -> bool:
+    """Whether it says that there is no room: on the disk, in the quota, or below the limit on a file's size."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

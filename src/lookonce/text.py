@@ -51,3 +51,17 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for line in everything
     )
+
+
+BAR = 40
+"""Characters of the longest bar."""
+
+
+def bars(numbers: Sequence[tuple[str, int]]) -> str:
+    """A bar chart of characters, one named number a line."""
+    largest = max((number for _, number in numbers), default=0)
+    width = max((len(name) for name, _ in numbers), default=0)
+    return "\n".join(
+        f"  {name:>{width}}  {'#' * round(BAR * number / largest) if largest else ''} {number:,}"
+        for name, number in numbers
+    )

@@ -1,16 +1,28 @@
-"""Images are known by the bytes of their files, and missing ones are all found before any work starts."""
+"""Images are known by the bytes of their files; those that give no bytes are kept aside, each with its reason."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import random
+import socket
+import threading
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from lookonce.datasets.images import image_key, index_images
+from lookonce.datasets import images
+from lookonce.datasets.images import ImageIndex, image_key, image_size, index_images, read_bytes, read_many
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError
+
+MEGABYTE = 1_000_000
 
 
 def record(*images: Path, origin: str = "train.jsonl:1") -> Record:
@@ -23,16 +35,42 @@ def file(folder: Path, name: str, content: bytes = b"pixels") -> Path:
     return path
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def in_time(function: Callable[[], Any], seconds: float = 20) -> Any:
+    """What `function` returns; a test that hangs fails instead."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert results, f"no result within {seconds} seconds"
+    return results[0]
+
+
+def peak_bytes(function: Callable[[], Any]) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("content", [b"", b"pixels", bytes(3_000_000)], ids=["empty", "small", "large"])
 def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path: Path, content: bytes) -> None:
-    assert image_key(file(tmp_path, "a.jpg", content)) == hashlib.sha256(content).hexdigest()
+    path = file(tmp_path, "a.jpg", content)
+    assert image_key(path) == sha256(content)
+    assert read_bytes(path) == content
+    assert index_images([record(path)]).key_of == {path: sha256(content)}
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["in order", "reversed"])
 def test_two_paths_with_the_same_bytes_are_one_image_found_under_the_first_name(tmp_path: Path, reverse: bool) -> None:
     names = sorted(("a.jpg", "b.jpg", "c.jpg"), reverse=reverse)
     index = index_images([record(file(tmp_path, name)) for name in names])
-    key = hashlib.sha256(b"pixels").hexdigest()
+    key = sha256(b"pixels")
     assert index.key_of == {tmp_path / "a.jpg": key, tmp_path / "b.jpg": key, tmp_path / "c.jpg": key}
     assert index.path_of == {key: tmp_path / "a.jpg"}
     assert (index.num_files, index.num_distinct) == (3, 1)
@@ -60,50 +98,216 @@ def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp
 
 
 def test_records_without_images_have_an_empty_index() -> None:
-    assert index_images([record()]).num_files == 0
+    assert index_images([record()]) == ImageIndex({}, {})
+    assert index_images([]).num_files == 0
 
 
-def test_all_missing_images_are_counted_and_the_first_five_named_with_their_record(tmp_path: Path) -> None:
-    records = [record(tmp_path / f"{number}.jpg", origin=f"train.jsonl:{number}") for number in range(1, 8)]
+def test_files_are_in_the_order_of_their_keys_whatever_the_order_of_the_records(tmp_path: Path) -> None:
+    paths = [file(tmp_path, f"{number}.jpg", b"%d" % number) for number in range(20)]
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(paths, len(paths))
+        index = index_images([record(path) for path in shuffled])
+        assert list(index.path_of) == list(index.size_of) == sorted(index.path_of)
+        assert list(index.key_of) == sorted(paths)
+
+
+# What gives no bytes, and why.
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        folder = os.open(path.parent, os.O_RDONLY)
+        server.bind(f"/proc/self/fd/{folder}/{path.name}")  # socket paths are limited to 108 bytes
+        os.close(folder)
+
+
+def too_large(path: Path) -> None:
+    path.write_bytes(bytes(2001))
+
+
+def unlocked(path: Path) -> None:
+    path.write_bytes(b"pixels")
+    path.chmod(0)
+
+
+HOSTILE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "missing": ("x.jpg", lambda path: None, "No such file or directory"),
+    "dangling link": (
+        "x.jpg",
+        lambda path: path.symlink_to("gone.jpg"),
+        "it is a link to gone.jpg, which is not there",
+    ),
+    "link to itself": ("x.jpg", lambda path: path.symlink_to("x.jpg"), "Too many levels of symbolic links"),
+    "folder": ("x.jpg", Path.mkdir, "it is a folder; expected a file"),
+    "link to a folder": ("x.jpg", lambda path: path.symlink_to("."), "it is a folder; expected a file"),
+    "FIFO": ("x.jpg", fifo, "it is a FIFO or a device; expected a file"),
+    "link to a FIFO": (
+        "x.jpg",
+        lambda path: (fifo(path.with_name("fifo")), path.symlink_to("fifo")),
+        "it is a FIFO or a device; expected a file",
+    ),
+    "device": ("x.jpg", lambda path: path.symlink_to("/dev/zero"), "it is a FIFO or a device; expected a file"),
+    "socket": ("x.jpg", unix_socket, "it is a socket; expected a file"),
+    "too large": ("x.jpg", too_large, "it has 2,001 bytes, more than any honest image (the limit is 2,000)"),
+    "no permission": ("x.jpg", unlocked, "Permission denied"),
+    "below a file": ("x.jpg/y.jpg", lambda path: path.parent.write_bytes(b"pixels"), "Not a directory"),
+    "name too long": ("a" * 300, lambda path: None, "File name too long"),
+    "name with a null": ("a\0b.jpg", lambda path: None, "no file has such a name (embedded null byte)"),
+    "name that is no text": ("a\ud800.jpg", lambda path: None, "no file has such a name ('utf-8' codec"),
+    "missing archive": ("x.tar/a.jpg", lambda path: None, "No such file or directory"),
+    "archive a FIFO": ("x.tar/a.jpg", lambda path: fifo(path.parent), "Not a directory"),
+    "compressed archive": (
+        "x.tar.gz/a.jpg",
+        lambda path: path.parent.write_bytes(b""),
+        "decompress it once, with `gunzip ",
+    ),
+    "out of the root": (
+        "../x.jpg",
+        lambda path: path.resolve().write_bytes(b"pixels"),
+        "it leads out of the image root",
+    ),
+    "out of the root, archive": (
+        "../x.tar/a.jpg",
+        lambda path: path.resolve().parent.write_bytes(b""),
+        "it leads out of the image root",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "make", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_what_gives_no_bytes_is_told_with_the_reason_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], Any], reason: str
+) -> None:
+    if make is unlocked and os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    monkeypatch.setattr(images, "MAX_FILE_BYTES", 2000)
+    (tmp_path / "root").mkdir()
+    good, path = file(tmp_path / "root", "good.jpg", bytes(2000)), tmp_path / "root" / name
+    make(path)
+
+    (_, given), (_, error) = in_time(lambda: list(read_many([good, path])))
+    assert given == good.read_bytes()
+    assert isinstance(error, ImageError)
+    shown = ascii(str(path))[1:-1]
+    assert str(error).startswith(f"can not read image {shown}: ") and reason in str(error)
+
+    index = in_time(lambda: index_images([record(path, good)]))
+    assert index.unusable == {path: str(error)}
+    assert (list(index.key_of), index.num_files, index.num_distinct) == ([good], 2, 1)
+
     with pytest.raises(ImageError) as refusal:
-        index_images([record(file(tmp_path, "there.jpg")), *records])
+        read_bytes(path)
+    assert str(refusal.value) == str(error)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no user can read")
+def test_file_that_the_disk_does_not_give_is_unusable(tmp_path: Path) -> None:
+    index = index_images([record(Path("/proc/self/mem"), file(tmp_path, "a.jpg"))])
+    assert index.unusable == {Path("/proc/self/mem"): "can not read image /proc/self/mem: Input/output error"}
+
+
+def test_if_no_image_can_be_read_the_first_five_are_named_with_their_record(tmp_path: Path) -> None:
+    records = [record(tmp_path / f"{number}.jpg", origin=f"train.jsonl:{number}") for number in range(7, 0, -1)]
+    with pytest.raises(ImageError) as refusal:
+        index_images(records)
     first, *named, more, advice = str(refusal.value).splitlines()
-    assert first == "7 of 8 images are not there, or may not be read:"
-    assert named == [f"  {tmp_path / f'{number}.jpg'} (train.jsonl:{number})" for number in range(1, 6)]
+    assert first == "no image can be read; 7 images tried:"
+    missing = "No such file or directory"
+    assert named == [
+        f"  can not read image {tmp_path / f'{number}.jpg'}: {missing} (train.jsonl:{number})"
+        for number in (7, 6, 5, 4, 3)
+    ]
     assert more == "  and 2 more"
     assert "data.image_root" in advice
 
 
-def test_an_impossible_name_is_a_missing_image(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="1 of 1 images are not there, or may not be read"):
-        index_images([record(tmp_path / ("a" * 300))])
-
-
-def test_five_missing_images_are_all_named(tmp_path: Path) -> None:
+def test_if_five_images_can_not_be_read_all_are_named(tmp_path: Path) -> None:
     with pytest.raises(ImageError) as refusal:
         index_images([record(*(tmp_path / f"{number}.jpg" for number in range(5)))])
     assert all(f"{number}.jpg" in str(refusal.value) for number in range(5))
     assert " more" not in str(refusal.value)
 
 
-def test_missing_image_is_named_once_with_the_first_record_that_asks_for_it(tmp_path: Path) -> None:
+def test_unusable_image_is_named_once_with_the_first_record_that_asks_for_it(tmp_path: Path) -> None:
     missing = tmp_path / "a.jpg"
     with pytest.raises(ImageError) as refusal:
         index_images([record(missing, origin="train.jsonl:3"), record(missing, origin="val.jsonl:1")])
-    assert str(refusal.value).startswith(
-        f"1 of 1 images are not there, or may not be read:\n  {missing} (train.jsonl:3)\n"
-    )
+    assert str(refusal.value).startswith("no image can be read; 1 image tried:\n")
+    assert str(refusal.value).count("a.jpg") == 1 and "(train.jsonl:3)" in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", ["folder", "broken link"])
-def test_what_is_not_a_file_counts_as_missing(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "a.jpg"
-    path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "gone.jpg")
-    with pytest.raises(ImageError, match="1 of 1 images are not there"):
-        index_images([record(path)])
+# Sizes.
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no user can read")
-def test_file_that_can_not_be_read_is_named() -> None:
-    with pytest.raises(ImageError, match="can not read image /proc/self/mem: "):
-        index_images([record(Path("/proc/self/mem"))])
+def encoded(file_format: str, size: tuple[int, int] = (30, 20)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, file_format)
+    return buffer.getvalue()
+
+
+def bomb(width: int) -> bytes:
+    """A PNG header that promises a square of this width."""
+    header = b"IHDR" + width.to_bytes(4) * 2 + b"\x08\0\0\0\0"
+    return b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4) + header + zlib.crc32(header).to_bytes(4)
+
+
+SIZES = {
+    "JPEG": (encoded("JPEG"), (30, 20)),
+    "PNG": (encoded("PNG"), (30, 20)),
+    "WebP": (encoded("WEBP"), (30, 20)),
+    "cut JPEG": (encoded("JPEG", (300, 200))[:-300], (300, 200)),
+    "empty": (b"", None),
+    "text": (b"this is no image", None),
+    "bomb": (bomb(1_000_000), None),
+    "broken PPM": (b"P6\n3x 2\n255\n", None),
+    "broken TIFF": (b"II*\0" + b"\xff" * 20, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of some damage
+@pytest.mark.parametrize(("content", "size"), SIZES.values(), ids=SIZES)
+def test_size_is_read_from_the_header_and_none_where_there_is_none(
+    tmp_path: Path, content: bytes, size: tuple[int, int] | None
+) -> None:
+    assert image_size(content) == size
+    assert index_images([record(file(tmp_path, "a.jpg", content))]).size_of == {sha256(content): size}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
+def test_no_damage_to_a_header_stops_the_index() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        content = bytearray(encoded(rng.choice(("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "ICO"))))
+        for _ in range(3):
+            content[rng.randrange(min(len(content), 60))] = rng.randrange(256)
+        size = image_size(bytes(content))
+        assert size is None or all(isinstance(side, int) for side in size)
+
+
+# Reading many.
+
+
+def test_each_path_is_given_once_and_files_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    paths = [file(tmp_path, f"{number}.jpg", b"%d" % number) for number in range(60)]
+    random.Random(0).shuffle(paths)
+    assert list(read_many([*paths, *paths])) == [(path, path.read_bytes()) for path in paths]
+
+
+def test_only_a_few_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [file(tmp_path, f"{number}.jpg") for number in range(100)]
+    read, read_file = [], images._read_file
+    monkeypatch.setattr(images, "_read_file", lambda path: (read.append(path), read_file(path))[1])
+    reading = read_many(paths)
+    next(reading)
+    reading.close()
+    assert 1 <= len(read) <= 2 * images.NUM_THREADS + 1
+
+
+def test_bytes_are_never_all_in_memory(tmp_path: Path) -> None:
+    paths = [file(tmp_path, f"{number}.jpg", bytes(MEGABYTE)) for number in range(60)]
+    assert peak_bytes(lambda: [None for _ in read_many(paths)]) < 25 * MEGABYTE
+    assert peak_bytes(lambda: index_images([record(*paths)])) < 25 * MEGABYTE

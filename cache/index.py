@@ -1,0 +1,209 @@
+"""The index of a cache: where each image's features lie, for millions of images without a dictionary of them.
+
+Design: columns in one safetensors file, sorted by key and memory-mapped, so that opening reads next to nothing and many
+processes share it; a look-up is a binary search in the first 8 bytes of the keys. It is derived from the receipts and
+knows each one's size and time of writing: an index that does not fit the receipts that are there is not used, and
+anyone may delete it. 84 bytes an image on disk. Small caches do without: their receipts are read at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.cache.receipts import RECEIPTS, Entry, Failure, Receipt, read_receipts, receipt_path
+from lookonce.cache.shards import read_header
+from lookonce.errors import CacheCorrupt
+from lookonce.files import atomic_write, hash_file, write_text
+
+INDEX, INDEX_CHECKSUM = "index.safetensors", "index.xxh3"
+Columns = dict[str, NDArray[Any]]
+DTYPES = {"U8": np.uint8, "U32": np.uint32, "U64": np.uint64, "I64": np.int64, "F64": np.float64}
+
+
+@dataclass(frozen=True)
+class Index:
+    """All images of a cache. `Index.open` finds the file or reads the receipts."""
+
+    columns: Columns
+    shards: Sequence[str]
+    failed: dict[str, Failure]
+    """Of the images that have no features."""
+
+    @classmethod
+    def open(cls, folder: Path, fingerprint: str) -> Index:
+        """The index of a cache folder, from its file or from the receipts.
+
+        Raises:
+            CacheCorrupt: a receipt is not what was written, or that of another cache.
+        """
+        return read_index(folder, fingerprint) or cls.of(folder, fingerprint)
+
+    @classmethod
+    def of(cls, folder: Path, fingerprint: str) -> Index:
+        """The index that the receipts make; an image that several shards hold is that of the first."""
+        shards: list[str] = []
+        failed: dict[str, Failure] = {}
+        parts = []
+        for number, receipt in enumerate(read_receipts(folder)):
+            _check_origin(folder, receipt, fingerprint)
+            parts.append(_columns(number, receipt))
+            failed |= receipt.failed
+            shards.append(receipt.shard)
+        columns = _sorted(parts) | _shard_columns(folder, parts, shards)
+        index = cls(columns, shards, {})
+        return replace(index, failed={key: why for key, why in failed.items() if index.find(key) is None})
+
+    def __len__(self) -> int:
+        return len(self.columns["prefix"])
+
+    def keys(self) -> Iterator[str]:
+        """In sorted order."""
+        return (bytes(key).hex() for key in self.columns["key"])
+
+    def find(self, key: str) -> int | None:
+        """The row of an image."""
+        prefix, keys = self.columns["prefix"], self.columns["key"]
+        try:
+            digits, first = bytes.fromhex(key), np.uint64(int(key[:16], 16))
+        except ValueError:  # no key at all
+            return None
+        row = int(prefix.searchsorted(first))
+        while row < len(prefix) and prefix[row] == first:
+            if keys[row].tobytes() == digits:
+                return row
+            row += 1
+        return None
+
+    def entry(self, row: int) -> tuple[str, Entry]:
+        """The shard of an image, and its place there."""
+        column = self.columns
+        grid_t, grid_h, grid_w = column["grid_thw"][row].tolist()
+        entry = Entry(
+            offset=int(column["offset"][row]),
+            size_bytes=int(column["size_bytes"][row]),
+            num_tokens=int(column["num_tokens"][row]),
+            grid_thw=(grid_t, grid_h, grid_w),
+            xxh3_64=f"{int(column['xxh3_64'][row]):016x}",
+        )
+        return self.shards[int(column["shard"][row])], entry
+
+    def is_current(self, folder: Path) -> bool:
+        """Whether the receipts in a folder are those that it was made from."""
+        sizes, times = _stamps(folder, self.shards)
+        num_receipts = sum(1 for name in os.listdir(folder / RECEIPTS) if name.endswith(".json"))
+        same = num_receipts == len(self.shards) and np.array_equal(sizes, self.columns["receipt_bytes"])
+        return same and np.array_equal(times, self.columns["receipt_time_ns"])
+
+
+def write_index(folder: Path, fingerprint: str) -> Index:
+    """Make the index file of a cache from its receipts."""
+    index = Index.of(folder, fingerprint)
+    texts = {"shards": list(index.shards), "failed": {key: asdict(why) for key, why in index.failed.items()}}
+    with atomic_write(folder / INDEX) as temporary:
+        save_file(
+            index.columns | {name: _text(value) for name, value in texts.items()}, temporary, _metadata(fingerprint)
+        )
+        checksum = hash_file(temporary)
+    write_text(folder / INDEX_CHECKSUM, checksum + "\n")
+    return index
+
+
+def read_index(folder: Path, fingerprint: str) -> Index | None:
+    """The index of a cache from its file; None if there is none that is whole and fits the receipts."""
+    path = folder / INDEX
+    try:
+        if hash_file(path) != (folder / INDEX_CHECKSUM).read_text().strip():
+            return None
+        header, start = read_header(path)
+    except (OSError, ValueError):
+        return None
+    if header["__metadata__"] != _metadata(fingerprint):
+        return None
+    columns = {name: _map(path, about, start) for name, about in header.items() if name != "__metadata__"}
+    shards, failed = (json.loads(columns.pop(name).tobytes()) for name in ("shards", "failed"))
+    index = Index(columns, shards, {key: Failure(**why) for key, why in failed.items()})
+    return index if index.is_current(folder) else None
+
+
+def _metadata(fingerprint: str) -> dict[str, str]:
+    return {"format": "lookonce-index", "format_version": str(FORMAT_VERSION), "fingerprint": fingerprint}
+
+
+def _check_origin(folder: Path, receipt: Receipt, fingerprint: str) -> None:
+    if receipt.fingerprint != fingerprint:
+        raise CacheCorrupt(
+            f"{receipt_path(folder, receipt.shard)} belongs to another cache ({receipt.fingerprint[:16]}); "
+            f"run: {REPAIR_COMMAND}"
+        )
+
+
+def _map(path: Path, about: dict[str, Any], start: int) -> NDArray[Any]:
+    begin, _ = about["data_offsets"]
+    shape, dtype = tuple(about["shape"]), DTYPES[about["dtype"]]
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", start + begin, shape)
+
+
+def _text(value: Any) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _columns(number: int, receipt: Receipt) -> Columns:
+    """The rows of one receipt, unsorted."""
+    entries = list(receipt.images.values())
+    keys = np.frombuffer(bytes.fromhex("".join(receipt.images)), np.uint8).reshape(-1, 32)
+    return {
+        "key": keys,
+        "shard": np.full(len(entries), number, np.uint32),
+        "offset": np.array([entry.offset for entry in entries], np.uint64),
+        "size_bytes": np.array([entry.size_bytes for entry in entries], np.uint64),
+        "num_tokens": np.array([entry.num_tokens for entry in entries], np.uint32),
+        "grid_thw": np.array([entry.grid_thw for entry in entries], np.uint32).reshape(-1, 3),
+        "xxh3_64": np.array([int(entry.xxh3_64, 16) for entry in entries], np.uint64),
+        "shard_bytes": np.array([receipt.size_bytes], np.uint64),
+        "shard_seconds": np.array([receipt.seconds], np.float64),
+    }
+
+
+NO_ROWS = _columns(0, Receipt("", "", 0, 0, "", "", 0.0, 0.0, {}))
+OF_SHARDS = ("shard_bytes", "shard_seconds")
+
+
+def _sorted(parts: list[Columns]) -> Columns:
+    """All rows by key, each key once, that of the first shard."""
+    columns = {
+        name: np.concatenate([part[name] for part in [NO_ROWS, *parts]]) for name in NO_ROWS if name not in OF_SHARDS
+    }
+    words = columns["key"].view(">u8").astype(np.uint64)
+    order = np.lexsort(words.T[::-1])  # stable: of equal keys the first shard's comes first
+    words = words[order]
+    is_first = np.ones(len(words), bool)
+    is_first[1:] = (words[1:] != words[:-1]).any(axis=1)
+    kept = order[is_first]
+    return {name: column[kept] for name, column in columns.items()} | {"prefix": words[is_first, 0].copy()}
+
+
+def _shard_columns(folder: Path, parts: list[Columns], shards: Sequence[str]) -> Columns:
+    sizes, times = _stamps(folder, shards)
+    columns = {name: np.concatenate([NO_ROWS[name][:0], *(part[name] for part in parts)]) for name in OF_SHARDS}
+    return columns | {"receipt_bytes": sizes, "receipt_time_ns": times}
+
+
+def _stamps(folder: Path, shards: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Size and time of writing of each shard's receipt."""
+    found = {entry.name: entry.stat() for entry in os.scandir(folder / RECEIPTS)} if shards else {}
+    stats = [found.get(f"{shard}.json") for shard in shards]
+    sizes = [stat.st_size if stat else 0 for stat in stats]
+    times = [stat.st_mtime_ns if stat else 0 for stat in stats]
+    return np.array(sizes, np.uint64), np.array(times, np.int64)

@@ -1,0 +1,109 @@
+"""What a build has to do: the images that are wanted, against those that are there and those that are planned.
+
+Design: several workers may find at once that the plan lacks images. Each makes the same extension from the same plan;
+the first to write its part wins, the others read the plan again. With a plan that names all the files of a run, a
+worker need not hash them (a hundred workers would read the whole data set a hundred times): the plan says their keys,
+and the bytes are compared with the key when the image is encoded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from lookonce.cache.fingerprint import Fingerprint
+from lookonce.cache.folder import extend_plan, read_plan
+from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.plan import Plan, PlannedImage, Shard
+from lookonce.cache.receipts import finished_shards, read_receipts
+from lookonce.datasets.images import ImageIndex
+
+
+def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[PlannedImage]:
+    """The distinct images of some records, in reading order."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for path, key in index.key_of.items():
+        files[key].append(str(path))
+    return [
+        PlannedImage(key, planned_tokens(processor, index.size_of.get(key)), tuple(sorted(files[key])))
+        for key in index.path_of
+    ]
+
+
+def planned_tokens(processor: ImageProcessor, size: tuple[int, int] | None) -> int:
+    """From the header; an image that has none, or of an impossible shape, is planned as nothing and found out later."""
+    try:
+        return processor.num_tokens(*size) if size else 0
+    except ValueError:
+        return 0
+
+
+def missing_shards(
+    folder: Path,
+    plan: Plan,
+    images: Iterable[PlannedImage],
+    fingerprint: Fingerprint,
+    shard_bytes: int,
+    *,
+    retry_quarantined: bool = False,
+) -> tuple[Shard, ...]:
+    """Shards to add to a plan for those of `images` that no shard can give.
+
+    A shard can give an image if it is finished, or if all its images are among `images`, so that it can be made.
+    """
+    wanted = {image.key: image for image in images}
+    have = settled_images(folder, retry_quarantined=retry_quarantined)
+    to_come = {key for shard in pending_shards(folder, plan, wanted.keys(), have) for key in shard.keys}
+    new = [image for key, image in wanted.items() if key not in have and key not in to_come]
+    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes)
+
+
+def agree_on_plan(
+    folder: Path,
+    images: Iterable[PlannedImage],
+    fingerprint: Fingerprint,
+    shard_bytes: int,
+    *,
+    retry_quarantined: bool = False,
+) -> Plan:
+    """The plan of a cache, extended on disk by what these images need."""
+    images = list(images)
+    while True:
+        plan = read_plan(folder)
+        new = missing_shards(folder, plan, images, fingerprint, shard_bytes, retry_quarantined=retry_quarantined)
+        if not new:
+            return plan
+        extend_plan(folder, plan, new)
+
+
+def pending_shards(folder: Path, plan: Plan, keys: Iterable[str], have: set[str]) -> list[Shard]:
+    """The shards to be made: unfinished, all their images among `keys`, not all of them in `have`."""
+    finished, keys = set(finished_shards(folder)), set(keys)
+    return [
+        shard
+        for shard in plan.shards
+        if shard.name not in finished and keys.issuperset(shard.keys) and not have.issuperset(shard.keys)
+    ]
+
+
+def settled_images(folder: Path, *, retry_quarantined: bool = False) -> set[str]:
+    """The images whose features are there, and, unless they are to be tried again, those known to be impossible."""
+    settled: set[str] = set()
+    for receipt in read_receipts(folder):
+        settled |= receipt.images.keys()
+        if not retry_quarantined:
+            settled |= {key for key, failure in receipt.failed.items() if not failure.retry}
+    return settled
+
+
+def index_of_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex | None:
+    """The keys of files as the plan has them, without reading one; None if it does not name them all."""
+    planned = {file: image for image in plan.images() for file in image.files}
+    paths = list(paths)
+    if not paths or any(str(path) not in planned for path in paths):
+        return None
+    key_of = {path: planned[str(path)].key for path in paths}
+    path_of = {key: path for path, key in reversed(key_of.items())}
+    in_order = {image.key: path_of[image.key] for image in plan.images() if image.key in path_of}
+    return ImageIndex(key_of, in_order)

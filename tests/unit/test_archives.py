@@ -1,0 +1,478 @@
+"""Images in tar and parquet files are those in a folder; what is missing or damaged is told, the rest is given."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from webdataset import TarWriter
+
+from lookonce.datasets import archives, images
+from lookonce.datasets.archives import find_archive
+from lookonce.datasets.images import index_images, read_bytes, read_many
+from lookonce.datasets.records import Record
+from lookonce.errors import ImageError
+
+MEGABYTE = 1_000_000
+IMAGES = {
+    "polyp/a.jpg": b"first",
+    "polyp/b.jpg": b"second",
+    "c.JPG": b"third",
+    "d.e.f.jpg": b"several dots",
+    "größe/œuvre 内視鏡.png": b"unicode",
+    "__meta__/g.jpg": b"underscores",
+}
+EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+
+
+def write_webdataset(path: Path, files: Mapping[str, bytes]) -> None:
+    with TarWriter(str(path)) as writer:
+        for name, content in files.items():
+            key, _, suffix = name.rpartition(".")
+            writer.write({"__key__": key, suffix: content})
+
+
+def write_tar(path: Path, files: Mapping[str, bytes] | list[tuple[str, bytes]], **options: Any) -> None:
+    with tarfile.open(path, "w", **options) as tar:
+        for name, content in files.items() if isinstance(files, Mapping) else files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def write_struct(path: Path, files: Mapping[str, bytes], row_group_size: int = 2) -> None:
+    rows = [{"bytes": content, "path": name} for name, content in files.items()]
+    write_table(path, row_group_size, image=pa.array(rows, EMBEDDED), question=pa.array(["?"] * len(rows)))
+
+
+def write_plain(path: Path, files: Mapping[str, bytes], row_group_size: int = 2) -> None:
+    write_table(path, row_group_size, pixels=pa.array(list(files.values()), pa.binary()))
+
+
+def write_table(path: Path, row_group_size: int, **columns: pa.Array) -> None:
+    parquet.write_table(pa.table(columns), path, row_group_size=row_group_size)
+
+
+def index(*paths: Path) -> images.ImageIndex:
+    return index_images([Record(paths, turns=())])
+
+
+def names(files: Mapping[str, bytes], by_row: bool) -> dict[str, bytes]:
+    """What leads to each image, by name or by row."""
+    return {str(row): content for row, content in enumerate(files.values())} if by_row else dict(files)
+
+
+FORMS: dict[str, tuple[str, Callable[..., None], bool]] = {
+    "folder": ("x", write_folder, False),
+    "folder called as an archive": ("x.tar", write_folder, False),
+    "webdataset": ("x.tar", write_webdataset, False),
+    "tar, GNU": ("x.tar", lambda path, files: write_tar(path, files, format=tarfile.GNU_FORMAT), False),
+    "tar, PAX": ("x.y.TAR", lambda path, files: write_tar(path, files, format=tarfile.PAX_FORMAT), False),
+    "tar of a folder": ("x.tar", lambda path, files: write_tar(path, {f"./{n}": c for n, c in files.items()}), False),
+    "parquet, by name": ("train-00000-of-00001.parquet", write_struct, False),
+    "parquet, by row": ("train.Parquet", write_struct, True),
+    "parquet, plain column": ("x.parquet", write_plain, True),
+    "below a folder called as an archive": ("x.tar/y.tar", write_tar, False),
+}
+
+
+@pytest.mark.parametrize(("name", "write", "by_row"), FORMS.values(), ids=FORMS)
+def test_images_are_the_same_in_a_folder_and_in_archives(
+    tmp_path: Path, name: str, write: Callable[..., None], by_row: bool
+) -> None:
+    archive = tmp_path / name
+    archive.parent.mkdir(exist_ok=True)
+    write(archive, IMAGES)
+    expected = {archive / name: content for name, content in names(IMAGES, by_row).items()}
+    found = index(*expected)
+    assert found.key_of == {path: hashlib.sha256(content).hexdigest() for path, content in expected.items()}
+    assert (found.unusable, found.num_distinct) == ({}, len(IMAGES))
+    assert dict(read_many(expected)) == expected
+    assert {path: read_bytes(path) for path in expected} == expected
+
+
+def test_only_a_file_that_a_path_goes_on_below_is_an_archive(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.PARQUET", "c.tar.gz", ".tar", "d.zip", "tar"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link.tar").symlink_to("a.tar")
+    (tmp_path / "folder.tar").mkdir()
+    leads_into = {
+        "a.tar/x.jpg": "a.tar",
+        "a.tar/b/c.parquet/d.jpg": "a.tar",
+        "b.PARQUET/17": "b.PARQUET",
+        "c.tar.gz/x.jpg": "c.tar.gz",
+        "link.tar/x.jpg": "link.tar",
+        "a.tar": None,
+        "folder.tar/x.jpg": None,
+        "missing.tar/x.jpg": None,
+        ".tar/x.jpg": None,
+        "d.zip/x.jpg": None,
+        "tar/x.jpg": None,
+        "folder.tar/../a.tar/x.jpg": None,
+    }
+    for name, expected in leads_into.items():
+        assert find_archive(tmp_path / name) == (tmp_path / expected if expected else None), name
+
+
+def test_a_tar_file_may_be_an_image_file_itself(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", IMAGES)
+    assert read_bytes(tmp_path / "x.tar") == (tmp_path / "x.tar").read_bytes()
+
+
+# Order.
+
+
+def test_reading_order_is_files_by_key_then_archives_as_they_lie_whatever_the_order_of_the_records(
+    tmp_path: Path,
+) -> None:
+    members = {f"{name}.jpg": name.encode() for name in "zaymbx"}
+    write_tar(tmp_path / "b.tar", members)
+    write_struct(tmp_path / "a.parquet", {f"{name}.jpg": f"{name} in parquet".encode() for name in "kcj"})
+    write_folder(tmp_path, {f"{name}.jpg": f"{name} in a file".encode() for name in "qrst"})
+    files = sorted((tmp_path / f"{name}.jpg" for name in "qrst"), key=images.image_key)
+    expected = [
+        *files,
+        *(tmp_path / "a.parquet" / f"{name}.jpg" for name in "kcj"),
+        *(tmp_path / "b.tar" / name for name in members),
+    ]
+    for seed in range(4):
+        found = index(*random.Random(seed).sample(expected, len(expected)))
+        assert list(found.path_of.values()) == expected
+        assert list(found.path_of) == list(found.size_of)
+        assert list(found.key_of) == sorted(expected)
+    assert [path for path, _ in read_many(found.path_of.values())] == expected
+
+
+def test_an_image_in_a_file_and_in_archives_is_read_from_the_file(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"z.jpg": b"both"})
+    write_tar(tmp_path / "a.tar", {"a.jpg": b"both", "c.jpg": b"twice", "b.jpg": b"twice"})
+    write_tar(tmp_path / "b.tar", {"a.jpg": b"twice"})
+    paths = [tmp_path / name for name in ("b.tar/a.jpg", "a.tar/b.jpg", "a.tar/c.jpg", "a.tar/a.jpg", "z.jpg")]
+    found = index(*paths)
+    assert list(found.path_of.values()) == [tmp_path / "z.jpg", tmp_path / "a.tar" / "c.jpg"]
+    assert (found.num_files, found.num_distinct) == (5, 2)
+
+
+def test_of_members_with_one_name_the_first_is_meant(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", b"first"), ("./a.jpg", b"second"), ("b.jpg", b"b")])
+    rows = [{"bytes": content, "path": "a.jpg"} for content in (b"first", b"second", b"third")]
+    write_table(tmp_path / "x.parquet", 1, image=pa.array(rows, EMBEDDED))
+    expected = {tmp_path / "x.tar/a.jpg": b"first", tmp_path / "x.tar/b.jpg": b"b"}
+    assert dict(read_many(expected)) == expected
+    assert dict(read_many([tmp_path / "x.parquet/a.jpg"])) == {tmp_path / "x.parquet/a.jpg": b"first"}
+
+
+def test_a_row_may_be_asked_for_by_number_and_by_name_and_a_number_is_a_row_first(tmp_path: Path) -> None:
+    write_struct(tmp_path / "x.parquet", {"a.jpg": b"a", "0": b"zero", "007": b"seven", "1.jpg": b"one"})
+    expected = {"0": b"a", "a.jpg": b"a", "1": b"zero", "007": b"seven", "3": b"one", "1.jpg": b"one"}
+    assert dict(read_many(tmp_path / "x.parquet" / name for name in expected)) == {
+        tmp_path / "x.parquet" / name: content for name, content in expected.items()
+    }
+
+
+# What can not be had.
+
+NO_MEMBER = "the archive has no such member, or is cut short before it"
+DAMAGED = "the archive is cut short or damaged ("
+GOOD = {f"{number}.jpg": bytes([number]) * 3000 for number in range(6)}
+
+
+def cut(path: Path, num_bytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+
+def overwrite(path: Path, old: bytes) -> None:
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, b"\xff" * len(old)))
+
+
+def no_file(path: Path, **fields: Any) -> None:
+    """Good members, and one called `0.jpg` that is no file."""
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo("0.jpg")
+        for name, value in fields.items():
+            setattr(member, name, value)
+        tar.addfile(member)
+        tar.addfile(tarfile.TarInfo("1.jpg"))
+
+
+def null_bytes(path: Path) -> None:
+    rows = [None, {"bytes": None, "path": "1.jpg"}, {"bytes": b"given", "path": "2.jpg"}]
+    write_table(path, 3, image=pa.array(rows, EMBEDDED))
+
+
+def broken_row_group(path: Path) -> None:
+    parquet.write_table(
+        pa.table({"image": pa.array(GOOD.values(), pa.binary())}),
+        path,
+        row_group_size=2,
+        use_dictionary=False,
+        compression="none",
+    )
+    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset : column.data_page_offset + 12] = b"\xff" * 12
+    path.write_bytes(content)
+
+
+# name -> archive, what makes it, the wanted members, those of them that are given, the reason for the others
+BAD: dict[str, tuple[str, Callable[[Path], Any], list[str], list[str], str]] = {
+    "tar, member missing": ("x.tar", lambda p: write_tar(p, GOOD), ["0.jpg", "9.jpg"], ["0.jpg"], NO_MEMBER),
+    "tar, member a folder": (
+        "x.tar",
+        lambda p: no_file(p, type=tarfile.DIRTYPE),
+        ["0.jpg", "1.jpg"],
+        ["1.jpg"],
+        NO_MEMBER,
+    ),
+    "tar, member a link": (
+        "x.tar",
+        lambda p: no_file(p, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        ["0.jpg", "1.jpg"],
+        ["1.jpg"],
+        NO_MEMBER,
+    ),
+    "tar, below a member": ("x.tar", lambda p: write_tar(p, GOOD), ["0.jpg/a.jpg", "0.jpg"], ["0.jpg"], NO_MEMBER),
+    "tar, 0 bytes": ("x.tar", lambda p: p.write_bytes(b""), ["0.jpg"], [], DAMAGED),
+    "tar, text": ("x.tar", lambda p: p.write_bytes(b"no archive " * 900), ["0.jpg"], [], DAMAGED),
+    "tar, cut in a member": (
+        "x.tar",
+        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584 + 700)),
+        ["0.jpg", "1.jpg", "2.jpg", "3.jpg"],
+        ["0.jpg", "1.jpg"],
+        f"{DAMAGED}unexpected end of data)",
+    ),
+    "tar, cut in a header": (
+        "x.tar",
+        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584 + 200)),
+        ["0.jpg", "1.jpg", "2.jpg"],
+        ["0.jpg", "1.jpg"],
+        "cut short",
+    ),
+    "tar, cut between members": (
+        "x.tar",
+        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584)),
+        ["0.jpg", "1.jpg", "2.jpg"],
+        ["0.jpg", "1.jpg"],
+        NO_MEMBER,
+    ),
+    "tar, cut after all that is wanted": (
+        "x.tar",
+        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584 + 700)),
+        ["0.jpg", "1.jpg"],
+        ["0.jpg", "1.jpg"],
+        "",
+    ),
+    "tar, header broken": (
+        "x.tar",
+        lambda p: (write_tar(p, GOOD), overwrite(p, b"2.jpg")),
+        ["0.jpg", "1.jpg", "2.jpg"],
+        ["0.jpg", "1.jpg"],
+        "cut short",
+    ),
+    "tar, member too large": (
+        "x.tar",
+        lambda p: write_tar(p, GOOD | {"1.jpg": bytes(4001)}),
+        ["0.jpg", "1.jpg", "2.jpg"],
+        ["0.jpg", "2.jpg"],
+        "it has 4,001 bytes, more than any honest image (the limit is 4,000)",
+    ),
+    "tar, compressed": ("x.tgz", lambda p: p.write_bytes(b""), ["0.jpg"], [], "decompress it once, with `gunzip "),
+    "parquet, row missing": ("x.parquet", lambda p: write_struct(p, GOOD), ["0", "6", "5"], ["0", "5"], NO_MEMBER),
+    "parquet, row without end": ("x.parquet", lambda p: write_struct(p, GOOD), ["9" * 30, "0"], ["0"], NO_MEMBER),
+    "parquet, negative row": ("x.parquet", lambda p: write_struct(p, GOOD), ["-1", "0"], ["0"], NO_MEMBER),
+    "parquet, name missing": ("x.parquet", lambda p: write_struct(p, GOOD), ["9.jpg", "0.jpg"], ["0.jpg"], NO_MEMBER),
+    "parquet, no names": ("x.parquet", lambda p: write_plain(p, GOOD), ["0.jpg", "0"], ["0"], NO_MEMBER),
+    "parquet, no bytes": ("x.parquet", null_bytes, ["0", "1.jpg", "2"], ["2"], "its row holds no image bytes"),
+    "parquet, no rows": ("x.parquet", lambda p: write_plain(p, {}), ["0"], [], NO_MEMBER),
+    "parquet, 0 bytes": ("x.parquet", lambda p: p.write_bytes(b""), ["0"], [], DAMAGED),
+    "parquet, text": ("x.parquet", lambda p: p.write_bytes(b"no archive " * 900), ["0", "a.jpg"], [], DAMAGED),
+    "parquet, cut": ("x.parquet", lambda p: (write_struct(p, GOOD), cut(p, 900)), ["0"], [], DAMAGED),
+    "parquet, row group broken": ("x.parquet", broken_row_group, ["0", "2", "3", "4"], ["0", "4"], DAMAGED),
+    "parquet, row too large": (
+        "x.parquet",
+        lambda p: write_struct(p, GOOD | {"1.jpg": bytes(4001)}),
+        ["0.jpg", "1.jpg", "2.jpg"],
+        ["0.jpg", "2.jpg"],
+        "it has 4,001 bytes, more than any honest image (the limit is 4,000)",
+    ),
+    "parquet, no images": (
+        "x.parquet",
+        lambda p: write_table(p, 1, question=pa.array(["?"])),
+        ["0"],
+        [],
+        "the archive must have one column of images (a struct with `bytes`, or binary), or one of that kind that is "
+        "called `image`; its columns are ['question']",
+    ),
+    "parquet, two columns of images": (
+        "x.parquet",
+        lambda p: write_table(p, 1, a=pa.array([b"a"]), b=pa.array([b"b"])),
+        ["0"],
+        [],
+        "its columns are ['a', 'b']",
+    ),
+}
+
+
+@pytest.mark.parametrize(("archive", "make", "wanted", "given", "reason"), BAD.values(), ids=BAD)
+def test_what_can_not_be_had_is_told_with_the_reason_and_the_rest_is_given(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    archive: str,
+    make: Callable[[Path], Any],
+    wanted: list[str],
+    given: list[str],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(images, "MAX_FILE_BYTES", 4000)
+    make(tmp_path / archive)
+    paths = [tmp_path / archive / name for name in wanted]
+    found = dict(read_many(paths))
+    assert found.keys() == set(paths)
+    errors = {path: str(error) for path, error in found.items() if isinstance(error, ImageError)}
+    assert [name for name, path in zip(wanted, paths, strict=True) if path not in errors] == given
+    for path, message in errors.items():
+        assert message.startswith(f"can not read image {path}: ") and reason in message
+        with pytest.raises(ImageError):
+            read_bytes(path)
+    (tmp_path / "good.jpg").write_bytes(b"good")
+    assert index(*paths, tmp_path / "good.jpg").unusable == errors
+
+
+def test_of_several_columns_of_images_the_one_called_image_is_read(tmp_path: Path) -> None:
+    write_table(tmp_path / "x.parquet", 1, a=pa.array([b"a"]), image=pa.array([b"b"]))
+    assert read_bytes(tmp_path / "x.parquet" / "0") == b"b"
+
+
+def test_rows_with_bytes_and_no_path_are_found_by_number(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.large_binary())])
+    write_table(tmp_path / "x.parquet", 1, frame=pa.array([{"bytes": b"a"}, {"bytes": b"b"}], kind))
+    (data, error) = dict(read_many([tmp_path / "x.parquet" / "1", tmp_path / "x.parquet" / "a.jpg"])).values()
+    assert data == b"b" and NO_MEMBER in str(error)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize(("name", "write"), [("x.tar", write_tar), ("x.parquet", write_plain)])
+def test_an_archive_that_may_not_be_read_is_told(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
+    write(tmp_path / name, GOOD)
+    (tmp_path / name).chmod(0)
+    with pytest.raises(ImageError, match=r"the archive can not be read \(.*Permission denied"):
+        read_bytes(tmp_path / name / "0")
+
+
+@pytest.mark.parametrize("write", [write_tar, write_struct])
+def test_whatever_byte_of_an_archive_is_wrong_each_path_has_an_answer(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    archive = tmp_path / ("x.tar" if write is write_tar else "x.parquet")
+    write(archive, IMAGES)
+    content, rng, paths = archive.read_bytes(), random.Random(0), [archive / name for name in IMAGES]
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(3):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        archive.write_bytes(damaged[: rng.choice((None, rng.randrange(len(damaged))))])
+        assert dict(read_many(paths)).keys() == set(paths)
+
+
+# Libraries, threads and memory.
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "module", "package"),
+    [
+        ("x.tar", write_tar, "webdataset.tariterators", "webdataset"),
+        ("x.parquet", write_plain, "pyarrow.parquet", "pyarrow"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[..., None], module: str, package: str
+) -> None:
+    write(tmp_path / name, GOOD)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImageError, match=f"need {package}, which is not installed; run: pip install {package}"):
+        read_bytes(tmp_path / name / "0.jpg")
+
+
+CODE = """
+import sys
+from pathlib import Path
+from lookonce.datasets.images import index_images
+from lookonce.datasets.records import Record
+
+folder = Path(sys.argv[1])
+index_images([Record((folder / "good.jpg",), ())])
+print(*{"webdataset", "pyarrow", "torch"} & set(sys.modules))
+paths = [archive / "0" for archive in sorted(folder.glob("*.*[rt]"))]
+print(len(paths), len(index_images([Record(tuple(paths), ())]).key_of))
+"""
+
+
+def test_libraries_are_imported_with_the_first_archive_by_any_number_of_threads(tmp_path: Path) -> None:
+    for number in range(4):
+        write_tar(tmp_path / f"{number}.tar", {"0": b"tar"})
+        write_plain(tmp_path / f"{number}.parquet", {"0": b"parquet"})
+    (tmp_path / "good.jpg").write_bytes(b"good")
+    command = [sys.executable, "-W", "error", "-c", CODE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["", "8 8"], done.stderr
+
+
+def test_an_archive_is_opened_once_and_lazily_and_each_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_archive = [], archives._open
+    monkeypatch.setattr(archives, "_open", lambda path, wanted: (opened.append(path), open_archive(path, wanted))[1])
+    for name in ("b.tar", "a.tar"):
+        write_tar(tmp_path / name, GOOD)
+    reading = read_many(tmp_path / name / member for member in GOOD for name in ("b.tar", "a.tar"))
+    assert opened == []
+    given = [next(reading)[0] for _ in GOOD]
+    assert opened == [tmp_path / "b.tar"]
+    given += [path for path, _ in reading]
+    assert opened == [tmp_path / "b.tar", tmp_path / "a.tar"]
+    assert given == [tmp_path / name / member for name in ("b.tar", "a.tar") for member in GOOD]
+
+
+def test_the_members_of_a_tar_are_never_all_in_memory(tmp_path: Path) -> None:
+    files = {f"{number}.jpg": bytes([number]) * MEGABYTE for number in range(40)}
+    write_tar(tmp_path / "x.tar", files)
+    paths = [tmp_path / "x.tar" / name for name in files]
+    read_bytes(paths[0])  # imports webdataset
+    tracemalloc.start()
+    try:
+        assert len(index(*paths).key_of) == 40
+        assert tracemalloc.get_traced_memory()[1] < 10 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_a_parquet_file_a_row_group_is_in_memory(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    files = {str(number): rng.randbytes(MEGABYTE) for number in range(40)}
+    write_struct(tmp_path / "x.parquet", files, row_group_size=4)
+    before, peak = pa.total_allocated_bytes(), 0
+    for path, data in read_many(tmp_path / "x.parquet" / name for name in files):
+        assert data == files[path.name]
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert 0 < peak < 3.5 * 4 * MEGABYTE
+    assert pa.total_allocated_bytes() == before
