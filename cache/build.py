@@ -26,11 +26,11 @@ from lookonce.cache.folder import settle
 from lookonce.cache.leftovers import sweep
 from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.plan import Shard
-from lookonce.cache.planner import agree_on_plan, pending_shards, planned_images, settled_images
+from lookonce.cache.planner import Settled, agree_on_plan, pending_shards, planned_images
 from lookonce.cache.receipts import finished_shards, has_receipt
 from lookonce.cache.report import BuildReport, report
 from lookonce.cache.shards import ShardWriter, remove_leftovers
-from lookonce.cache.space import check_room, disk_full, free_bytes, with_margin
+from lookonce.cache.space import check_room, disk_full
 from lookonce.cache.stop import StopSignals
 from lookonce.cache.stopwatch import Stopwatch
 from lookonce.cache.tower import Tower
@@ -41,6 +41,8 @@ from lookonce.text import count
 
 POLL_S = 5
 """How often a worker without work looks whether others have finished or died."""
+SIGNAL_S = 0.2
+"""How long a signal that was sent to several processes may take to reach this one after another."""
 MAX_UNWRITTEN = 2
 """Forwards whose features may wait for the disk."""
 
@@ -79,16 +81,22 @@ def build_cache(
         Stopped: a signal asked for it.
     """
     folder = root / fingerprint.folder_name
-    settle(folder, fingerprint, options.provenance)
-    wanted = planned_images(images, processor)
-    plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, retry_quarantined=options.retry_quarantined)
-    have = settled_images(folder, retry_quarantined=options.retry_quarantined)
-    shards = pending_shards(folder, plan, images.path_of, have)
-    start = time.perf_counter()
-    work = _Build(folder, fingerprint, processor, images.path_of, load_tower, options, shards)
-    work.run()
-    seconds = time.perf_counter() - start
-    return report(folder, fingerprint, images, have, work.made, work.stopwatch.seconds(), seconds)
+    work: _Build | None = None
+    try:
+        settle(folder, fingerprint, options.provenance)
+        wanted, retry = planned_images(images, processor), options.retry_quarantined
+        plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, retry_quarantined=retry)
+        settled = Settled.of(folder, retry_quarantined=retry)
+        shards = pending_shards(plan, settled, images.path_of)
+        start = time.perf_counter()
+        work = _Build(folder, fingerprint, processor, images.path_of, load_tower, options, shards)
+        work.run()
+        seconds = time.perf_counter() - start
+        return report(folder, fingerprint, images, settled.images, work.made, work.stopwatch.seconds(), seconds)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(disk_full(folder, work.bytes_left() if work else 0, error)) from None
 
 
 class _Build:
@@ -109,6 +117,7 @@ class _Build:
         self.made: list[Shard] = []
         """What this worker has made."""
         self._shards = _from(shards, options.worker)
+        self._load: Callable[[], Encoder]
         self._load = lambda: Encoder(files, processor, load_tower(), fingerprint.storage, self.stopwatch)
         self._claimed: dict[str, Claim] = {}
 
@@ -119,18 +128,16 @@ class _Build:
             DiskFull, Stopped
         """
         worker = Worker.this_process("/".join(map(str, self.options.worker or ())))
-        try:
-            check_room(self.folder, self._bytes(self._unfinished()))
-            with StopSignals() as self._stop, Claims(self.folder, worker, self.options.expiry_s) as self._claims:
-                self._bar = self._progress()
-                with self._bar:
-                    self._work()
-        except OSError as error:
-            if not is_full(error):
-                raise
-            needed, free = with_margin(self._bytes(self._unfinished())), free_bytes(self.folder)
-            raise DiskFull(disk_full(self.folder, needed, free)) from None
+        check_room(self.folder, self.bytes_left())
+        with StopSignals() as self._stop, Claims(self.folder, worker, self.options.expiry_s) as self._claims:
+            self._bar = self._progress()
+            with self._bar:
+                self._work()
         sweep(self.folder, self.options.expiry_s)
+
+    def bytes_left(self) -> int:
+        """Of the shards that are not finished."""
+        return self._bytes(self._unfinished())
 
     def _work(self) -> None:
         encoder: Encoder | None = None
@@ -146,6 +153,10 @@ class _Build:
                     if not self.options.wait:
                         return
                     time.sleep(min(POLL_S, self.options.expiry_s / 4))
+        except RuntimeError:
+            time.sleep(SIGNAL_S)
+            self._heed_signals()  # which the processes that decode were sent too, and ended with an error here
+            raise
         finally:
             if encoder:
                 encoder.close()
@@ -164,7 +175,13 @@ class _Build:
             if has_receipt(self.folder, shard.name):  # finished between our look and our claim
                 self._release(shard)
                 continue
-            check_room(self.folder, self._bytes([shard]))
+            try:
+                check_room(self.folder, self._bytes([shard]))
+            except DiskFull:
+                if len(self._claimed) == 1:
+                    raise
+                self._release(shard)
+                return  # what is in work is finished first
             remove_leftovers(self.folder, shard.name)
             yield shard
 
@@ -172,12 +189,22 @@ class _Build:
         """Write what comes out of the tower, shard by shard."""
         for piece in encoded:
             shard = piece.shard
-            with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images)) as writer:
+            with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images), self.stopwatch) as writer:
                 self._write(writer, _rest_of_shard(piece, encoded))
                 with self.stopwatch.phase("flush"):
-                    if writer.commit():
+                    if self._commit(writer, shard):
                         self.made.append(shard)
             self._release(shard)
+            self._heed_signals()
+
+    def _commit(self, writer: ShardWriter, shard: Shard) -> bool:
+        """Finish a shard; False if another has it or makes it."""
+        try:
+            return writer.commit()
+        except FileNotFoundError:
+            if self._claimed[shard.name].is_held():
+                raise
+            return False  # we were asleep for so long that another took over and cleared our file away
 
     def _write(self, writer: ShardWriter, pieces: Iterator[Encoded]) -> None:
         unwritten: deque[list[Future[None]]] = deque()
@@ -206,9 +233,9 @@ class _Build:
         return sum(shard.num_tokens for shard in shards) * self.fingerprint.bytes_per_token
 
     def _heed_signals(self) -> None:
-        if self._stop.name:
+        if self._stop.name and (left := self._unfinished()):
             raise Stopped(
-                f"stopped by {self._stop.name} after {count(len(self.made), 'shard')}, {len(self._unfinished()):,} of "
+                f"stopped by {self._stop.name} after {count(len(self.made), 'shard')}, {len(left):,} of "
                 f"{len(self._shards):,} are left; the same command goes on"
             )
 

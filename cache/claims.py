@@ -7,12 +7,14 @@ another), so machines need not agree on the hour. Nothing depends on a claim bei
 shard after all, because one was asleep for longer than `expiry`, both make the same and the receipt is one of theirs.
 No locks (unreliable on network filesystems), no database, no messages.
 
-A claim is written in place and its holder keeps it open, so that "is it still mine" is "is this still my file".
+A claim appears whole, by a hard link, so that whenever its holder is killed, it says whose it was. Then its holder
+writes it in place and keeps it open, so that "is it still mine" is "is this still my file".
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -46,7 +48,8 @@ class Worker:
     machine: str
     """Tells processes that see each other from those that merely have the same host name and number."""
     born: float
-    """When the process began, by its machine's clock: numbers of processes are used again."""
+    """When the process began, in seconds since its machine did, which setting the clock does not change: numbers of
+    processes are used again."""
     job: str
     """Of Slurm, with the task in an array and how often it was restarted; empty elsewhere."""
 
@@ -58,7 +61,7 @@ class Worker:
             socket.gethostname(),
             pid,
             _machine(),
-            psutil.Process(pid).create_time(),
+            _born(pid),
             _job(),
         )
 
@@ -67,8 +70,8 @@ class Worker:
         if self.machine != _machine():
             return False
         try:
-            process = psutil.Process(self.pid)
-            return bool(process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.born) > 1)
+            is_zombie = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+            return bool(is_zombie or abs(_born(self.pid) - self.born) > 1)
         except psutil.NoSuchProcess:
             return True
 
@@ -143,21 +146,12 @@ class Claims:
     def take(self, shard: str, num_images: int) -> Claim | None:
         """Claim a shard, taking over a dead worker's claim; None if another is at it."""
         path = self.folder / f"{shard}.json"
+        if path.exists() and not bury(path, self.expiry_s):
+            return None
         try:
-            descriptor = self._create(path)
-        except FileExistsError:
-            if not self._bury(path):
-                return None
-            try:
-                descriptor = self._create(path)
-            except FileExistsError:  # another was faster
-                return None
-        try:
-            claim = Claim(path, descriptor, Work(shard, self.worker, num_images=num_images, started=time.time()))
-        except OSError:
-            os.close(descriptor)
-            path.unlink()
-            raise
+            claim = self._create(path, Work(shard, self.worker, num_images=num_images, started=time.time()))
+        except FileExistsError:  # another was faster
+            return None
         with self._lock:
             self._held.add(claim)
         return claim
@@ -167,9 +161,19 @@ class Claims:
             self._held.discard(claim)
             claim.release()
 
-    def _create(self, path: Path) -> int:
+    def _create(self, path: Path, work: Work) -> Claim:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        temporary = temporary_name(path)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            claim = Claim(path, descriptor, work)
+            os.link(temporary, path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+        return claim
 
     def _beat(self) -> None:
         while not self._ended.wait(self.expiry_s / BEATS_PER_EXPIRY):
@@ -178,25 +182,26 @@ class Claims:
                     with contextlib.suppress(OSError):  # a disk that is full now may not be at the next beat
                         claim.beat()
 
-    def _bury(self, path: Path) -> bool:
-        """Remove a claim if it is dead."""
-        try:
-            seen = path.stat()
-            if not is_dead(path, self.expiry_s):
-                return False
-            grave = temporary_name(path)
-            os.rename(path, grave)
-        except FileNotFoundError:  # released meanwhile
-            return True
-        if grave.stat().st_ino != seen.st_ino:  # another took it over since we looked: give it back
+
+def bury(path: Path, expiry_s: float) -> bool:
+    """Remove a claim if it is dead; False if it is not."""
+    try:
+        seen = path.stat()
+        if not is_dead(path, expiry_s):
+            return False
+        grave = temporary_name(path)
+        os.rename(path, grave)
+        if _identity(grave.stat()) != _identity(seen):  # another took it over since we looked: give it back
             with contextlib.suppress(FileExistsError):
                 os.link(grave, path)
         grave.unlink()
-        return True
+    except FileNotFoundError:  # released meanwhile, or another cleared the grave away
+        pass
+    return True
 
 
 def read_work(path: Path) -> Work | None:
-    """What a claim says; None if it says nothing yet."""
+    """What a claim says; None if it can not be read."""
     try:
         value = json.loads(path.read_text())
         return Work(**value | {"worker": Worker(**value["worker"])})
@@ -216,8 +221,10 @@ def age(path: Path) -> float:
     try:
         pulse.touch()
         return pulse.stat().st_mtime - path.stat().st_mtime
-    except PermissionError:  # someone else's folder, which we may only look at
-        return time.time() - path.stat().st_mtime
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return time.time() - path.stat().st_mtime  # someone else's folder, which we may only look at
     finally:
         with contextlib.suppress(OSError):
             pulse.unlink()
@@ -229,6 +236,16 @@ def works(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Work, floa
         with contextlib.suppress(FileNotFoundError):
             work = read_work(path) or Work(path.stem, Worker("unknown", "", 0, "", 0.0, ""))
             yield work, age(path), not is_dead(path, expiry_s)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    """Of a file: numbers of inodes are used again, often at once."""
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _born(pid: int) -> float:
+    boot_time = psutil.boot_time()
+    return float(psutil.Process(pid).create_time() - boot_time)
 
 
 def _machine() -> str:

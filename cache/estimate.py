@@ -20,9 +20,9 @@ from lookonce.cache.folder import read_plan
 from lookonce.cache.names import DtypeName
 from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.plan import PlannedImage, Shard
-from lookonce.cache.planner import missing_shards, pending_shards, planned_images, settled_images
+from lookonce.cache.planner import Settled, missing_shards, pending_shards, planned_images
 from lookonce.cache.shards import ShardWriter
-from lookonce.cache.space import existing, free_bytes
+from lookonce.cache.space import existing, free_bytes, with_margin
 from lookonce.cache.storage import STORAGE
 from lookonce.cache.tower import Tower
 from lookonce.datasets.images import ImageIndex
@@ -105,7 +105,7 @@ class PlanReport:
         return f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}, {done}"
 
     def _room(self) -> str:
-        enough = "" if self.free_bytes > self.missing_bytes else ": NOT ENOUGH"
+        enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
         return f"{size(self.free_bytes)} free there{enough}"
 
     def _time(self) -> list[tuple[str, str]]:
@@ -139,10 +139,10 @@ def estimate(
     `load_tower` is None for no pilot.
     """
     wanted = planned_images(images, processor)
-    plan, have = read_plan(folder), settled_images(folder)
+    plan, settled = read_plan(folder), Settled.of(folder)
     tokens_of = {image.key: image.num_tokens for image in wanted}
-    pending = pending_shards(folder, plan, tokens_of, have)
-    pending += missing_shards(folder, plan, wanted, fingerprint, shard_bytes)
+    pending = pending_shards(plan, settled, tokens_of)
+    pending += missing_shards(plan, settled, wanted, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
     epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
     pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot) if load_tower else None
@@ -153,7 +153,7 @@ def estimate(
         num_files=images.num_files,
         num_images=len(wanted),
         num_unusable=len(images.unusable),
-        num_done=len(tokens_of.keys() & have),
+        num_done=len(tokens_of.keys() & settled.images),
         num_tokens=num_tokens,
         histogram=histogram([number for number in tokens_of.values() if number]),
         num_bytes=num_tokens * fingerprint.bytes_per_token,

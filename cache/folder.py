@@ -2,6 +2,7 @@
 
 Design: JSON that a person can read, and none of it is ever changed by two: the manifest and each part of the plan
 appear once, whole, by whoever is first, and stay; the quarantine is a summary of what the receipts say, for people.
+A part of the plan begins with a checksum of all that follows, as receipts do; the manifest has that of its fingerprint.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.names import BUILD_COMMAND, FORMAT_VERSION
+from lookonce.cache.names import BUILD_COMMAND, FORMAT_VERSION, REPAIR_COMMAND
 from lookonce.cache.plan import Plan, Shard
-from lookonce.cache.receipts import Failure
+from lookonce.cache.receipts import LEN_CHECKSUM_LINE, Failure, checksum_line
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
 from lookonce.files import create_text, write_text
@@ -63,15 +64,21 @@ def read_manifest(folder: Path) -> Fingerprint:
         value = json.loads(path.read_text())
         version = value["format_version"]
         if version == FORMAT_VERSION:
-            return Fingerprint.from_json(value["fingerprint"])
+            return _checked(Fingerprint.from_json(value["fingerprint"]), value.get("sha256"))
     except FileNotFoundError:
         raise CacheError(f"{folder} is no cache: it has no {MANIFEST}; make one with: {BUILD_COMMAND}") from None
     except BROKEN as error:
-        raise CacheCorrupt(f"{path} is broken ({error!r}); choose another `cache.dir` or delete {folder}") from None
+        raise CacheCorrupt(f"{path} is broken ({error!r}); run: {REPAIR_COMMAND}") from None
     raise CacheError(
         f"{folder} is of format version {version!r}, this program reads version {FORMAT_VERSION}; "
         f"make a new one with: {BUILD_COMMAND}"
     )
+
+
+def _checked(fingerprint: Fingerprint, sha256: str | None) -> Fingerprint:
+    if sha256 not in (None, fingerprint.sha256):
+        raise ValueError("its fingerprint does not have the sha256 that stands beside it")
+    return fingerprint
 
 
 def plan_path(folder: Path, part: int) -> Path:
@@ -90,18 +97,33 @@ def read_plan(folder: Path) -> Plan:
 
 def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard]) -> bool:
     """Add `shards` after those of `plan`; False if the plan has grown meanwhile and must be read again."""
+    return create_text(plan_path(folder, plan.num_parts), plan_text(shards))
+
+
+def plan_text(shards: Iterable[Shard]) -> str:
+    """A part of the plan as JSON, one shard a line, that begins with a checksum of what follows it."""
     lines = ",\n".join(f"    {json.dumps(shard.to_json())}" for shard in shards)
-    text = f'{{\n  "format_version": {FORMAT_VERSION},\n  "shards": [\n{lines}\n  ]\n}}\n'
-    return create_text(plan_path(folder, plan.num_parts), text)
+    body = f'  "format_version": {FORMAT_VERSION},\n  "shards": [\n{lines}\n  ]\n}}\n'
+    return checksum_line(body.encode()) + body
+
+
+def read_plan_part(path: Path) -> tuple[Shard, ...]:
+    """The shards of one part of the plan.
+
+    Raises:
+        CacheCorrupt: it is not what was written.
+    """
+    content = path.read_bytes()
+    body = content[LEN_CHECKSUM_LINE:]
+    if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
+        raise CacheCorrupt(f"{path} is not what was written; run: {REPAIR_COMMAND}")
+    return tuple(Shard.from_json(shard) for shard in json.loads(content)["shards"])
 
 
 def _plan_parts(folder: Path) -> Iterator[tuple[Shard, ...]]:
     part = 0
     while (path := plan_path(folder, part)).exists():
-        try:
-            yield tuple(Shard.from_json(shard) for shard in json.loads(path.read_text())["shards"])
-        except BROKEN as error:
-            raise CacheCorrupt(f"{path} is broken ({error!r}); choose another `cache.dir` or delete {folder}") from None
+        yield read_plan_part(path)
         part += 1
 
 

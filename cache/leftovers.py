@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from lookonce.cache.claims import CLAIMS, EXPIRY_S, age, works
+from lookonce.cache.claims import CLAIMS, EXPIRY_S, age, bury, works
 from lookonce.cache.receipts import finished_shards
 from lookonce.cache.shards import SHARDS
 from lookonce.files import TEMPORARY_MARK
@@ -44,8 +44,10 @@ def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path
 
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
     """Remove what can only be rubbish: temporary files and claims of the dead."""
-    for path in (*temporaries(folder, expiry_s), *dead_claims(folder, expiry_s)):
+    for path in temporaries(folder, expiry_s):
         path.unlink(missing_ok=True)
+    for path in dead_claims(folder, expiry_s):
+        bury(path, expiry_s)
 
 
 def _is_gone(writer: str) -> bool:

@@ -12,13 +12,14 @@ transformers' `load_image` does: EXIF rotation applied, then converted to RGB.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from lookonce.cache.names import Backend
 from lookonce.datasets.images import UNDECODABLE, read_bytes
@@ -98,32 +99,55 @@ class ImageProcessor:
         return self.patches(decode(read_bytes(path), path), path)
 
     def resized(self, image: Image.Image, path: Path) -> torch.Tensor:
-        """An RGB image in the size the tower takes, uint8 `[3, height, width]`; `path` is for the message.
+        """An RGB image in the size the tower takes, uint8 `[height, width, 3]`; `path` is for the message.
 
         Raises:
             BadImage: its shape is not one the processor takes.
         """
-        pixels = np.moveaxis(np.array(image), -1, 0)
-        stock = self._stock
-        if not stock.do_resize:
-            return torch.from_numpy(pixels)
-        batch: Any = pixels if self.backend == "pil" else torch.from_numpy(pixels).unsqueeze(0)
-        factor = stock.patch_size * stock.merge_size
+        factor = self._stock.patch_size * self._stock.merge_size
+        if not self._stock.do_resize and (image.width % factor or image.height % factor):
+            raise BadImage(f"{path}: {image.width} x {image.height} pixels are no multiples of {factor}")
         try:
-            resized = stock.resize(batch, size=stock.size, resample=stock.resample, factor=factor)
+            return self._resize_by_pil(image) if self.backend == "pil" else self._resize_by_torchvision(image)
         except ValueError as error:
             raise BadImage(f"{path}: {error}") from None
-        return torch.as_tensor(resized).reshape(3, *resized.shape[-2:])
+
+    def _resize_by_pil(self, image: Image.Image) -> torch.Tensor:
+        """What the stock processor comes to after copying the image into arrays and out of them four times, which no
+        other thread can do meanwhile."""
+        if self._stock.do_resize:
+            limits, factor = self._stock.size, self._stock.patch_size * self._stock.merge_size
+            height, width = smart_resize(
+                image.height, image.width, factor, limits["shortest_edge"], limits["longest_edge"]
+            )
+            image = image.resize((width, height), resample=self._stock.resample)
+        return torch.from_numpy(np.array(image))
+
+    def _resize_by_torchvision(self, image: Image.Image) -> torch.Tensor:
+        stock = self._stock
+        batch = torch.from_numpy(np.array(image)).permute(2, 0, 1).unsqueeze(0).contiguous()
+        if stock.do_resize:
+            factor = stock.patch_size * stock.merge_size
+            batch = stock.resize(batch, size=stock.size, resample=stock.resample, factor=factor)
+        return batch[0].permute(1, 2, 0).contiguous()
+
+    def resized_file(self, path: Path) -> torch.Tensor:
+        """As `resized`, of an image file.
+
+        Raises:
+            ImageError: it can not be read or decoded, or its shape is not one the processor takes.
+        """
+        return self.resized(decode(read_bytes(path), path), path)
 
     def patcher(self) -> Patcher:
         """What makes patches of `resized` images."""
         stock = self._stock
         cutter = Patcher(torch.empty(3, 256), stock.patch_size, stock.merge_size, stock.temporal_patch_size)
-        side = cutter.patch_size * cutter.merge_size * -(-16 // (cutter.patch_size * cutter.merge_size))
-        ramp = (np.arange(side * side) % 256).astype(np.uint8).reshape(side, side)
-        image = Image.fromarray(np.stack([ramp] * 3, axis=-1))
-        patches = stock(images=[image], do_resize=False, return_tensors="pt")["pixel_values"]
-        values = cutter.cut(torch.from_numpy(ramp).expand(3, side, side)).long()
+        factor = cutter.patch_size * cutter.merge_size
+        side = factor * -(-16 // factor)  # so many pixels that every value is there
+        ramp = (np.arange(side * side) % 256).astype(np.uint8).reshape(side, side, 1).repeat(3, axis=2)
+        patches = stock(images=[Image.fromarray(ramp)], do_resize=False, return_tensors="pt")["pixel_values"]
+        values = cutter.cut(torch.from_numpy(ramp)).long()
         channels = torch.arange(3).repeat_interleave(values.shape[1] // 3).expand_as(values)
         cutter.table[channels, values] = patches
         return cutter
@@ -147,21 +171,25 @@ class Patcher:
         return Patcher(table, self.patch_size, self.merge_size, self.temporal_patch_size)
 
     def grid_thw(self, image: torch.Tensor) -> tuple[int, int, int]:
-        """The grid of an image `[3, height, width]`: frames, rows and columns of patches."""
-        return 1, image.shape[1] // self.patch_size, image.shape[2] // self.patch_size
+        """The grid of an image `[height, width, 3]`: frames, rows and columns of patches."""
+        return 1, image.shape[0] // self.patch_size, image.shape[1] // self.patch_size
 
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        """The patches of one image, uint8 `[3, height, width]`, in the table's dtype, `[num_patches, patch_dim]`."""
-        cut = self.cut(image)
-        values = cut.view(len(cut), 3, -1).int() + torch.arange(0, 768, 256, device=cut.device).int().view(1, 3, 1)
+    def __call__(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The patches of some images, uint8 `[height, width, 3]`, one image after the other.
+
+        `[num_patches, patch_dim]` in the table's dtype.
+        """
+        cut = torch.cat([self.cut(image) for image in images])
+        channel = torch.arange(3, device=cut.device, dtype=torch.int32).view(1, 3, 1)
+        values = cut.view(len(cut), 3, -1).int() + 256 * channel
         return self.table.flatten()[values].view(cut.shape)
 
     def cut(self, image: torch.Tensor) -> torch.Tensor:
         """The 8-bit patches, in the stock processor's order: merged blocks by rows, then patches in a block."""
         _, rows, columns = self.grid_thw(image)
         patch, merge = self.patch_size, self.merge_size
-        blocks = image.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
-        ordered = blocks.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
+        blocks = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        ordered = blocks.permute(0, 3, 1, 4, 6, 2, 5).unsqueeze(5)
         frames = ordered.expand(-1, -1, -1, -1, -1, self.temporal_patch_size, -1, -1)
         return frames.reshape(rows * columns, -1)
 
@@ -174,7 +202,11 @@ def decode(data: bytes, path: Path) -> Image.Image:
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            rgb = ImageOps.exif_transpose(image).convert("RGB")
+            # The mark of a transparent colour outlives the conversion; some versions of transformers paint that colour
+            # white and others do not, and a cache must not depend on which.
+            rgb.info.pop("transparency", None)
+            return rgb
     except UnidentifiedImageError:
         raise BadImage(f"can not decode image {path}: it is of no known image format") from None
     except (*UNDECODABLE, MemoryError) as error:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lookonce.cache.fingerprint import Fingerprint
 from lookonce.cache.folder import extend_plan, read_plan
 from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.plan import Plan, PlannedImage, Shard
-from lookonce.cache.receipts import finished_shards, read_receipts
+from lookonce.cache.receipts import read_receipts
 from lookonce.datasets.images import ImageIndex
 
 
@@ -39,23 +40,41 @@ def planned_tokens(processor: ImageProcessor, size: tuple[int, int] | None) -> i
         return 0
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What of a cache is done, as its receipts said at one moment: others may be adding to it."""
+
+    images: set[str]
+    """Those whose features are there and, unless they are to be tried again, those known to be impossible."""
+    shards: set[str]
+
+    @classmethod
+    def of(cls, folder: Path, *, retry_quarantined: bool = False) -> Settled:
+        images: set[str] = set()
+        shards: set[str] = set()
+        for receipt in read_receipts(folder):
+            shards.add(receipt.shard)
+            images |= receipt.images.keys()
+            if not retry_quarantined:
+                images |= {key for key, failure in receipt.failed.items() if not failure.retry}
+        return cls(images, shards)
+
+
 def missing_shards(
-    folder: Path,
-    plan: Plan,
-    images: Iterable[PlannedImage],
-    fingerprint: Fingerprint,
-    shard_bytes: int,
-    *,
-    retry_quarantined: bool = False,
+    plan: Plan, settled: Settled, images: Iterable[PlannedImage], fingerprint: Fingerprint, shard_bytes: int
 ) -> tuple[Shard, ...]:
     """Shards to add to a plan for those of `images` that no shard can give.
 
     A shard can give an image if it is finished, or if all its images are among `images`, so that it can be made.
     """
     wanted = {image.key: image for image in images}
-    have = settled_images(folder, retry_quarantined=retry_quarantined)
-    to_come = {key for shard in pending_shards(folder, plan, wanted.keys(), have) for key in shard.keys}
-    new = [image for key, image in wanted.items() if key not in have and key not in to_come]
+    to_come = {key for shard in pending_shards(plan, settled, wanted.keys()) for key in shard.keys}
+    tokens_of = {image.key: image.num_tokens for image in plan.images()}  # an index made of a plan has no sizes
+    new = [
+        replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
+        for key, image in wanted.items()
+        if key not in settled.images and key not in to_come
+    ]
     return plan.extension(new, fingerprint.bytes_per_token, shard_bytes)
 
 
@@ -70,31 +89,23 @@ def agree_on_plan(
     """The plan of a cache, extended on disk by what these images need."""
     images = list(images)
     while True:
-        plan = read_plan(folder)
-        new = missing_shards(folder, plan, images, fingerprint, shard_bytes, retry_quarantined=retry_quarantined)
+        plan, settled = read_plan(folder), Settled.of(folder, retry_quarantined=retry_quarantined)
+        new = missing_shards(plan, settled, images, fingerprint, shard_bytes)
         if not new:
             return plan
         extend_plan(folder, plan, new)
 
 
-def pending_shards(folder: Path, plan: Plan, keys: Iterable[str], have: set[str]) -> list[Shard]:
-    """The shards to be made: unfinished, all their images among `keys`, not all of them in `have`."""
-    finished, keys = set(finished_shards(folder)), set(keys)
+def pending_shards(plan: Plan, settled: Settled, keys: Iterable[str]) -> list[Shard]:
+    """The shards to be made: unfinished, all their images among `keys`, not all of them there already."""
+    keys = set(keys)
     return [
         shard
         for shard in plan.shards
-        if shard.name not in finished and keys.issuperset(shard.keys) and not have.issuperset(shard.keys)
+        if shard.name not in settled.shards
+        and keys.issuperset(shard.keys)
+        and not settled.images.issuperset(shard.keys)
     ]
-
-
-def settled_images(folder: Path, *, retry_quarantined: bool = False) -> set[str]:
-    """The images whose features are there, and, unless they are to be tried again, those known to be impossible."""
-    settled: set[str] = set()
-    for receipt in read_receipts(folder):
-        settled |= receipt.images.keys()
-        if not retry_quarantined:
-            settled |= {key for key, failure in receipt.failed.items() if not failure.retry}
-    return settled
 
 
 def index_of_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex | None:

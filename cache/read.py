@@ -9,9 +9,11 @@ reads as zeros. Opening reads the manifest and the index, or the receipts, and a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ import torch
 import xxhash
 
 from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.folder import MANIFEST, mismatch, read_manifest
-from lookonce.cache.index import Index
+from lookonce.cache.folder import BROKEN, MANIFEST, mismatch, read_manifest
+from lookonce.cache.index import Index, file_stats
 from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND
 from lookonce.cache.receipts import Entry, Failure, Grid
 from lookonce.cache.shards import SHARDS, shard_path
@@ -28,6 +30,8 @@ from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMis
 
 NUM_READERS = 8
 """Threads of `get_many`: reading and checksums release Python's lock."""
+NUM_OPEN = 128
+"""Shard files that are kept open, far below the 1,024 that many systems allow a process."""
 
 
 class VisionCache:
@@ -42,11 +46,15 @@ class VisionCache:
 
     def __init__(self, folder: Path, fingerprint: Fingerprint, *, check: bool = True) -> None:
         """Use `VisionCache.open` or `find_cache`; `check=False` skips the checksums."""
-        self._files: dict[str, int] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._connect()
         self.folder, self.fingerprint, self.check = folder, fingerprint, check
         self.index = Index.open(folder, fingerprint.sha256)
         _check_sizes(folder, self.index)
+
+    def _connect(self) -> None:
+        self._open = lru_cache(NUM_OPEN)(_ShardFile)
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = 0
 
     @classmethod
     def open(cls, folder: Path | str, *, check: bool = True) -> VisionCache:
@@ -102,8 +110,9 @@ class VisionCache:
 
         `pin` reads into page-locked memory, from which a GPU copies without waiting; without a GPU it does nothing.
         """
-        if self._threads is None:
+        if self._threads is None or self._process != os.getpid():  # a forked process has the pool and not its threads
             self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="features")
+            self._process = os.getpid()
         return list(self._threads.map(lambda key: self._read(key, pin), keys))
 
     def grid_thw(self, key: str) -> Grid:
@@ -141,21 +150,15 @@ class VisionCache:
         return unpacked.pin_memory() if pin else unpacked
 
     def _read_into(self, buffer: memoryview, shard: str, entry: Entry, key: str) -> None:
+        file = self._open(shard_path(self.folder, shard))
         filled = 0
         while filled < entry.size_bytes:
-            num_read = os.preadv(self._descriptor(shard), [buffer[filled:]], entry.offset + filled)
+            num_read = os.preadv(file.descriptor, [buffer[filled:]], entry.offset + filled)
             if num_read == 0:
                 raise self._corrupt(shard, key, "end before they should")
             filled += num_read
         if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
             raise self._corrupt(shard, key, "do not have the checksum of their receipt")
-
-    def _descriptor(self, shard: str) -> int:
-        if shard not in self._files:
-            descriptor = os.open(shard_path(self.folder, shard), os.O_RDONLY)
-            if self._files.setdefault(shard, descriptor) != descriptor:  # another thread was first
-                os.close(descriptor)
-        return self._files[shard]
 
     def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
         return CacheCorrupt(
@@ -163,19 +166,28 @@ class VisionCache:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}, "_threads": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_threads", "_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._connect()
 
     def close(self) -> None:
         """Close the shard files; they are opened again when needed."""
-        if self._threads:
+        if self._threads and self._process == os.getpid():
             self._threads.shutdown()
-            self._threads = None
-        while self._files:
-            os.close(self._files.popitem()[1])
+        self._connect()
 
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # of one that was never opened
-            self.close()
+
+class _ShardFile:
+    """A shard file, open as long as someone holds this: one that the cache forgets stays so for who reads from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        with contextlib.suppress(AttributeError):  # of one that could not be opened
+            close(self.descriptor)
 
 
 def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> VisionCache:
@@ -199,19 +211,17 @@ def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> V
 
 
 def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
+    """The fingerprints of the caches below `root`, also of other format versions, as far as this program knows them."""
     for path in sorted(root.glob(f"*/{MANIFEST}")):
-        with contextlib.suppress(CacheError):  # of another format version; no business of this run
-            yield read_manifest(path.parent)
+        with contextlib.suppress(OSError, *BROKEN):
+            yield Fingerprint.from_json(json.loads(path.read_text())["fingerprint"])
 
 
 def _check_sizes(folder: Path, index: Index) -> None:
     """Compare the size of each shard with its receipt: one directory listing, no shard is opened."""
-    with contextlib.suppress(FileNotFoundError):
-        found = {entry.name: entry.stat().st_size for entry in os.scandir(folder / SHARDS)}
-    found = found if index.shards else {}
+    found = file_stats(folder / SHARDS, ".safetensors")
     for shard, expected in zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True):
-        path = shard_path(folder, shard)
-        if found.get(path.name) != expected:
-            size = found.get(path.name)
+        size = found[shard].st_size if shard in found else None
+        if size != expected:
             state = "is missing" if size is None else f"has {size:,} bytes, its receipt says {expected:,}"
-            raise CacheCorrupt(f"{path} {state}; run: {REPAIR_COMMAND}")
+            raise CacheCorrupt(f"{shard_path(folder, shard)} {state}; run: {REPAIR_COMMAND}")

@@ -8,9 +8,9 @@ that follows: a flipped byte in a receipt is found as surely as one in a shard.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from typing import Any
 import xxhash
 
 from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.datasets.images import ahead
 from lookonce.errors import CacheCorrupt
 from lookonce.files import create_text
 
 RECEIPTS = "receipts"
-NUM_READERS = 4
 Grid = tuple[int, int, int]
 
 
@@ -93,7 +93,7 @@ def to_text(receipt: Receipt) -> str:
     """A receipt as JSON, one image a line, that begins with a checksum of what follows it."""
     value = {"format_version": FORMAT_VERSION, **asdict(receipt)}
     body = ",\n".join(f"  {json.dumps(name)}: {_lines(item)}" for name, item in value.items()) + "\n}\n"
-    return _checksum_line(body.encode()) + body
+    return checksum_line(body.encode()) + body
 
 
 def _lines(value: Any) -> str:
@@ -102,11 +102,11 @@ def _lines(value: Any) -> str:
     return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n  }"
 
 
-def _checksum_line(body: bytes) -> str:
+def checksum_line(body: bytes) -> str:
     return f'{{\n  "xxh3_64": "{xxhash.xxh3_64_hexdigest(body)}",\n'
 
 
-LEN_CHECKSUM_LINE = len(_checksum_line(b""))
+LEN_CHECKSUM_LINE = len(checksum_line(b""))
 
 
 def read_receipt(folder: Path, shard: str) -> Receipt:
@@ -119,7 +119,7 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
     path = receipt_path(folder, shard)
     content = path.read_bytes()
     body = content[LEN_CHECKSUM_LINE:]
-    if content[:LEN_CHECKSUM_LINE] != _checksum_line(body).encode():
+    if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
         raise CacheCorrupt(f"receipt {path} is not what was written; run: {REPAIR_COMMAND}")
     value: dict[str, Any] = json.loads(content)
     del value["xxh3_64"], value["format_version"]
@@ -143,10 +143,15 @@ def finished_shards(folder: Path) -> list[str]:
 
 
 def read_receipts(folder: Path) -> Iterator[Receipt]:
-    """All receipts of a cache, in the order of their shards.
+    """All receipts of a cache, in the order of their shards, few of them in memory at once.
 
     Raises:
         CacheCorrupt: one of them is not what was written.
     """
-    with ThreadPoolExecutor(NUM_READERS) as threads:
-        yield from threads.map(lambda shard: read_receipt(folder, shard), finished_shards(folder))
+
+    def read(shard: str) -> Receipt | None:
+        with contextlib.suppress(FileNotFoundError):  # removed by a repair since it was listed
+            return read_receipt(folder, shard)
+        return None
+
+    return (receipt for receipt in ahead(read, finished_shards(folder)) if receipt)

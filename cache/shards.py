@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import xxhash
 
+from lookonce.cache.direct import ALIGNMENT, DirectFile, write_all
 from lookonce.cache.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.names import FORMAT_VERSION
 from lookonce.cache.receipts import (
@@ -34,12 +35,12 @@ from lookonce.cache.receipts import (
     to_text,
     write_receipt,
 )
+from lookonce.cache.stopwatch import Stopwatch
 from lookonce.cache.storage import SCALE_SUFFIX
 from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
 
 SHARDS = "shards"
 FORMAT_NAME = "lookonce-features"
-ALIGNMENT = 4096
 HEADER_BYTES_PER_TENSOR = 320
 """At most: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
 NUM_WRITERS = 4
@@ -68,9 +69,12 @@ class ShardWriter:
         OSError: the disk does not take it.
     """
 
-    def __init__(self, folder: Path, name: str, fingerprint: Fingerprint, max_images: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, fingerprint: Fingerprint, max_images: int, stopwatch: Stopwatch | None = None
+    ) -> None:
         self.folder, self.name, self.fingerprint = folder, name, fingerprint
         self.failed: dict[str, Failure] = {}
+        self._stopwatch = stopwatch or Stopwatch()
         self._entries: dict[str, Entry] = {}
         self._tensors: dict[str, Any] = {}
         self._started = time.time()
@@ -80,7 +84,7 @@ class ShardWriter:
         path = shard_path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = temporary_name(path)
-        self._descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = DirectFile(self._temporary)
         self._threads = ThreadPoolExecutor(NUM_WRITERS)
         self._waiting: list[Future[None]] = []
 
@@ -89,19 +93,19 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
-        os.close(self._descriptor)
+        self._file.close()
         self._temporary.unlink(missing_ok=True)
 
     def add(self, images: Sequence[Packed]) -> list[Future[None]]:
         """Append images; their tensors must stay as they are until the futures that this gives are done."""
-        for write in self._waiting:
-            if write.done():
-                write.result()  # raises what went wrong in it
+        done = {write for write in self._waiting if write.done()}
+        for write in done:
+            write.result()  # raises what went wrong in it
         writes = []
         for image in images:
             writes.append(self._threads.submit(self._write, image, self._end))
             self._describe(image)
-        self._waiting = [write for write in self._waiting if not write.done()] + writes
+        self._waiting = [write for write in self._waiting if write not in done] + writes
         return writes
 
     def commit(self) -> bool:
@@ -109,9 +113,9 @@ class ShardWriter:
         for write in self._waiting:
             write.result()
         header = self._header()
-        write_all(self._descriptor, memoryview(header), 0)
+        write_all(self._file.descriptor, memoryview(header), 0)
         follow_umask(self._temporary)
-        os.fsync(self._descriptor)
+        self._file.flush()
         if has_receipt(self.folder, self.name):
             return False
         path, receipt = shard_path(self.folder, self.name), self._receipt(header)
@@ -119,7 +123,7 @@ class ShardWriter:
         flush(path.parent)
         if write_receipt(self.folder, receipt):
             return True
-        if os.stat(path).st_ino == os.fstat(self._descriptor).st_ino:
+        if os.stat(path).st_ino == os.fstat(self._file.descriptor).st_ino:
             # Another wrote its receipt since we looked, and now our file lies in the place of its own.
             write_text(receipt_path(self.folder, self.name), to_text(receipt))
         return False
@@ -127,11 +131,12 @@ class ShardWriter:
     def _write(self, image: Packed, offset: int) -> None:
         digest = xxhash.xxh3_64()
         start = offset
-        for part in image.parts:
-            content = raw_bytes(part)
-            digest.update(content)
-            write_all(self._descriptor, content, offset)
-            offset += len(content)
+        with self._stopwatch.phase("write"):
+            for part in image.parts:
+                content = raw_bytes(part)
+                digest.update(content)
+                self._file.write(content, offset)
+                offset += len(content)
         self._entries[image.key] = Entry(
             offset=start,
             size_bytes=image.size_bytes,
@@ -181,13 +186,6 @@ class ShardWriter:
 
 def shard_path(folder: Path, name: str) -> Path:
     return folder / SHARDS / f"{name}.safetensors"
-
-
-def write_all(descriptor: int, content: memoryview, offset: int) -> None:
-    """`os.pwrite` until all is written: one call takes 2 GiB at most."""
-    while content:
-        written = os.pwrite(descriptor, content, offset)
-        content, offset = content[written:], offset + written
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

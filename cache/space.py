@@ -34,16 +34,20 @@ def check_room(folder: Path, num_bytes: int) -> None:
     Raises:
         DiskFull: they can not; says how much is missing.
     """
+    if num_bytes and free_bytes(folder) < with_margin(num_bytes):
+        raise DiskFull(disk_full(folder, num_bytes))
+
+
+def disk_full(folder: Path, num_bytes: int, error: OSError | None = None) -> str:
+    """A message that names what is missing for `num_bytes` more; `error` is how the system put it."""
     needed, free = with_margin(num_bytes), free_bytes(folder)
-    if num_bytes and free < needed:
-        raise DiskFull(disk_full(folder, needed, free))
-
-
-def disk_full(folder: Path, needed: int, free: int) -> str:
-    """A message that names what is missing."""
+    missing = f"{size(free)} are free, {size(needed - free)} ({needed - free:,} bytes) are missing"
+    if free >= needed:
+        missing = (
+            f"{size(free)} are free and not given ({error and error.strerror}; `quota -s` and `ulimit -f` say why)"
+        )
     return (
-        f"no room for the rest of {folder}: it needs {size(needed)} with a margin, {size(free)} are free, "
-        f"{size(max(needed - free, 0))} ({max(needed - free, 0):,} bytes) are missing. What is finished is kept: make "
-        "room (`lookonce cache gc RUN.yaml` lists what can go), choose another `cache.dir`, or halve it with "
-        "`cache.dtype: fp8_e4m3`; then run the same command again"
+        f"no room for the rest of {folder}: it needs {size(needed)} with a margin, {missing}. What is finished is "
+        "kept: make room (`lookonce cache gc RUN.yaml` lists what can go), choose another `cache.dir`, or halve it "
+        "with `cache.dtype: fp8_e4m3`; then run the same command again"
     )

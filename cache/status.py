@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.claims import Work, works
+from lookonce.cache.claims import EXPIRY_S, Work, works
 from lookonce.cache.folder import MANIFEST
 from lookonce.cache.receipts import Receipt, read_receipts
 from lookonce.text import duration, rows, size, table
@@ -90,8 +90,8 @@ class StatusReport:
         return table(("worker", "where", "shard", "phase", "for", "last heard of"), lines)
 
 
-def status(folder: Path, keys: Iterable[str]) -> StatusReport:
-    """Describe how many of some images the cache in `folder` holds; it need not exist.
+def status(folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S) -> StatusReport:
+    """Describe how many of some images the cache in `folder` holds; it need not exist. `expiry_s` is the builds'.
 
     Raises:
         CacheCorrupt: a receipt is not what was written.
@@ -100,7 +100,7 @@ def status(folder: Path, keys: Iterable[str]) -> StatusReport:
     receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
     done = {key for receipt in receipts for key in receipt.images} & wanted
     failed = {key for receipt in receipts for key, failure in receipt.failed.items() if not failure.retry} & wanted
-    workers = [_at_work(*claim) for claim in works(folder)]
+    workers = [_at_work(*claim) for claim in works(folder, expiry_s)]
     rate = _rate(receipts, workers)
     missing = len(wanted) - len(done) - len(failed - done)
     return StatusReport(

@@ -14,6 +14,7 @@ import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig
 
 from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.fast_tower import FastTower
 from lookonce.errors import ModelError
 
 TOKENS_PER_FORWARD = 8192
@@ -28,17 +29,30 @@ def num_levels(config: PreTrainedConfig) -> int:
 class Tower:
     """A vision tower ready to encode."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        fast: bool | None = None,
+    ) -> None:
         """Build the tower from the checkpoint's tensors.
+
+        `fast` replaces parts of it by faster ones that round differently (fast_tower.py); by default on GPUs, so that
+        on a CPU features are those of the stock tower to the bit.
 
         Raises:
             ModelError: the tensors do not fit the configuration.
         """
         self.dtype, self.device = dtype, torch.device(device)
-        self.merge_size: int = checkpoint.vision_config.spatial_merge_size
+        self.config = checkpoint.vision_config
+        self.merge_size: int = self.config.spatial_merge_size
         self.tokens_per_forward = TOKENS_PER_FORWARD if self.device.type == "cuda" else 1
         """How many image tokens go through it together; at least one image does."""
         self.module = _build(checkpoint, dtype).to(self.device)
+        fast = self.device.type == "cuda" if fast is None else fast
+        self._run = FastTower(self.module) if fast and FastTower.fits(self.module) else self._run_stock
 
     @torch.inference_mode()
     def encode(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
@@ -47,10 +61,21 @@ class Tower:
         `patches` is `[sum of t * h * w, patch_dim]`, `grids` each image's (t, h, w), of which t * h * w / merge_size**2
         tokens come out.
         """
-        grid_thw = torch.tensor(grids, device=self.device)
-        output = self.module(patches.to(self.device, self.dtype), grid_thw=grid_thw, return_dict=True)
-        levels = [output.pooler_output, *(output.deepstack_features or ())]
-        return torch.stack(levels, dim=1)
+        output = self._run(patches.to(self.device, self.dtype), grids)
+        return torch.stack([output.pooler_output, *(output.deepstack_features or ())], dim=1)
+
+    def _run_stock(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> Any:
+        return self.module(patches, grid_thw=torch.tensor(grids, device=self.device), return_dict=True)
+
+    def flop(self, num_tokens: int) -> float:
+        """Operations for an image of so many tokens: matrix products and attention, two a multiplication."""
+        config: Any = self.config
+        hidden, merged = config.hidden_size, config.hidden_size * self.merge_size**2
+        patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        num_patches = num_tokens * self.merge_size**2
+        block = 4 * hidden**2 + 2 * hidden * config.intermediate_size + 2 * num_patches * hidden
+        mergers = num_levels(config) * (merged**2 + merged * config.out_hidden_size)
+        return float(2 * (num_patches * (patch * hidden + config.depth * block) + num_tokens * mergers))
 
 
 def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:

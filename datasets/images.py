@@ -74,6 +74,12 @@ class ImageIndex:
     def num_distinct(self) -> int:
         return len(self.path_of)
 
+    def first(self, number: int) -> ImageIndex:
+        """The first so many distinct images."""
+        path_of = dict(list(self.path_of.items())[:number])
+        key_of = {path: key for path, key in self.key_of.items() if key in path_of}
+        return ImageIndex(key_of, path_of, {key: size for key, size in self.size_of.items() if key in path_of})
+
 
 def image_key(path: Path) -> str:
     """The sha256 of the file's bytes, 64 hexadecimal digits.

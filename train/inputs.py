@@ -23,11 +23,12 @@ from lookonce.cache.pixels import ImageProcessor
 from lookonce.cache.planner import agree_on_plan, index_of_plan, planned_images
 from lookonce.cache.read import VisionCache, find_cache
 from lookonce.cache.report import BuildReport
+from lookonce.cache.stage import find_staged
 from lookonce.cache.status import StatusReport, status
 from lookonce.cache.tower import Tower
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record, read_records
-from lookonce.errors import FeaturesMissing
+from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.train.model import best_device
 from lookonce.train.run_file import RunFile
 
@@ -56,9 +57,7 @@ class Inputs:
             LookonceError: whatever of it is missing or broken.
         """
         records = {split: list(_read_split(run, split)) for split in ("train", "val", "test")}
-        checkpoint = Checkpoint.open(run.model.path, run.model.revision)
-        processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-        fingerprint = Fingerprint.of(checkpoint, processor, run.cache.dtype)
+        checkpoint, processor, fingerprint = open_model(run)
         everything = [record for part in records.values() for record in part]
         images = None
         if trust_plan:
@@ -78,7 +77,7 @@ class Inputs:
             self.fingerprint,
             self.processor,
             self.images,
-            self.run.cache.shard_mb * MEGABYTE,
+            self.shard_bytes,
             [key for key in epoch if key],
             self.load_tower if num_pilot else None,
             num_pilot,
@@ -88,21 +87,26 @@ class Inputs:
         """Fix what is to be made, so that workers need not hash the images."""
         settle(self.cache_folder, self.fingerprint, self._provenance())
         wanted = planned_images(self.images, self.processor)
-        agree_on_plan(self.cache_folder, wanted, self.fingerprint, self.run.cache.shard_mb * MEGABYTE)
+        agree_on_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
 
     def status(self) -> StatusReport:
         """How much of this run's cache is there."""
-        return status(self.cache_folder, self.images.path_of)
+        return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
 
-    def load_tower(self) -> Tower:
-        return Tower(self.checkpoint, self.fingerprint.storage.compute, best_device())
+    @property
+    def shard_bytes(self) -> int:
+        return self.run.cache.shard_mb * MEGABYTE
+
+    def load_tower(self, *, fast: bool | None = None) -> Tower:
+        """The tower, on the best device."""
+        return Tower(self.checkpoint, self.fingerprint.storage.compute, best_device(), fast=fast)
 
     def build(
         self, worker: tuple[int, int] | None = None, *, wait: bool = True, retry_quarantined: bool = False
     ) -> BuildReport:
         """Encode what the cache lacks, beside any number of other workers."""
         options = BuildOptions(
-            self.run.cache.shard_mb * MEGABYTE,
+            self.shard_bytes,
             self._provenance(),
             worker,
             wait,
@@ -120,7 +124,9 @@ class Inputs:
         Raises:
             CacheError: there is none, or it lacks images; names the first of them and the record that asks for it.
         """
-        cache = find_cache(self.run.cache.dir, self.fingerprint, check=self.run.cache.check)
+        options, keys = self.run.cache, self.images.path_of
+        staged = find_staged(options.stage, self.fingerprint, keys, check=options.check) if options.stage else None
+        cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
         missing = [
             (path, record.origin)
             for part in self.records.values()
@@ -150,12 +156,26 @@ class Inputs:
 
     def identity(self) -> dict[str, Any]:
         """What a training depends on, by content: the whole model, the cache's fingerprint, the records it learns from
-        and those it validates with; not the test split's."""
+        and those it validates with; not the test split's.
+
+        Raises:
+            ImageError: an image has no content, because it can not be read.
+        """
+        self._refuse_unusable()
         return {
             "model": self.checkpoint.content_hash(),
             "cache": self.fingerprint.sha256,
             "records": {split: self._hash(part) for split, part in self.records.items() if split != "test"},
         }
+
+    def _refuse_unusable(self) -> None:
+        for record in (record for part in self.records.values() for record in part):
+            for path in record.images:
+                if path in self.images.unusable:
+                    raise ImageError(
+                        f"{len(self.images.unusable)} of {self.images.num_files} images can not be read, the first is "
+                        f"asked for by {record.origin}: {self.images.unusable[path]}; mend it or remove its records"
+                    )
 
     def _hash(self, records: list[Record]) -> str:
         digest = hashlib.sha256()
@@ -163,6 +183,13 @@ class Inputs:
             keys = [self.key_of(path) for path in record.images]
             digest.update(repr((keys, record.turns, record.system)).encode())
         return digest.hexdigest()
+
+
+def open_model(run: RunFile) -> tuple[Checkpoint, ImageProcessor, Fingerprint]:
+    """A run's checkpoint, how it takes images, and the fingerprint of its cache."""
+    checkpoint = Checkpoint.open(run.model.path, run.model.revision)
+    processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+    return checkpoint, processor, Fingerprint.of(checkpoint, processor, run.cache.dtype)
 
 
 def device_name() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lookonce.cache.read import VisionCache
+from lookonce.cache.uses import note_use
 from lookonce.datasets.records import Record
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import follow_umask, write_json, write_text
@@ -58,6 +59,7 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
     if restart and (moved := folder.move_away()):
         say(f"moved the run that was there to {moved}")
     folder.claim(run, identity)
+    note_use(inputs.cache_folder, run.output)
     trained, model = _train(session, folder, say)
     evaluation = evaluate(session, model, run.eval.split) if inputs.records[run.eval.split] else None
     if evaluation:

@@ -8,6 +8,7 @@ with the run.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +24,8 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | Path) else value
 
 
-UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expandvars(path)).expanduser())]
+"""`~` and environment variables are filled in; a variable that is not set stays as it is written."""
 Paths = Annotated[list[UserPath], BeforeValidator(_as_list)]
 """One path or a list of them."""
 Count = Annotated[int, Field(ge=1)]
@@ -63,6 +65,9 @@ class CacheSection(Section):
     """Image size limits; by default the model's own. Fewer pixels are fewer tokens: 32 x 32 pixels are one."""
     shard_mb: Count = 2048
     """Planned size of a shard; what a killed worker loses at most."""
+    stage: UserPath | None = None
+    """Where `lookonce cache stage` has put a copy, for example $SLURM_TMPDIR; training reads it from there if it is
+    complete."""
     claim_s: Annotated[float, Field(gt=0)] = 180
     """A worker that was not heard of for so long is dead, and its shard is taken over; longer than a network
     filesystem may take to show one machine what another wrote."""

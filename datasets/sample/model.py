@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from lookonce.datasets.sample.tokenizer import write_tokenizer
 from lookonce.errors import UsageError
@@ -76,11 +78,14 @@ TINY_MIN_PIXELS, TINY_MAX_PIXELS = 4_096, 25_600
 """About 20 visual tokens an image."""
 
 
-def write_model(folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path | None = None) -> None:
+def write_model(
+    folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path | None = None, *, tower_only: bool = False
+) -> None:
     """Write a checkpoint folder with random weights.
 
     `size` is a key of `SIZES`; real sizes are written in bfloat16, the tiny one in float32. `tokenizer` is a folder
-    whose tokenizer and chat template are copied; without it the sample's own small tokenizer is used.
+    whose tokenizer and chat template are copied; without it the sample's own small tokenizer is used. `tower_only`
+    leaves out the language model's tensors.
 
     Raises:
         UsageError: there is no such size, or no tokenizer in that folder.
@@ -90,8 +95,11 @@ def write_model(folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path
     folder.mkdir(parents=True, exist_ok=True)
     ids = _copy_tokenizer(tokenizer, folder) if tokenizer else write_tokenizer(folder)
     config = make_config(size, ids)
-    model = random_model(config, seed, torch.float32 if size == "tiny" else torch.bfloat16)
-    model.save_pretrained(folder)
+    dtype = torch.float32 if size == "tiny" else torch.bfloat16
+    if tower_only:
+        _write_tower(folder, config, seed, dtype)
+    else:
+        random_model(config, seed, dtype).save_pretrained(folder)
     limits = (TINY_MIN_PIXELS, TINY_MAX_PIXELS) if size == "tiny" else (MIN_PIXELS, MAX_PIXELS)
     write_image_processor(folder, *limits)
 
@@ -123,20 +131,35 @@ def make_config(size: str, ids: dict[str, int]) -> Qwen3VLConfig:
 
 def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """A model of this configuration with weights drawn from `seed`, variance 1/fan_in."""
+    model: PreTrainedModel = _drawn(
+        Qwen3VLForConditionalGeneration, config, seed, dtype, device, config.tie_word_embeddings
+    )
+    model.tie_weights()
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.generation_config.pad_token_id = config.pad_token_id
+    return model
+
+
+def _write_tower(folder: Path, config: Qwen3VLConfig, seed: int, dtype: torch.dtype) -> None:
+    """The tower's tensors under their names in a whole checkpoint, and the whole configuration."""
+    tower = _drawn(Qwen3VLVisionModel, config.vision_config, seed, dtype, "cpu", False)
+    tensors = {f"model.visual.{name}": tensor for name, tensor in tower.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config.save_pretrained(folder)
+
+
+def _drawn(model_class: Any, config: Any, seed: int, dtype: torch.dtype, device: str, tied: bool) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = Qwen3VLForConditionalGeneration(config)
+            model = model_class(config)
     finally:
         torch.set_default_dtype(before)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _draw(name, parameter, generator, config.tie_word_embeddings)
-    model.tie_weights()
-    model.generation_config.eos_token_id = config.eos_token_id
-    model.generation_config.pad_token_id = config.pad_token_id
+            _draw(name, parameter, generator, tied)
     return model
 
 

@@ -7,18 +7,24 @@ as real sets have it, and a copy stays in the part of its original.
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
-from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
@@ -26,6 +32,8 @@ SPLIT = {"train": 0.7, "val": 0.15, "test": 0.15}
 NUM_COPIES = 2
 STAMP = "sample.json"
 JPEG_QUALITY = 92
+SIZED_JPEG_QUALITY = 98
+"""Of frames of given sizes, which are there to measure with: about 3 bits a pixel, as real frames have."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +58,28 @@ class SampleReport:
 
 
 def write_sample(
-    folder: Path, seed: int = DEFAULT_SEED, model: str = "tiny", tokenizer: Path | None = None
+    folder: Path,
+    seed: int = DEFAULT_SEED,
+    model: str = "tiny",
+    tokenizer: Path | None = None,
+    *,
+    num_images: int = NUM_IMAGES,
+    sizes: Path | None = None,
+    tower_only: bool = False,
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
-    Does nothing if the same sample is there already.
+    `sizes` is a CSV file with columns `width` and `height`; frames then have sizes drawn from its lines. `tower_only`
+    leaves the language model out, which is enough for a cache and a thirtieth of the bytes. Does nothing if the same
+    sample is there already.
 
     Raises:
-        UsageError: the folder holds something else, or `model` or `tokenizer` are nothing to use.
+        UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` are nothing to use.
     """
-    wanted = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
+    wanted: dict[str, object] = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
+    if (num_images, sizes, tower_only) != (NUM_IMAGES, None, False):
+        wanted |= {"images": num_images, "sizes": str(sizes) if sizes else None, "tower_only": tower_only}
+    scenes = _scenes(seed, num_images, sizes)
     found = _read_stamp(folder)
     if found:
         if {key: found.get(key) for key in wanted} != wanted:
@@ -72,7 +92,8 @@ def write_sample(
     place = folder.absolute()
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}{TEMPORARY_MARK}") as unfinished:
-        content = _write(Path(unfinished), seed, model, tokenizer) | wanted
+        content = _write(Path(unfinished), seed, scenes, sizes is not None) | wanted
+        _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)
         place.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
             os.replace(path, place / path.name)
@@ -90,16 +111,36 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
     return found
 
 
-def _write(folder: Path, seed: int, model: str, tokenizer: Path | None) -> dict[str, object]:
+def _scenes(seed: int, num_images: int, sizes: Path | None) -> list[Scene]:
+    """The scenes of a sample, in sizes of their own or of a file."""
+    scenes = list(make_scenes(seed, num_images))
+    if sizes is None:
+        return scenes
+    try:
+        with sizes.open(newline="", encoding="utf-8-sig") as file:
+            choices = [(int(row["width"]), int(row["height"])) for row in csv.DictReader(file)]
+        drawn = random.Random(seed).choices(choices, k=num_images)
+    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise UsageError(f"{sizes} is no CSV file with whole numbers as `width` and `height` ({error!r})") from None
+    return [replace(scene, width=width, height=height) for scene, (width, height) in zip(scenes, drawn, strict=True)]
+
+
+def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
     from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
 
-    write_model(folder / "model", model, seed, tokenizer)
+    write_model(folder, model, seed, tokenizer, tower_only=tower_only)
+
+
+def _write(folder: Path, seed: int, all_scenes: Sequence[Scene], sized: bool) -> dict[str, object]:
     images = folder / "images"
     images.mkdir()
-    parts = split(list(make_scenes(seed)), seed)
+    parts = split(list(all_scenes), seed)
     num_questions = {}
+    quality = SIZED_JPEG_QUALITY if sized else JPEG_QUALITY
     for part, scenes in parts.items():
-        records = [record for number, scene in scenes for record in _write_frame(images, number, scene)]
+        numbers, drawn = zip(*scenes, strict=True)
+        frames = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, drawn)
+        records = [record for frame in frames for record in frame]
         if part == "train":
             records += _write_copies(images, scenes)
         write_records(folder / f"{part}.jsonl", records)
@@ -123,9 +164,17 @@ def split(scenes: list[Scene], seed: int) -> dict[str, list[tuple[int, Scene]]]:
     return {part: sorted(members, key=lambda member: member[0]) for part, members in parts.items()}
 
 
-def _write_frame(images: Path, number: int, scene: Scene) -> list[Record]:
+def _map_in_processes(function: Callable[..., list[Record]], *arguments: Sequence[Any]) -> list[list[Record]]:
+    """`map`, in several processes if there is much to do: drawing a large frame takes a tenth of a second."""
+    if len(arguments[0]) <= NUM_IMAGES:
+        return list(map(function, *arguments))
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        return list(processes.map(function, *arguments, chunksize=8))
+
+
+def _write_frame(images: Path, quality: int, number: int, scene: Scene) -> list[Record]:
     path = images / f"frame-{number:04d}.jpg"
-    draw(scene).save(path, quality=JPEG_QUALITY)
+    draw(scene).save(path, quality=quality)
     return _records(path, scene)
 
 

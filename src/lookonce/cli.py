@@ -1,13 +1,13 @@
 """The command line: parse, call, print. What commands do is in `cache` and `train`.
 
-Data goes to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage. Modules are imported inside the
-commands, so that help needs no torch.
+`lookonce cache` is in cli_cache, `lookonce bench` in cli_bench.
+
+Data goes to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal. Modules
+are imported inside the commands, so that help needs no torch.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import traceback
 import warnings
 from dataclasses import asdict
@@ -16,20 +16,12 @@ from typing import Any
 
 import click
 
-from lookonce.datasets.sample.scene import DEFAULT_SEED
+from lookonce.cli_bench import bench
+from lookonce.cli_cache import cache
+from lookonce.cli_options import EXISTING, JSON, RUN, SET, emit, say
+from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
 from lookonce.version import __version__
-
-EXISTING = click.Path(path_type=Path)
-RUN = click.argument("run_file", metavar="RUN.yaml", type=EXISTING)
-SET = click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Replace a key of the run file, e.g. train.epochs=5.",
-)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
 
 
 class Commands(click.Group):
@@ -97,77 +89,39 @@ def main(debug: bool) -> None:
     type=click.Path(path_type=Path, exists=True),
     help="Folder of a tokenizer to give the model instead of the sample's own.",
 )
+@click.option("--images", "num_images", default=NUM_IMAGES, show_default=True, type=click.IntRange(8), help="Frames.")
+@click.option(
+    "--sizes",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="CSV file with columns width and height to draw the frames' sizes from.",
+)
+@click.option("--tower-only", is_flag=True, help="Leave the language model out: enough to make and measure caches.")
 @JSON
-def sample(folder: Path, seed: int, model: str, tokenizer: Path | None, as_json: bool) -> None:
+def sample(
+    folder: Path,
+    seed: int,
+    model: str,
+    tokenizer: Path | None,
+    num_images: int,
+    sizes: Path | None,
+    tower_only: bool,
+    as_json: bool,
+) -> None:
     """Write a small sample set and a model to try everything on.
 
     \b
     Examples:
       lookonce sample data/sample
       lookonce sample data/speed --model 2b
+      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
     """
     from lookonce.datasets.sample.write import write_sample
 
-    report = write_sample(folder, seed, model, tokenizer)
-    _print(asdict(report), report.text(), as_json)
+    report = write_sample(folder, seed, model, tokenizer, num_images=num_images, sizes=sizes, tower_only=tower_only)
+    emit(asdict(report), report.text(), as_json)
 
 
-@main.group()
-def cache() -> None:
-    """Phase 1: encode every distinct image once."""
-
-
-@cache.command("plan")
-@RUN
-@SET
-@JSON
-def cache_plan(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show what building would do; writes nothing.
-
-    \b
-    Examples:
-      lookonce cache plan experiments/sample.yaml
-      lookonce cache plan run.yaml --set cache.max_pixels=432000 --json
-    """
-    report = _inputs(run_file, assignments).estimate(8)
-    _print(asdict(report), report.text(), as_json)
-
-
-@cache.command("build")
-@RUN
-@SET
-@JSON
-def cache_build(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Encode what the cache lacks.
-
-    Interrupted, it goes on where it stopped.
-
-    Exits 1 if an image could not be encoded; the others are done nevertheless.
-
-    \b
-    Examples:
-      lookonce cache build experiments/sample.yaml
-      lookonce cache build run.yaml --set cache.dir=/scratch/caches
-    """
-    report = _inputs(run_file, assignments).build()
-    _print(asdict(report), report.text(), as_json)
-    sys.exit(1 if report.quarantined else 0)
-
-
-@cache.command("status")
-@RUN
-@SET
-@JSON
-def cache_status(run_file: Path, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show how much of a run's cache is there.
-
-    \b
-    Examples:
-      lookonce cache status experiments/sample.yaml
-      lookonce cache status run.yaml --json
-    """
-    report = _inputs(run_file, assignments).status()
-    _print(asdict(report), report.text(), as_json)
+main.add_command(cache)
 
 
 @main.command()
@@ -192,8 +146,8 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
 
     if resume and restart:
         raise click.UsageError("--resume goes on and --restart begins anew; give one of them")
-    summary = train_run(read_run_file(run_file, assignments), resume=resume, restart=restart, say=_say)
-    _print(summary.to_json(), summary.text(), as_json)
+    summary = train_run(read_run_file(run_file, assignments), resume=resume, restart=restart, say=say)
+    emit(summary.to_json(), summary.text(), as_json)
 
 
 @main.command("eval")
@@ -217,8 +171,8 @@ def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bo
     from lookonce.train.run import evaluate_run
 
     evaluation, where = evaluate_run(run_dir, split, shuffled=shuffle_images)
-    _say(f"predictions in {where}")
-    _print(evaluation.to_json(), evaluation.text(), as_json)
+    say(f"predictions in {where}")
+    emit(evaluation.to_json(), evaluation.text(), as_json)
 
 
 @main.command()
@@ -238,52 +192,10 @@ def predict(run_dir: Path, image: Path, question: str, system: str | None, as_js
     from lookonce.train.run_folder import RunFolder
 
     text = answer(RunFolder.find(run_dir), image, question, system)
-    _print({"image": str(image), "question": question, "answer": text}, text, as_json)
+    emit({"image": str(image), "question": question, "answer": text}, text, as_json)
 
 
-@main.group()
-def bench() -> None:
-    """Measure side by side with the plain way, in one run."""
-
-
-@bench.command("step")
-@RUN
-@SET
-@click.option(
-    "--steps", default=20, show_default=True, type=click.IntRange(2), help="Optimizer steps to measure, each way."
-)
-@JSON
-def bench_step(run_file: Path, assignments: tuple[str, ...], steps: int, as_json: bool) -> None:
-    """Train some steps from the cache and some from pixels: times and losses.
-
-    \b
-    Examples:
-      lookonce bench step experiments/sample.yaml
-      lookonce bench step run.yaml --steps 50 --json
-    """
-    from lookonce.train.compare import compare
-    from lookonce.train.run import Session
-
-    session = Session.open(_inputs(run_file, assignments))
-    comparison = compare(session.inputs, session.prompter, session.examples("train")[0], steps)
-    _print(comparison.to_json(), comparison.text(), as_json)
-
-
-def _inputs(run_file: Path, assignments: tuple[str, ...]) -> Any:
-    from lookonce.train.run_file import read_run_file
-
-    run = read_run_file(run_file, assignments)  # before the slow imports, so that a typo is told at once
-    from lookonce.train.inputs import Inputs
-
-    return Inputs.open(run)
-
-
-def _print(value: Any, text: str, as_json: bool) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str) if as_json else text)
-
-
-def _say(note: str) -> None:
-    click.echo(note, err=True)
+main.add_command(bench)
 
 
 def _hush_libraries() -> None:

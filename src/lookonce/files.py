@@ -85,11 +85,20 @@ def hash_file(path: Path) -> str:
 
 def follow_umask(path: Path) -> None:
     """Give a file, or all files below a folder, the mode that the umask asks for."""
-    umask = os.umask(0)
-    os.umask(umask)
+    umask = _umask()
     for file in path.rglob("*") if path.is_dir() else (path,):
         if file.is_file():
             file.chmod(0o666 & ~umask)
+
+
+def _umask() -> int:
+    """This process's, without setting it for a moment, which would show in what other threads write meanwhile."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def is_full(error: OSError) -> bool:

@@ -82,12 +82,17 @@ def test_bad_input_is_told_and_loses_nothing(lookonce, run_file, tmp_path):
 def test_a_flipped_byte_in_the_cache_is_never_trained_on(lookonce, run_file, tmp_path):
     lookonce("sample", "data/sample")
     lookonce("cache", "build", run_file)
-    shard = next((tmp_path / "caches").rglob("*.safetensors"))
-    content = bytearray(shard.read_bytes())
+    shard = min((tmp_path / "caches").rglob("shard-*.safetensors"))
+    whole = shard.read_bytes()
+    content = bytearray(whole)
     content[-1000] ^= 1
     shard.write_bytes(content)
     error = lookonce("train", run_file, code=1).stderr
-    assert "do not have the checksum of their receipt" in error and "lookonce cache build" in error
+    assert "do not have the checksum of their receipt" in error and "lookonce cache repair" in error
+    assert "shard-00000" in lookonce("cache", "verify", run_file, code=1).stdout
+    lookonce("cache", "repair", run_file)
+    assert shard.read_bytes() == whole
+    lookonce("cache", "verify", run_file)
 
 
 def test_it_runs_as_a_program_and_as_a_module(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lookonce.cache.pixels import read_size
+from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.train.batch import IGNORED, Batch, Collator
 from lookonce.train.inputs import Inputs
@@ -62,7 +62,7 @@ def assert_equal(found: Outcome, expected: Outcome) -> None:
 def mixed_records(sample: Path) -> list[Record]:
     """Images of different sizes, one and two at a time, several turns, a system text, and no image at all."""
     records = read_records(sample / "train.jsonl")
-    by_size = {read_size(record.images[0]): record for record in records}
+    by_size = {image_size(record.images[0].read_bytes()): record for record in records}
     singles = list(by_size.values())[:NUM_SIZES]
     assert len(singles) >= NUM_SIZES - 1  # two have one shape
     turns = singles[0].turns + singles[1].turns

@@ -85,5 +85,5 @@ def test_a_collator_can_be_given_to_loader_workers(built):
     from lookonce.train.vision import CachedFeatures
 
     collator = Collator(CachedFeatures(built), IMAGE, PAD)
-    key = next(iter(built.entries))
+    key = next(built.keys())
     assert torch.equal(pickle.loads(pickle.dumps(collator)).vision.load([key]), built[key])

@@ -99,7 +99,7 @@ def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(built, sample, make_r
     for folder in (sample / "model", tmp_path / "model"):
         checkpoint = Checkpoint.open(str(folder))
         prompter = Prompter(folder, checkpoint.config)
-        key = min(built.entries)
+        key = min(built.keys())
         record = Record((Path("a"),), (Turn("Is there text?", "yes"),))
         question = prompter.question(record, 0, [key], [built.grid_thw(key)])
         collator = Collator(CachedFeatures(built), prompter.image_token_id, prompter.tokenizer.pad_token_id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.files import TEMPORARY_MARK, atomic_write, follow_umask, write_json, write_text
+from lookonce.files import TEMPORARY_MARK, atomic_write, create_text, follow_umask, is_full, write_json, write_text
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
@@ -112,3 +114,82 @@ def test_value_that_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(path, {"a": tmp_path})
     assert {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()} == {"a.json": {"a": 1}}
+
+
+# Python 3.12 warns of forking with threads about; torch has some, and the children only write.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_of_processes_that_create_one_file_exactly_one_is_told_so_and_the_file_is_its(tmp_path: Path) -> None:
+    num_processes, num_files = 8, 20
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(num_processes), context.Queue()
+
+    def create(process: int) -> None:
+        for number in range(num_files):
+            barrier.wait(timeout=60)
+            if create_text(tmp_path / "new" / str(number), str(process) * 100_000):
+                results.put((number, process))
+
+    processes = [context.Process(target=create, args=(process,)) for process in range(num_processes)]
+    for process in processes:
+        process.start()
+    won = dict(results.get(timeout=60) for _ in range(num_files))
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0] * num_processes
+    assert results.empty() and won.keys() == set(range(num_files))
+    found = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert found == {str(number): str(process) * 100_000 for number, process in won.items()}
+
+
+def test_a_file_that_is_there_is_not_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    assert create_text(path, "Où ?\n")
+    assert not create_text(path, "other")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"a.txt": b"O\xc3\xb9 ?\n"}
+
+
+def test_created_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "a.txt"
+    create_text(path, "text")
+    assert mode(path) == 0o666 & ~umask
+
+
+def test_a_file_appears_whole_when_it_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, text, seen = tmp_path / "a.txt", "text" * 50_000, []
+    link = os.link
+
+    def look_and_link(source: Path, target: Path) -> None:
+        seen.append(path.exists())
+        link(source, target)
+        seen.append(path.read_text() == text)
+
+    monkeypatch.setattr(os, "link", look_and_link)
+    create_text(path, text)
+    assert seen == [False, True]
+
+
+def test_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(OSError, match="No space left"):
+        create_text(tmp_path / "a.txt", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.ENOSPC, True),
+        (errno.EDQUOT, True),
+        (errno.EFBIG, True),
+        (errno.EIO, False),
+        (errno.EACCES, False),
+        (errno.ESTALE, False),
+        (None, False),
+    ],
+    ids=lambda value: errno.errorcode.get(value, value),
+)
+def test_a_full_disk_is_told_from_a_broken_one(code: int | None, expected: bool) -> None:
+    assert is_full(OSError(code, "message")) is expected

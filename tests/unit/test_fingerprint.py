@@ -14,8 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.fingerprint import Fingerprint, hash_tensors
+from lookonce.cache.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
+from lookonce.cache.names import FORMAT_VERSION
 from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.storage import STORAGE
+from lookonce.train.inputs import Inputs
 
 BY_HAND = Fingerprint(
     format_version=1,
@@ -78,7 +81,7 @@ def original(sample: Path) -> Fingerprint:
 def test_other_tower_tensors_give_another_fingerprint(model, original, change):
     rewrite_tensors(model, change)
     changed = take(model)
-    assert changed.sha256 != original.sha256
+    assert changed.folder_name != original.folder_name
     assert [name for name, _, _ in changed.differences(original)] == ["tower_sha256"]
 
 
@@ -88,6 +91,7 @@ def test_other_tower_tensors_give_another_fingerprint(model, original, change):
         ({"max_pixels": 16_384}, "image_processor.max_pixels", 16_384),
         ({"min_pixels": 8_192}, "image_processor.min_pixels", 8_192),
         ({"dtype": "bfloat16"}, "dtype", "bfloat16"),
+        ({"dtype": "fp8_e4m3"}, "dtype", "fp8_e4m3"),
     ],
 )
 def test_other_options_give_another_fingerprint_and_name_the_field(sample, original, options, field, value):
@@ -102,15 +106,15 @@ def test_another_processor_backend_gives_another_fingerprint(sample, original):
     processor = ImageProcessor(sample / "model")
     processor.backend = "torchvision"
     changed = Fingerprint.of(Checkpoint.open(str(sample / "model")), processor, "float32")
-    assert changed.sha256 != original.sha256
+    assert changed.folder_name != original.folder_name
     assert changed.differences(original) == [("image_processor.backend", "torchvision", "pil")]
 
 
 def test_another_format_version_gives_another_fingerprint(sample, original, monkeypatch):
-    monkeypatch.setattr("lookonce.cache.fingerprint.FORMAT_VERSION", 2)
+    monkeypatch.setattr("lookonce.cache.fingerprint.FORMAT_VERSION", FORMAT_VERSION + 1)
     changed = take(sample / "model")
-    assert changed.sha256 != original.sha256
-    assert changed.differences(original) == [("format_version", 2, 1)]
+    assert changed.folder_name != original.folder_name
+    assert changed.differences(original) == [("format_version", FORMAT_VERSION + 1, FORMAT_VERSION)]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,18 @@ def test_other_deepstack_levels_give_another_fingerprint(model, original):
     assert named == ["num_levels", "tower_config.deepstack_visual_indexes"]
 
 
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("bit", [0, 31])
+def test_a_single_bit_of_any_tower_tensor_matters(sample, place, bit):
+    tensors = dict(Checkpoint.open(str(sample / "model")).tower_tensors())
+    hashes = {hash_tensors(iter(tensors.items()))}
+    for tensor in tensors.values():
+        number = tensor.view(-1).view(torch.int32)[place : place + 1 or None]
+        number ^= torch.tensor([1 << bit], dtype=torch.int64).int()
+        hashes.add(hash_tensors(iter(tensors.items())))
+    assert len(hashes) == 1 + len(tensors)
+
+
 def test_language_model_weights_do_not_matter(model, original):
     rewrite_tensors(model, change_language_model)
     assert take(model).sha256 == original.sha256
@@ -144,6 +160,18 @@ def test_language_model_weights_do_not_matter(model, original):
 
 def test_the_folder_does_not_matter(model, original):
     assert take(model.rename(model.with_name("elsewhere"))).sha256 == original.sha256
+
+
+def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, original):
+    lines = (sample / "train.jsonl").read_text().splitlines()
+    changed = [json.loads(line) for line in lines[:3]]
+    for record in changed:
+        record["turns"][0]["question"] = "Another question?"
+    shutil.copytree(sample / "images", tmp_path / "images")
+    (tmp_path / "changed.jsonl").write_text("\n".join(map(json.dumps, reversed(changed))))
+    inputs = Inputs.open(make_run(data={split: str(tmp_path / "changed.jsonl") for split in ("train", "val", "test")}))
+    assert inputs.fingerprint == original
+    assert inputs.cache_folder.name == original.folder_name
 
 
 @pytest.mark.parametrize("num_files", [2, 3])
@@ -192,7 +220,7 @@ def test_differences_name_the_dotted_field_and_both_values():
 
 def test_the_hash_of_a_fingerprint_is_computed_as_it_always_was():
     assert BY_HAND.sha256 == "c9e7f9a0e781d6a62547df98813b6ac28e417fce004305c55be6d58888cbd0d1"
-    assert BY_HAND.folder_name == "c9e7f9a0e781d6a6"
+    assert BY_HAND.folder_name == "c9e7f9a0e781d6a6" == BY_HAND.sha256[:FOLDER_DIGITS]
     shuffled = replace(BY_HAND, tower_config=dict(reversed(BY_HAND.tower_config.items())))
     assert shuffled.sha256 == BY_HAND.sha256
 
@@ -211,6 +239,15 @@ def test_the_hash_of_tensors_is_computed_as_it_always_was():
     assert hash_tensors(iter(tensors.items())) == hashlib.sha256(expected).hexdigest()
 
 
-def test_sizes_follow_from_the_fingerprint():
-    assert (BY_HAND.hidden_size, BY_HAND.bytes_per_token) == (64, 4 * 64 * 2)
-    assert replace(BY_HAND, dtype="float32").bytes_per_token == 4 * 64 * 4
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", 4 * 64 * 2), ("float32", 4 * 64 * 4), ("fp8_e4m3", 4 * (64 + 4))]
+)
+def test_sizes_follow_from_the_fingerprint(dtype, expected):
+    fingerprint = replace(BY_HAND, dtype=dtype)
+    assert (fingerprint.hidden_size, fingerprint.bytes_per_token) == (64, expected)
+    assert fingerprint.storage is STORAGE[dtype]
+
+
+def test_an_unknown_dtype_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="'float16' is none of bfloat16, float32, fp8_e4m3"):
+        Fingerprint.from_json(BY_HAND.to_json() | {"dtype": "float16"})

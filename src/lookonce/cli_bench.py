@@ -1,0 +1,96 @@
+"""`lookonce bench`: measurements, each side by side with the plain way and with what limits it, in one run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from lookonce.cli_options import EXISTING, JSON, PLACE, RUN, SET, cache_folder, emit, open_inputs
+
+
+@click.group()
+def bench() -> None:
+    """Measure side by side with the plain way, in one run."""
+
+
+@bench.command("step")
+@RUN
+@SET
+@click.option(
+    "--steps", default=20, show_default=True, type=click.IntRange(2), help="Optimizer steps to measure, each way."
+)
+@JSON
+def bench_step(run_file: Path, assignments: tuple[str, ...], steps: int, as_json: bool) -> None:
+    """Train some steps from the cache and some from pixels: times and losses.
+
+    \b
+    Examples:
+      lookonce bench step experiments/sample.yaml
+      lookonce bench step run.yaml --steps 50 --json
+    """
+    from lookonce.train.compare import compare
+    from lookonce.train.run import Session
+
+    session = Session.open(open_inputs(run_file, assignments))
+    comparison = compare(session.inputs, session.prompter, session.examples("train")[0], steps)
+    emit(comparison.to_json(), comparison.text(), as_json)
+
+
+@bench.command("cache")
+@RUN
+@SET
+@click.option("--images", "num_images", default=0, type=click.IntRange(0), help="Of the run; by default all of them.")
+@click.option("--plain", "num_plain", default=32, show_default=True, type=click.IntRange(1), help="For the plain loop.")
+@click.option("--place", type=EXISTING, help="Where to write; by default beside the run's cache.")
+@JSON
+def bench_cache(
+    run_file: Path, assignments: tuple[str, ...], num_images: int, num_plain: int, place: Path | None, as_json: bool
+) -> None:
+    """Make a cache and throw it away: how fast, beside the tower alone, the disk alone, and the plain loop.
+
+    Writes the cache of these images three times over, and removes it.
+
+    \b
+    Examples:
+      lookonce bench cache experiments/sample.yaml
+      lookonce bench cache run.yaml --images 500 --place /scratch --json
+    """
+    inputs = open_inputs(run_file, assignments)
+    from lookonce.cache.bench import bench_cache as measure
+
+    report = measure(
+        place or inputs.run.cache.dir,
+        inputs.fingerprint,
+        inputs.processor,
+        inputs.images.first(num_images) if num_images else inputs.images,
+        inputs.load_tower(),
+        lambda: inputs.load_tower(fast=False).module,
+        inputs.shard_bytes,
+        num_plain,
+    )
+    emit(report.to_json(), report.text(), as_json)
+
+
+@bench.command("read")
+@PLACE
+@SET
+@click.option(
+    "--images", "num_images", default=512, show_default=True, type=click.IntRange(1), help="To read at random."
+)
+@click.option("--no-check", is_flag=True, help="Without checksums.")
+@JSON
+def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, no_check: bool, as_json: bool) -> None:
+    """Read a cache at random, image by image, and in order, in large blocks.
+
+    \b
+    Examples:
+      lookonce bench read experiments/sample.yaml
+      lookonce bench read caches/1f2e3d4c5b6a7980 --images 2000 --json
+    """
+    folder = cache_folder(place, assignments)
+    from lookonce.cache.bench_read import bench_read as measure
+
+    report = measure(folder, num_images, check=not no_check)
+    emit(asdict(report), report.text(), as_json)

@@ -1,0 +1,63 @@
+"""What the commands have in common: arguments, options, and how they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lookonce.errors import UsageError
+
+EXISTING = click.Path(path_type=Path)
+RUN = click.argument("run_file", metavar="RUN.yaml", type=EXISTING)
+PLACE = click.argument("place", metavar="RUN.yaml|CACHE", type=EXISTING)
+SET = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Replace a key of the run file, e.g. train.epochs=5.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
+
+
+def open_inputs(run_file: Path, assignments: tuple[str, ...], *, trust_plan: bool = False) -> Any:
+    """The inputs of a run, opened and checked."""
+    from lookonce.train.run_file import read_run_file
+
+    run = read_run_file(run_file, assignments)  # before the slow imports, so that a typo is told at once
+    from lookonce.train.inputs import Inputs
+
+    return Inputs.open(run, trust_plan=trust_plan)
+
+
+def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
+    """The cache folder itself, or that of a run file; it need not exist. Hashes the tower and no image."""
+    if place.is_dir():
+        if assignments:
+            raise nothing_to_set(place)
+        return place
+    from lookonce.train.run_file import read_run_file
+
+    run = read_run_file(place, assignments)
+    from lookonce.train.inputs import open_model
+
+    _, _, fingerprint = open_model(run)
+    return run.cache.dir / fingerprint.folder_name
+
+
+def nothing_to_set(place: Path) -> UsageError:
+    """The error for --set where no run file is."""
+    return UsageError(f"--set replaces keys of a run file, and {place} is a folder; leave it out or name a run file")
+
+
+def emit(value: Any, text: str, as_json: bool) -> None:
+    """Print a result to stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str) if as_json else text)
+
+
+def say(note: str) -> None:
+    """Print a note to stderr."""
+    click.echo(note, err=True)

@@ -1,0 +1,269 @@
+"""Claims: a shard is one worker's as long as it lives; who loses it notices and harms nobody."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lookonce.cache import claims
+from lookonce.cache.claims import Claims, Work, Worker, read_work, works
+
+EXPIRY_S = 60.0
+SHARD = "shard-00003"
+ME = Worker.this_process("1/4")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The claim file of `SHARD`."""
+    return tmp_path / "claims" / f"{SHARD}.json"
+
+
+def put_back(path: Path, seconds: float) -> None:
+    """Make a file look as if it was touched `seconds` ago."""
+    touched = path.stat().st_mtime - seconds
+    os.utime(path, (touched, touched))
+
+
+# Who gets a shard.
+
+
+def test_of_many_who_want_a_shard_one_gets_it(tmp_path: Path) -> None:
+    shards, barrier = [f"shard-{number:05d}" for number in range(40)], threading.Barrier(8)
+
+    def work(number):
+        mine = Claims(tmp_path, ME)
+        barrier.wait()
+        return [claim for shard in shards if (claim := mine.take(shard, 1))]
+
+    with ThreadPoolExecutor(8) as threads:
+        taken = [claim for found in threads.map(work, range(8)) for claim in found]
+    assert sorted(claim.work.shard for claim in taken) == shards
+    assert all(claim.is_held() for claim in taken)
+    for claim in taken:
+        claim.release()
+
+
+def test_a_living_claim_is_not_taken(take) -> None:
+    held = take()
+    assert held and take() is None and take(replace(ME, name="another")) is None
+    assert held.is_held()
+
+
+def test_a_claim_that_was_released_is_free_again(tmp_path: Path, path: Path) -> None:
+    with Claims(tmp_path, ME) as mine:
+        claim = mine.take(SHARD, 1)
+        assert claim
+        mine.release(claim)
+        assert not path.exists()
+        assert mine.take(SHARD, 1)
+    assert not path.exists()  # leaving gives back what was not released
+
+
+def test_a_claim_says_who_has_what_in_work(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "4", "RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    claim = take(Worker.this_process("4/16"))
+    assert claim
+    claim.update("encoding", 3)
+    claim.beat()
+    found = read_work(path)
+    assert found == claim.work
+    assert (found.shard, found.phase, found.num_done, found.num_images) == (SHARD, "encoding", 3, 5)
+    assert (found.worker.name, found.worker.job, found.worker.pid) == ("4/16", "77_4 (restart 1)", os.getpid())
+    assert abs(found.started - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "9"}, "9"),
+        ({"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}, "9 (restart 2)"),
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "0"}, "8_0"),
+    ],
+)
+def test_a_worker_knows_its_slurm_job(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Worker.this_process().job == expected
+
+
+# Losing a claim.
+
+
+def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone(take, path: Path) -> None:
+    asleep = take()
+    put_back(path, EXPIRY_S + 1)
+    other = take(replace(ME, name="other"))
+    assert asleep and other and not asleep.is_held()
+    asleep.update("encoding", 4)
+    asleep.beat()
+    os.utime(path, (1, 1))
+    asleep.beat()
+    assert path.stat().st_mtime == 1  # it touches its own file, not the other's
+    asleep.release()
+    assert other.is_held() and read_work(path) == other.work
+    other.release()
+    assert not path.exists()
+
+
+def test_a_claim_that_somebody_removed_is_lost_and_released_without_a_word(take, path: Path) -> None:
+    claim = take()
+    path.unlink()
+    assert claim and not claim.is_held()
+    claim.release()
+
+
+def write_dead(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(asdict(Work(path.stem, replace(ME, born=0.0)))))
+
+
+def test_a_living_claim_is_not_buried_though_it_is_the_same_inode_as_the_dead_one(
+    tmp_path: Path, take, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inodes are used again: between a worker's look at a dead claim and its burial, another may have taken over."""
+    write_dead(path)
+    inode, living = path.stat().st_ino, []
+
+    def look_and_be_slow(path: Path, expiry_s: float) -> bool:
+        for number in range(100):
+            path.unlink()
+            claim = take(replace(ME, name="faster"))
+            living.append(claim)
+            if path.stat().st_ino == inode:
+                return True
+            claim.release()
+            (tmp_path / f"spare-{number}").touch()
+            path.touch()
+        pytest.skip("this file system does not use inodes again")
+
+    with monkeypatch.context() as slow:
+        slow.setattr(claims, "is_dead", look_and_be_slow)
+        assert Claims(tmp_path, ME).take(SHARD, 5) is None
+    assert living[-1].is_held()
+
+
+def test_a_grave_that_another_cleared_away_is_no_matter(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dead(path)
+
+    def rename(old: Path, new: Path) -> None:
+        old.unlink()
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert take()
+
+
+RACER = """
+import json, sys
+from pathlib import Path
+from lookonce.cache.claims import Claims, Worker
+claims = Claims(Path(sys.argv[1]), Worker.this_process("racer"))
+print("ready", flush=True)
+sys.stdin.readline()
+taken = [claim for number in range(int(sys.argv[2])) if (claim := claims.take(f"shard-{number:05d}", 1))]
+print("done", flush=True)
+sys.stdin.readline()
+print(json.dumps([claim.work.shard for claim in taken if claim.is_held()]), flush=True)
+"""
+
+
+def test_of_many_who_bury_dead_claims_each_is_held_by_one_in_the_end(tmp_path: Path) -> None:
+    num_claims, num_racers = 300, 6
+    shards = [f"shard-{number:05d}" for number in range(num_claims)]
+    for shard in shards:
+        write_dead(tmp_path / "claims" / f"{shard}.json")
+    command = [sys.executable, "-c", RACER, str(tmp_path), str(num_claims)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    racers = [subprocess.Popen(command, text=True, bufsize=1, **pipes) for _ in range(num_racers)]
+    answers = [""]
+    for _ in ("ready", "done", "held"):
+        answers = [racer.stdout.readline() for racer in racers]
+        for racer in racers:
+            racer.stdin.write("go\n")
+    holder_of = {
+        shard: racer.pid for racer, answer in zip(racers, answers, strict=True) for shard in json.loads(answer)
+    }
+    for racer in racers:
+        racer.communicate(timeout=60)
+    assert sorted(shard for answer in answers for shard in json.loads(answer)) == shards
+    assert len(set(holder_of.values())) > 1  # there was a race
+    found = {path.stem: read_work(path) for path in (tmp_path / "claims").iterdir()}
+    assert {shard: work and work.worker.pid for shard, work in found.items()} == holder_of
+
+
+# Claims that say nothing.
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"shard": "a"}', '{"shard": "a", "worker": 7}', "\0" * 9])
+def test_a_claim_that_says_nothing_is_anothers_until_it_expires(tmp_path: Path, take, path: Path, content: str) -> None:
+    path.parent.mkdir()
+    path.write_text(content)
+    assert read_work(path) is None
+    assert take() is None
+    [(work, _, alive)] = works(tmp_path, EXPIRY_S)
+    assert (work.shard, work.worker.name, alive) == (SHARD, "unknown", True)
+    put_back(path, EXPIRY_S + 1)
+    assert take()
+
+
+def test_a_claim_that_could_not_be_written_is_no_claim(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with pytest.raises(OSError, match="No space"):
+            take()
+    assert not list(path.parent.iterdir())
+    assert take()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_claim_is_never_there_without_its_holders_name(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever its holder is killed, others know at once that it is dead."""
+    seen = []
+    for name in ("open", "pwrite", "fsync", "link"):
+        real = getattr(os, name)
+
+        def look(*args, real=real, **options):
+            seen.append(path.exists() and read_work(path) is None)
+            result = real(*args, **options)
+            seen.append(path.exists() and read_work(path) is None)
+            return result
+
+        monkeypatch.setattr(os, name, look)
+    assert take()
+    monkeypatch.undo()
+    assert len(seen) >= 8 and not any(seen)
+
+
+def test_works_lists_all_claims_and_whether_their_workers_live(tmp_path: Path, take) -> None:
+    take(replace(ME, name="silent"), "shard-00002")
+    put_back(tmp_path / "claims" / "shard-00002.json", EXPIRY_S + 1)
+    take(replace(ME, name="dead", born=0.0), "shard-00001")
+    take(ME, "shard-00000")
+    found = list(works(tmp_path, EXPIRY_S))
+    assert [(work.shard, work.worker.name, alive) for work, _, alive in found] == [
+        ("shard-00000", "1/4", True),
+        ("shard-00001", "dead", False),
+        ("shard-00002", "silent", False),
+    ]
+    assert [silent_s > EXPIRY_S for _, silent_s, _ in found] == [False, False, True]
+    assert list(works(tmp_path / "nowhere")) == []
+    assert len(list((tmp_path / "claims").iterdir())) == 3

@@ -1,0 +1,95 @@
+"""The fast tower gives what the stock one gives, for images of mixed size at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.fast_tower import FastTower, attend_by_size
+from lookonce.cache.tower import Tower
+
+GRIDS = [(1, 4, 6), (1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 4, 8)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(sample) -> Checkpoint:
+    return Checkpoint.open(str(sample / "model"))
+
+
+def patches_of(grids: list[tuple[int, int, int]]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(sum(t * h * w for t, h, w in grids), 1536, generator=generator)
+
+
+def one_by_one(tower: Tower, patches: torch.Tensor) -> torch.Tensor:
+    pieces = torch.split(patches, [t * h * w for t, h, w in GRIDS])
+    return torch.cat([tower.encode(piece, [grid]) for piece, grid in zip(pieces, GRIDS, strict=True)])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_several_images_at_once_give_what_the_stock_tower_gives_for_each(checkpoint, dtype, tolerance):
+    patches = patches_of(GRIDS)
+    expected = one_by_one(Tower(checkpoint, dtype), patches).float()
+    fast = Tower(checkpoint, dtype, fast=True)
+    assert isinstance(fast._run, FastTower)
+    found = fast.encode(patches, GRIDS).float()
+    assert found.shape == (sum(t * h * w for t, h, w in GRIDS) // 4, 4, 64)
+    assert (found - expected).norm() < tolerance * expected.norm()
+
+
+def test_the_fast_tower_has_the_weights_of_the_stock_one_under_the_same_names(checkpoint):
+    fast, stock = (Tower(checkpoint, torch.float32, fast=fast).module.state_dict() for fast in (True, False))
+    assert fast.keys() == stock.keys()
+    assert all(torch.equal(fast[name], stock[name]) for name in stock)
+
+
+def test_on_a_cpu_the_tower_is_the_stock_one_and_images_go_alone(checkpoint):
+    tower = Tower(checkpoint, torch.float32)
+    assert not isinstance(tower._run, FastTower)
+    assert tower.tokens_per_forward == 1
+
+
+def test_attention_stays_within_an_image():
+    lengths = [3, 3, 5]
+    query, key, value = torch.randn(3, sum(lengths), 2, 8)
+    whole = attend_by_size(query, key, value, lengths)
+    other = value.clone()
+    other[3:] = 0
+    assert torch.equal(attend_by_size(query, key, other, lengths)[:3], whole[:3])
+    assert not torch.equal(attend_by_size(query, key, other, lengths)[3:], whole[3:])
+
+
+def test_operations_are_counted_as_the_layers_have_them(checkpoint):
+    tower = Tower(checkpoint, torch.float32)
+    linears = sum(weight.numel() for name, weight in tower.module.named_parameters() if name.endswith("weight"))
+    other = sum(
+        weight.numel() for name, weight in tower.module.named_parameters() if "norm" in name or "pos_embed" in name
+    )
+    config, num_tokens = checkpoint.vision_config, 6
+    mergers = sum(w.numel() for n, w in tower.module.named_parameters() if "merger" in n and w.ndim == 2)
+    others = (
+        linears
+        - mergers
+        - sum(
+            w.numel()
+            for n, w in tower.module.named_parameters()
+            if n.endswith("weight") and ("norm" in n or "pos_" in n)
+        )
+    )
+    attention = config.depth * 2 * (4 * num_tokens) * config.hidden_size
+    assert other > 0
+    assert tower.flop(num_tokens) == 2 * num_tokens * (4 * (others + attention) + mergers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 1e-3)])
+def test_on_a_gpu_several_images_at_once_give_what_the_stock_tower_gives_for_each(checkpoint, dtype, tolerance):
+    patches = patches_of(GRIDS).cuda()
+    expected = one_by_one(Tower(checkpoint, torch.float32, "cuda", fast=False), patches)
+    fast = Tower(checkpoint, dtype, "cuda")
+    assert isinstance(fast._run, FastTower)
+    assert fast._run.varlen == (dtype == torch.bfloat16)
+    found = fast.encode(patches, GRIDS).float()
+    assert (found - expected).norm() < tolerance * expected.norm()

@@ -1,0 +1,167 @@
+"""What a run reads: its cache if it holds all images, a plan in place of hashing, and what changed in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lookonce.cache.folder import read_plan
+from lookonce.datasets import images as images_module
+from lookonce.errors import FeaturesMissing
+from lookonce.train import inputs as inputs_module
+from lookonce.train.inputs import Inputs
+
+NUM_IMAGES = 6
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> list[Path]:
+    """Image files, two of them the same, and `records.jsonl` with two questions about each."""
+    paths = [tmp_path / f"{number}.png" for number in range(NUM_IMAGES)]
+    for number, path in enumerate(paths):
+        save_noise(path, number)
+    shutil.copy(paths[0], tmp_path / "copy.png")
+    names = [*(path.name for path in paths), "copy.png"]
+    write_records(tmp_path / "records.jsonl", names * 2)
+    return paths
+
+
+def save_noise(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    Image.fromarray(rng.integers(0, 256, (*rng.integers(40, 200, 2), 3), dtype=np.uint8)).save(path)
+
+
+def write_records(path: Path, names: list[str]) -> None:
+    lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
+    path.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def run(make_run, frames, tmp_path):
+    return make_run(data={"train": str(tmp_path / "records.jsonl"), "val": [], "test": []})
+
+
+# The cache.
+
+
+def test_a_run_opens_its_cache_only_if_it_holds_all_images(make_run, sample):
+    val = str(sample / "val.jsonl")
+    few = Inputs.open(make_run(data={"train": val, "val": val, "test": val}))
+    report = few.build()
+    assert report.num_encoded == few.images.num_distinct == len(few.open_cache())
+    everything = Inputs.open(make_run())
+    [first, *_] = everything.records["train"]
+    with pytest.raises(FeaturesMissing) as caught:
+        everything.open_cache()
+    num_missing = everything.images.num_files - few.images.num_files
+    expected = f"lacks the features of {num_missing} of {everything.images.num_files} images"
+    assert expected in str(caught.value)
+    assert f"{first.images[0]} ({first.origin}): run: lookonce cache build" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: path.write_text("no image"), "of no known image format"),
+        (lambda path: None, "No such file or directory"),
+    ],
+)
+def test_a_run_with_a_bad_image_names_record_and_reason(make_run, frames, tmp_path, write, reason):
+    write(tmp_path / "bad.jpg")
+    write_records(tmp_path / "bad.jsonl", ["1.png", "bad.jpg"])
+    inputs = Inputs.open(make_run(data={"train": str(tmp_path / "bad.jsonl"), "val": [], "test": []}))
+    inputs.build()
+    with pytest.raises(FeaturesMissing, match=rf"bad\.jpg \(.*bad\.jsonl:2\): it is quarantined \(.*{reason}"):
+        inputs.open_cache()
+
+
+# A plan in place of hashing.
+
+
+def test_a_written_plan_names_every_file_once_and_writing_it_again_changes_nothing(run, frames, tmp_path):
+    inputs = Inputs.open(run)
+    for _ in range(2):
+        inputs.write_plan()
+        files = [file for image in read_plan(inputs.cache_folder).images() for file in image.files]
+        assert sorted(files) == sorted(str(path) for path in [*frames, tmp_path / "copy.png"])
+        assert sorted(path.name for path in inputs.cache_folder.iterdir()) == ["manifest.json", "plan.json"]
+
+
+def test_who_trusts_a_plan_reads_no_image_and_knows_the_same(run, monkeypatch):
+    hashed = Inputs.open(run)
+    hashed.write_plan()
+    for name in ("_read_file", "_read_archive"):
+        monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr(inputs_module, "index_images", lambda *_: pytest.fail("images were hashed"))
+    trusting = Inputs.open(run, trust_plan=True)
+    assert trusting.images.key_of == hashed.images.key_of
+    assert list(trusting.images.path_of) == list(hashed.images.path_of)
+    assert trusting.identity() == hashed.identity()
+    assert trusting.status() == hashed.status()
+
+
+def test_a_build_that_trusts_the_plan_makes_the_same_cache(run, tmp_path):
+    Inputs.open(run).write_plan()
+    report = Inputs.open(run, trust_plan=True).build(worker=(1, 4))
+    assert (report.num_encoded, report.num_wanted, report.num_missing) == (NUM_IMAGES, NUM_IMAGES, 0)
+    assert len(Inputs.open(run).open_cache()) == NUM_IMAGES
+    assert Inputs.open(run).build().num_encoded == 0
+
+
+def test_without_a_plan_or_with_one_that_lacks_a_file_images_are_hashed(run, tmp_path):
+    assert Inputs.open(run, trust_plan=True).images == Inputs.open(run).images
+    Inputs.open(run).write_plan()
+    save_noise(tmp_path / "new.png", 100)
+    write_records(tmp_path / "records.jsonl", ["0.png", "new.png"])
+    assert Inputs.open(run, trust_plan=True).images == Inputs.open(run).images
+
+
+@pytest.mark.parametrize("change", [lambda path: save_noise(path, 1000), lambda path: path.unlink()])
+def test_an_image_that_changed_or_went_after_planning_is_told_and_tried_again_by_the_next_build(run, frames, change):
+    Inputs.open(run).write_plan()
+    changed, content = frames[1], frames[1].read_bytes()
+    change(changed)
+    for _ in range(2):
+        trusting = Inputs.open(run, trust_plan=True)
+        report = trusting.build()
+        [(key, reason)] = report.quarantined.items()
+        assert key == trusting.images.key_of[changed]
+        assert str(changed) in reason
+        assert report.num_missing == 0
+        assert trusting.status().num_missing == 1
+        with pytest.raises(FeaturesMissing, match=f"{changed} .*quarantined"):
+            trusting.open_cache()
+    changed.write_bytes(content)
+    report = Inputs.open(run, trust_plan=True).build()
+    assert (report.num_encoded, report.quarantined) == (1, {})
+    assert len(Inputs.open(run, trust_plan=True).open_cache()) == NUM_IMAGES
+
+
+def test_images_tried_again_are_cut_into_shards_and_forwards_by_their_size(run, frames):
+    Inputs.open(run).write_plan()
+    planned = {image.key: image.num_tokens for image in read_plan(Inputs.open(run).cache_folder).images()}
+    content = {path: path.read_bytes() for path in frames}
+    for path in frames[:3]:
+        path.unlink()
+    Inputs.open(run, trust_plan=True).build()
+    for path in frames[:3]:
+        path.write_bytes(content[path])
+    inputs = Inputs.open(run, trust_plan=True)
+    inputs.build()
+    assert {image.key: image.num_tokens for image in read_plan(inputs.cache_folder).images()} == planned
+
+
+def test_an_image_that_changed_is_encoded_as_it_is_now_when_it_is_hashed_again(run, frames):
+    Inputs.open(run).write_plan()
+    save_noise(frames[1], 1000)
+    assert Inputs.open(run, trust_plan=True).build().quarantined
+    report = Inputs.open(run).build()
+    assert (report.num_encoded, report.quarantined) == (1, {})
+    trusting = Inputs.open(run, trust_plan=True)  # the plan knows the new key now
+    assert trusting.images.key_of == Inputs.open(run).images.key_of
+    assert len(trusting.open_cache()) == NUM_IMAGES
