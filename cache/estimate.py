@@ -30,6 +30,8 @@ from lookonce.text import bars, count, duration, rows, size
 
 COMPARED: tuple[DtypeName, ...] = ("bfloat16", "fp8_e4m3")
 NUM_BINS = 8
+PILOT_FORWARDS = 6
+"""That a pilot fills at least, where several images share one."""
 WORKERS = (4, 16)
 
 
@@ -177,8 +179,13 @@ def run_pilot(
     tower: Tower,
     num_images: int,
 ) -> Pilot | None:
-    """Encode and write `num_images` of all sizes, twice: the first time warms up. None if none can be encoded."""
+    """Encode and write images of all sizes, twice: the first time warms up. None if none can be encoded.
+
+    `num_images` of them, or as many as fill a GPU a few times over.
+    """
     by_size = sorted((image for image in wanted if image.num_tokens), key=lambda image: image.num_tokens)
+    mean = sum(image.num_tokens for image in by_size) / max(len(by_size), 1)
+    num_images = max(num_images, round(PILOT_FORWARDS * tower.tokens_per_forward / max(mean, 1)))
     step = max(len(by_size) // max(num_images, 1), 1)
     shard = Shard("pilot", tuple(by_size[step // 2 :: step][:num_images]))
     if not shard.images:

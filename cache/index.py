@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
 from lookonce.cache.receipts import RECEIPTS, Entry, Failure, Receipt, read_receipts, receipt_path
@@ -111,11 +111,11 @@ class Index:
 def write_index(folder: Path, fingerprint: str) -> Index:
     """Make the index file of a cache from its receipts."""
     index = Index.of(folder, fingerprint)
+    texts: dict[str, Any]
     texts = {"shards": list(index.shards), "failed": {key: asdict(why) for key, why in index.failed.items()}}
     with atomic_write(folder / INDEX) as temporary:
-        save_file(
-            index.columns | {name: _text(value) for name, value in texts.items()}, temporary, _metadata(fingerprint)
-        )
+        columns = index.columns | {name: _text(value) for name, value in texts.items()}
+        temporary.write_bytes(save(columns, _metadata(fingerprint)))  # `save_file` hides that a disk is full
         checksum = hash_file(temporary)
     write_text(folder / INDEX_CHECKSUM, checksum + "\n")
     return index

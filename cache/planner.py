@@ -1,9 +1,9 @@
 """What a build has to do: the images that are wanted, against those that are there and those that are planned.
 
 Design: several workers may find at once that the plan lacks images. Each makes the same extension from the same plan;
-the first to write its part wins, the others read the plan again. With a plan that names all the files of a run, a
-worker need not hash them (a hundred workers would read the whole data set a hundred times): the plan says their keys,
-and the bytes are compared with the key when the image is encoded.
+the first to write its part wins, the others read the plan again. A worker need not hash the files that a plan names (a
+hundred workers would read the whole data set a hundred times): the plan says their keys, and the bytes are compared
+with the key when the image is encoded.
 """
 
 from __future__ import annotations
@@ -108,13 +108,10 @@ def pending_shards(plan: Plan, settled: Settled, keys: Iterable[str]) -> list[Sh
     ]
 
 
-def index_of_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex | None:
-    """The keys of files as the plan has them, without reading one; None if it does not name them all."""
+def index_of_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex:
+    """The keys of files as the plan has them, without reading one; those that it does not name are left out."""
     planned = {file: image for image in plan.images() for file in image.files}
-    paths = list(paths)
-    if not paths or any(str(path) not in planned for path in paths):
-        return None
-    key_of = {path: planned[str(path)].key for path in paths}
+    key_of = {path: planned[str(path)].key for path in paths if str(path) in planned}
     path_of = {key: path for path, key in reversed(key_of.items())}
     in_order = {image.key: path_of[image.key] for image in plan.images() if image.key in path_of}
     return ImageIndex(key_of, in_order)

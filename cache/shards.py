@@ -121,8 +121,13 @@ class ShardWriter:
         path, receipt = shard_path(self.folder, self.name), self._receipt(header)
         os.replace(self._temporary, path)
         flush(path.parent)
-        if write_receipt(self.folder, receipt):
-            return True
+        try:
+            if write_receipt(self.folder, receipt):
+                return True
+        except OSError:
+            if not has_receipt(self.folder, self.name):
+                path.unlink(missing_ok=True)  # on a disk that is too full for a receipt it would only take room
+            raise
         if os.stat(path).st_ino == os.fstat(self._file.descriptor).st_ino:
             # Another wrote its receipt since we looked, and now our file lies in the place of its own.
             write_text(receipt_path(self.folder, self.name), to_text(receipt))

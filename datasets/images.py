@@ -144,29 +144,33 @@ def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator
         threads.shutdown(cancel_futures=True)
 
 
-def index_images(records: Iterable[Record]) -> ImageIndex:
-    """Find the key and the size of every image that the records name.
+def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> ImageIndex:
+    """Find the key and the size of every image that the records name; those that are `known` are not read.
 
     Raises:
         ImageError: not one of them can be read; names the first few with the record that asks for them.
     """
+    known = known or ImageIndex({}, {})
     origin_of: dict[Path, str] = {}
     for record in records:
         for path in record.images:
-            origin_of.setdefault(path, record.origin)
+            if path not in known.key_of:
+                origin_of.setdefault(path, record.origin)
+    if known.key_of and not origin_of:
+        return known
     files, members = _look_at_all(sorted(origin_of))
     reason_of = {image.path: image.reason for image in files + members if image.reason}
     unusable = {path: reason_of[path] for path in origin_of if path in reason_of}
-    if unusable and len(unusable) == len(origin_of):
+    if unusable and len(unusable) == len(origin_of) and not known.key_of:
         raise _none_usable(unusable, origin_of)
     usable = [image for image in sorted(files) + members if not image.reason]
     distinct: dict[str, _Look] = {}
     for image in usable:
         distinct.setdefault(image.key, image)
     return ImageIndex(
-        key_of={image.path: image.key for image in sorted(usable, key=lambda image: image.path)},
-        path_of={key: image.path for key, image in distinct.items()},
-        size_of={key: image.size for key, image in distinct.items()},
+        key_of=known.key_of | {image.path: image.key for image in sorted(usable, key=lambda image: image.path)},
+        path_of={key: image.path for key, image in distinct.items()} | known.path_of,
+        size_of={key: image.size for key, image in distinct.items()} | known.size_of,
         unusable=unusable,
     )
 

@@ -51,7 +51,7 @@ class Inputs:
     def open(cls, run: RunFile, *, trust_plan: bool = False) -> Inputs:
         """Read records and checkpoint, hash the images and the tower.
 
-        `trust_plan` takes the images' keys from the cache's plan if it names them all, without reading them.
+        `trust_plan` takes the keys of the images that the cache's plan names from there, without reading them.
 
         Raises:
             LookonceError: whatever of it is missing or broken.
@@ -59,11 +59,11 @@ class Inputs:
         records = {split: list(_read_split(run, split)) for split in ("train", "val", "test")}
         checkpoint, processor, fingerprint = open_model(run)
         everything = [record for part in records.values() for record in part]
-        images = None
+        known = None
         if trust_plan:
             plan = read_plan(run.cache.dir / fingerprint.folder_name)
-            images = index_of_plan(plan, (path for record in everything for path in record.images))
-        return cls(run, checkpoint, processor, fingerprint, records, images or index_images(everything))
+            known = index_of_plan(plan, (path for record in everything for path in record.images))
+        return cls(run, checkpoint, processor, fingerprint, records, index_images(everything, known))
 
     @property
     def cache_folder(self) -> Path:

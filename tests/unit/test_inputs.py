@@ -13,7 +13,6 @@ from PIL import Image
 from lookonce.cache.folder import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import FeaturesMissing
-from lookonce.train import inputs as inputs_module
 from lookonce.train.inputs import Inputs
 
 NUM_IMAGES = 6
@@ -97,7 +96,7 @@ def test_who_trusts_a_plan_reads_no_image_and_knows_the_same(run, monkeypatch):
     hashed.write_plan()
     for name in ("_read_file", "_read_archive"):
         monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
-    monkeypatch.setattr(inputs_module, "index_images", lambda *_: pytest.fail("images were hashed"))
+    monkeypatch.setattr(images_module, "_look_at_all", lambda *_: pytest.fail("images were hashed"))
     trusting = Inputs.open(run, trust_plan=True)
     assert trusting.images.key_of == hashed.images.key_of
     assert list(trusting.images.path_of) == list(hashed.images.path_of)
@@ -113,12 +112,17 @@ def test_a_build_that_trusts_the_plan_makes_the_same_cache(run, tmp_path):
     assert Inputs.open(run).build().num_encoded == 0
 
 
-def test_without_a_plan_or_with_one_that_lacks_a_file_images_are_hashed(run, tmp_path):
+def test_only_files_that_the_plan_lacks_are_hashed(run, tmp_path, monkeypatch):
     assert Inputs.open(run, trust_plan=True).images == Inputs.open(run).images
     Inputs.open(run).write_plan()
     save_noise(tmp_path / "new.png", 100)
-    write_records(tmp_path / "records.jsonl", ["0.png", "new.png"])
-    assert Inputs.open(run, trust_plan=True).images == Inputs.open(run).images
+    write_records(tmp_path / "records.jsonl", ["0.png", "new.png", "gone.png"])
+    hashed, read, look = Inputs.open(run).images, [], images_module._look_at_all
+    monkeypatch.setattr(images_module, "_look_at_all", lambda paths: read.extend(paths) or look(paths))
+    trusting = Inputs.open(run, trust_plan=True).images
+    assert sorted(path.name for path in read) == ["gone.png", "new.png"]
+    assert (trusting.key_of, trusting.path_of) == (hashed.key_of, hashed.path_of)
+    assert trusting.unusable == hashed.unusable and trusting.unusable
 
 
 @pytest.mark.parametrize("change", [lambda path: save_noise(path, 1000), lambda path: path.unlink()])
