@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lookonce import read_run_file
-from lookonce.cache.read import VisionCache
+from lookonce.cache.store.read import VisionCache
 from lookonce.train.batch import Collator
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import add_lora, best_device, load_without_tower

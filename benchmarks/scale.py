@@ -22,13 +22,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import extend_plan, read_plan, settle
-from lookonce.cache.index import INDEX, write_index
-from lookonce.cache.plan import PlannedImage, shard_name
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import RECEIPTS, Entry, Receipt, finished_shards, receipt_path, to_text
-from lookonce.cache.shards import SHARDS, shard_path
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import extend_plan, read_plan, settle
+from lookonce.cache.store.index import INDEX, write_index
+from lookonce.cache.store.plan import PlannedImage, shard_name
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import RECEIPTS, Entry, Receipt, finished_shards, receipt_path, to_text
+from lookonce.cache.store.shards import SHARDS, shard_path
 
 IMAGES_PER_SHARD, NUM_TOKENS, HEADER_BYTES = 50, 1_280, 20_480
 NUM_LOOKUPS = 100_000

@@ -1,11 +1,12 @@
 """Phase 1: run the vision tower once over every distinct image and keep what it puts out.
 
-checkpoint   the model folder, and the tower's tensors in it
-pixels       an image file as the tower's input
-tower        the tower alone, out of the checkpoint
-fingerprint  everything that changes features, as one hash
-plan         which images go into which shard
-shards       features on disk: safetensors and receipts (FORMAT.md)
-build        the loop over all that
-read         features from disk, checked
+model        what makes features: checkpoint, pixels, tower
+store        what lies on disk, and reading it (FORMAT.md)
+make         plan and build, by any number of workers
+care         verify, repair, show, collect, stage
+names        what is said of caches where torch is not wanted
+bench        how fast a cache is made
+bench_read   how fast it is read
+
+Imports run one way: care -> make -> store -> model.
 """

@@ -4,7 +4,8 @@ In one run, over the same images: the tower alone on patches that are on the GPU
 from end to end (JPEG decoding to fsync), and the plain loop (stock processor, stock tower, safetensors, one image at a
 time). The engine can be no faster than the slower of the first two, and how close it comes is the figure that counts.
 The disk is measured before and after the engine, and the mean taken: disks are not steady. The engine is warmed up with
-a few forwards. Phases are busy seconds of all threads or of the GPU; they overlap, so they add up to more than the time that passed.
+a few forwards. Phases are busy seconds of all threads or of the GPU; they overlap, so they add up to more than the time
+that passed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lookonce.cache.build import BuildOptions, build_cache
-from lookonce.cache.direct import DirectFile
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.plan import PlannedImage, cut
-from lookonce.cache.planner import planned_images
-from lookonce.cache.shards import NUM_WRITERS
-from lookonce.cache.space import existing
-from lookonce.cache.tower import Tower
+from lookonce.cache.make.build import BuildOptions, build_cache
+from lookonce.cache.make.planner import planned_images
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.direct import DirectFile
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.plan import PlannedImage, cut
+from lookonce.cache.store.shards import NUM_WRITERS
+from lookonce.cache.store.space import existing
 from lookonce.datasets.images import ImageIndex
 from lookonce.text import rows, table
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from lookonce.cache.fingerprint import raw_bytes
-from lookonce.cache.read import NUM_READERS, VisionCache
-from lookonce.cache.shards import shard_path
+from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.cache.store.read import NUM_READERS, VisionCache
+from lookonce.cache.store.shards import shard_path
 from lookonce.text import count, rows, size, table
 
 BLOCK_BYTES = 1 << 24

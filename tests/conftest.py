@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.read import VisionCache
+from lookonce.cache.store.read import VisionCache
 from lookonce.datasets.sample.write import write_sample
 from lookonce.train.inputs import Inputs
 from lookonce.train.run_file import RunFile

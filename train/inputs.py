@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from lookonce.cache.build import BuildOptions, build_cache
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.estimate import PlanReport, estimate
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import read_plan, settle
+from lookonce.cache.care.stage import find_staged
+from lookonce.cache.make.build import BuildOptions, build_cache
+from lookonce.cache.make.estimate import PlanReport, estimate
+from lookonce.cache.make.planner import agree_on_plan, index_of_plan, planned_images
+from lookonce.cache.make.report import BuildReport
+from lookonce.cache.make.status import StatusReport, status
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
 from lookonce.cache.names import BUILD_COMMAND
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.planner import agree_on_plan, index_of_plan, planned_images
-from lookonce.cache.read import VisionCache, find_cache
-from lookonce.cache.report import BuildReport
-from lookonce.cache.stage import find_staged
-from lookonce.cache.status import StatusReport, status
-from lookonce.cache.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import read_plan, settle
+from lookonce.cache.store.read import VisionCache, find_cache
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record, read_records
 from lookonce.errors import FeaturesMissing, ImageError

@@ -18,7 +18,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_we
 from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 
-from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.train.run_file import LoraSection, RunFile
 from lookonce.train.tower import CachedVisionTower

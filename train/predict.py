@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.encode import encode_image
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.receipts import Grid
-from lookonce.cache.storage import STORAGE
-from lookonce.cache.tower import Tower
+from lookonce.cache.make.encode import encode_image
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.receipts import Grid
+from lookonce.cache.store.storage import STORAGE
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.batch import Collator
 from lookonce.train.evaluate import greedy_answers

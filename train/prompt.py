@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from lookonce.cache.receipts import Grid
+from lookonce.cache.store.receipts import Grid
 from lookonce.datasets.records import Record
 from lookonce.errors import ModelError, RecordsError
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lookonce.cache.read import VisionCache
-from lookonce.cache.uses import note_use
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.uses import note_use
 from lookonce.datasets.records import Record
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import follow_umask, write_json, write_text

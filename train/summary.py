@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.read import VisionCache
+from lookonce.cache.store.read import VisionCache
 from lookonce.text import count, duration, faster, rows, size
 from lookonce.train.compare import Comparison
 from lookonce.train.evaluate import Evaluation

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import Grid
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import Grid
 
 
 class VisionSource(Protocol):

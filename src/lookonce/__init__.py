@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
-    from lookonce.cache.read import VisionCache
+    from lookonce.cache.store.read import VisionCache
     from lookonce.datasets.records import Record, Turn, read_records, write_records
     from lookonce.errors import LookonceError
     from lookonce.train.run_file import RunFile, read_run_file
@@ -40,7 +40,7 @@ _HOME = {
     "Record": "lookonce.datasets.records",
     "RunFile": "lookonce.train.run_file",
     "Turn": "lookonce.datasets.records",
-    "VisionCache": "lookonce.cache.read",
+    "VisionCache": "lookonce.cache.store.read",
     "read_records": "lookonce.datasets.records",
     "read_run_file": "lookonce.train.run_file",
     "write_records": "lookonce.datasets.records",

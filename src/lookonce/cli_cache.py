@@ -201,7 +201,7 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
         report = _recompute(place, assignments, images, seed)
     else:
         folder = cache_folder(place, assignments)
-        from lookonce.cache.verify import verify
+        from lookonce.cache.care.verify import verify
 
         report = verify(folder, "quick" if level == "quick" else "full")
     emit(asdict(report), report.text(), as_json)
@@ -212,7 +212,7 @@ def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed:
     if place.is_dir():
         raise UsageError(f"--level recompute needs the images and the model; name the run file instead of {place}")
     inputs = open_inputs(place, assignments, trust_plan=True)
-    from lookonce.cache.recompute import recompute
+    from lookonce.cache.care.recompute import recompute
 
     files, tower = inputs.images.path_of, inputs.load_tower()
     return recompute(inputs.cache_folder, inputs.fingerprint, files, inputs.processor, tower, num_images, seed)
@@ -239,7 +239,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
       lookonce cache repair run.yaml --drop
     """
     inputs = open_inputs(run_file, assignments)
-    from lookonce.cache.repair import repair
+    from lookonce.cache.care.repair import repair
 
     report, images = repair(
         inputs.cache_folder,
@@ -275,8 +275,8 @@ def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: b
       lookonce cache show caches/1f2e3d4c5b6a7980 020e99a7
     """
     folder = cache_folder(place, assignments)
-    from lookonce.cache.read import VisionCache
-    from lookonce.cache.show import show as show_image
+    from lookonce.cache.care.show import show as show_image
+    from lookonce.cache.store.read import VisionCache
 
     report = show_image(VisionCache.open(folder), image)
     emit(asdict(report), report.text(), as_json)
@@ -307,7 +307,7 @@ def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: 
         root, expiry = run.cache.dir, {"expiry_s": run.cache.claim_s}
     elif assignments:
         raise nothing_to_set(place)
-    from lookonce.cache.collect import collect
+    from lookonce.cache.care.collect import collect
 
     report = collect(root, delete=delete, cache_id=cache_id, **expiry)
     emit(asdict(report), report.text(), as_json)
@@ -337,7 +337,7 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
     else:
         inputs = open_inputs(place, assignments, trust_plan=True)
         folder, keys = inputs.cache_folder, inputs.images.path_of
-    from lookonce.cache.stage import stage
+    from lookonce.cache.care.stage import stage
 
     report = stage(folder, target, keys, verify=verify)
     emit(asdict(report), report.text(), as_json)

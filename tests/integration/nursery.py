@@ -18,12 +18,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.cache import build
-from lookonce.cache.build import BuildOptions, build_cache
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.tower import Tower
+from lookonce.cache.make import build
+from lookonce.cache.make.build import BuildOptions, build_cache
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.datasets.images import index_images
 from lookonce.datasets.records import Record
 

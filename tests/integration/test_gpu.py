@@ -1,12 +1,12 @@
-"""A cache that is made on a GPU: the same for every build, and what the stock tower puts out, to bfloat16's rounding."""
+"""A cache made on a GPU: the same for every build, and what the stock tower puts out, to bfloat16's rounding."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lookonce.cache.read import VisionCache
-from lookonce.cache.recompute import recompute
+from lookonce.cache.care.recompute import recompute
+from lookonce.cache.store.read import VisionCache
 from lookonce.train.inputs import Inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

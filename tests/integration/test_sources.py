@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from lookonce.cache.fingerprint import raw_bytes
-from lookonce.cache.read import VisionCache
+from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.cache.store.read import VisionCache
 from lookonce.datasets import archives
 from lookonce.errors import ImageError
 from lookonce.train.inputs import Inputs

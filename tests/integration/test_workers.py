@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lookonce.cache.claims import CLAIMS, EXPIRY_S, works
-from lookonce.cache.encode import ON_DEVICE
-from lookonce.cache.fingerprint import raw_bytes
-from lookonce.cache.folder import read_plan
-from lookonce.cache.plan import Shard
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import read_receipts
+from lookonce.cache.make.encode import ON_DEVICE
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, works
+from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import read_receipts
 from lookonce.files import TEMPORARY_MARK
 
 NUM_IMAGES = 120

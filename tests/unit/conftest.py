@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lookonce.cache.build import BuildOptions, build_cache
-from lookonce.cache.claims import CLAIMS, Claim, Claims, Worker
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.read import VisionCache
-from lookonce.cache.report import BuildReport
-from lookonce.cache.storage import STORAGE
+from lookonce.cache.make.build import BuildOptions, build_cache
+from lookonce.cache.make.report import BuildReport
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.claims import CLAIMS, Claim, Claims, Worker
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.storage import STORAGE
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.files import TEMPORARY_MARK

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.read import VisionCache
+from lookonce.cache.store.read import VisionCache
 from lookonce.cli import main
 from lookonce.datasets.images import ImageIndex
 

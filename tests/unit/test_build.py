@@ -8,11 +8,11 @@ from itertools import accumulate
 
 import pytest
 
-from lookonce.cache.encode import ON_DEVICE
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import read_plan
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import read_receipts, receipt_path
+from lookonce.cache.make.encode import ON_DEVICE
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.errors import CacheMismatch
 
 NUM_IMAGES = 8

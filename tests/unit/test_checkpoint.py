@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.tower import Tower
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.tower import Tower
 from lookonce.errors import ModelError
 
 TEXT_ONLY = {

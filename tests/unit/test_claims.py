@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache import claims
-from lookonce.cache.claims import Claims, Work, Worker, read_work, works
+from lookonce.cache.store import claims
+from lookonce.cache.store.claims import Claims, Work, Worker, read_work, works
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
@@ -172,7 +172,7 @@ def test_a_grave_that_another_cleared_away_is_no_matter(take, path: Path, monkey
 RACER = """
 import json, sys
 from pathlib import Path
-from lookonce.cache.claims import Claims, Worker
+from lookonce.cache.store.claims import Claims, Worker
 claims = Claims(Path(sys.argv[1]), Worker.this_process("racer"))
 print("ready", flush=True)
 sys.stdin.readline()

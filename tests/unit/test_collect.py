@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.claims import CLAIMS, Claims, Worker
-from lookonce.cache.collect import KNOWN, CacheInfo, cache_folders, collect
-from lookonce.cache.folder import extend_plan, read_plan
-from lookonce.cache.plan import PlannedImage, Shard
-from lookonce.cache.receipts import receipt_path
-from lookonce.cache.shards import shard_path
-from lookonce.cache.stage import stage
-from lookonce.cache.uses import note_use
+from lookonce.cache.care.collect import KNOWN, CacheInfo, cache_folders, collect
+from lookonce.cache.care.stage import stage
+from lookonce.cache.store.claims import CLAIMS, Claims, Worker
+from lookonce.cache.store.folder import extend_plan, read_plan
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.receipts import receipt_path
+from lookonce.cache.store.shards import shard_path
+from lookonce.cache.store.uses import note_use
 from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK
 

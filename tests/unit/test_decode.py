@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookonce.cache import decode as module
-from lookonce.cache.decode import DecodeAhead, Decoded, Request
-from lookonce.cache.plan import PlannedImage
+from lookonce.cache.make import decode as module
+from lookonce.cache.make.decode import DecodeAhead, Decoded, Request
+from lookonce.cache.store.plan import PlannedImage
 from lookonce.datasets.images import image_key
 from lookonce.errors import ImageError
 

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from lookonce.cache import direct
-from lookonce.cache.direct import ALIGNMENT, DirectFile
+from lookonce.cache.store import direct
+from lookonce.cache.store.direct import ALIGNMENT, DirectFile
 
 
 def aligned(size: int, seed: int = 0) -> memoryview:

@@ -10,15 +10,15 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.build import BuildOptions, build_cache
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.encode import ON_DEVICE, Encoder, encode_image
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.plan import Shard
-from lookonce.cache.planner import planned_images
-from lookonce.cache.read import VisionCache
-from lookonce.cache.tower import Tower
+from lookonce.cache.make.build import BuildOptions, build_cache
+from lookonce.cache.make.encode import ON_DEVICE, Encoder, encode_image
+from lookonce.cache.make.planner import planned_images
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.read import VisionCache
 from lookonce.datasets.images import ImageIndex
 
 DTYPES = ["float32", "bfloat16", "fp8_e4m3"]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lookonce.cache import estimate as module
-from lookonce.cache.estimate import Pilot, PlanReport, estimate, histogram
-from lookonce.cache.read import VisionCache
-from lookonce.cache.space import check_room, with_margin
+from lookonce.cache.make import estimate as module
+from lookonce.cache.make.estimate import Pilot, PlanReport, estimate, histogram
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.space import check_room, with_margin
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import DiskFull
 from lookonce.train.inputs import Inputs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.fast_tower import FastTower, attend_by_size
-from lookonce.cache.tower import Tower
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.fast_tower import FastTower, attend_by_size
+from lookonce.cache.model.tower import Tower
 
 GRIDS = [(1, 4, 6), (1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 4, 8)]
 

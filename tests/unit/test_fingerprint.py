@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.names import FORMAT_VERSION
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.storage import STORAGE
+from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
+from lookonce.cache.store.storage import STORAGE
 from lookonce.train.inputs import Inputs
 
 BY_HAND = Fingerprint(
@@ -111,7 +111,7 @@ def test_another_processor_backend_gives_another_fingerprint(sample, original):
 
 
 def test_another_format_version_gives_another_fingerprint(sample, original, monkeypatch):
-    monkeypatch.setattr("lookonce.cache.fingerprint.FORMAT_VERSION", FORMAT_VERSION + 1)
+    monkeypatch.setattr("lookonce.cache.store.fingerprint.FORMAT_VERSION", FORMAT_VERSION + 1)
     changed = take(sample / "model")
     assert changed.folder_name != original.folder_name
     assert changed.differences(original) == [("format_version", FORMAT_VERSION + 1, FORMAT_VERSION)]

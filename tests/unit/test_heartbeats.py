@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lookonce.cache import claims
-from lookonce.cache.claims import Claims, Worker, age, is_dead, read_work
+from lookonce.cache.store import claims
+from lookonce.cache.store.claims import Claims, Worker, age, is_dead, read_work
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
@@ -40,7 +40,7 @@ def put_back(path: Path, seconds: float) -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from lookonce.cache.claims import Claims, Worker
+from lookonce.cache.store.claims import Claims, Worker
 claims = Claims(Path(sys.argv[1]), Worker.this_process("child"))
 print(all([claims.take(shard, 1) for shard in sys.argv[2:]]), flush=True)
 time.sleep(600)

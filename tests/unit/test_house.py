@@ -13,6 +13,7 @@ import yaml
 
 PACKAGES = ("cache", "datasets", "train")
 LAYERS = {"datasets": 0, "cache": 1, "train": 2}
+CACHE_LAYERS = {"model": 0, "store": 1, "make": 2, "care": 3}
 PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LOG.md", "cache/FORMAT.md")
 
 
@@ -61,6 +62,22 @@ def test_imports_run_one_way(root):
                 if parts[0] == "lookonce" and len(parts) > 1:
                     assert LAYERS.get(parts[1], -1) <= LAYERS[package], f"{path} imports {node.module}"
                     assert parts[1] != "cli", f"{path} imports the command line"
+
+
+def test_imports_within_the_cache_run_one_way(root):
+    for path in sorted((root / "cache").glob("*/*.py")):
+        layer = CACHE_LAYERS[path.parent.name]
+        for module in re.findall(r"lookonce\.cache\.(\w+)", path.read_text()):
+            assert CACHE_LAYERS.get(module, -1 if module == "names" else 9) <= layer, f"{path} imports {module}"
+
+
+def test_the_packages_list_their_files(root):
+    for package in [root / "train", root / "cache", *(root / "cache" / name for name in CACHE_LAYERS)]:
+        listed = set(
+            re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse((package / "__init__.py").read_text())), re.M)
+        )
+        files = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        assert listed == files - {"__init__", "__pycache__"}, package
 
 
 def test_every_module_says_what_it_is_for(root):

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lookonce.cache import receipts
-from lookonce.cache.index import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
-from lookonce.cache.receipts import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
+from lookonce.cache.store import receipts
+from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
+from lookonce.cache.store.receipts import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
 from lookonce.errors import CacheCorrupt
 from lookonce.files import hash_file
 
@@ -334,7 +334,7 @@ def test_the_index_of_another_cache_is_not_used(folder):
 
 def test_the_index_of_another_format_version_is_not_used(folder, monkeypatch):
     with monkeypatch.context() as other:
-        other.setattr("lookonce.cache.index.FORMAT_VERSION", 99)
+        other.setattr("lookonce.cache.store.index.FORMAT_VERSION", 99)
         write_index(folder, FINGERPRINT)
     assert read_index(folder, FINGERPRINT) is None
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lookonce.cache.folder import read_plan
+from lookonce.cache.store.folder import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import FeaturesMissing
 from lookonce.train.inputs import Inputs

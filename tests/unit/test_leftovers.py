@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache import leftovers
-from lookonce.cache.claims import Claim, Claims, Worker
-from lookonce.cache.leftovers import dead_claims, sweep, temporaries, unfinished_shards
-from lookonce.cache.receipts import Receipt, write_receipt
+from lookonce.cache.store import leftovers
+from lookonce.cache.store.claims import Claim, Claims, Worker
+from lookonce.cache.store.leftovers import dead_claims, sweep, temporaries, unfinished_shards
+from lookonce.cache.store.receipts import Receipt, write_receipt
 
 EXPIRY_S = 60.0
 ME = Worker.this_process()

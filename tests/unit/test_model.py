@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.train.model import add_lora, load_trained, load_with_tower, load_without_tower
 from lookonce.train.run_file import LoraSection

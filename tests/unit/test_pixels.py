@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.pixels import ImageProcessor, Patcher, decode
+from lookonce.cache.model.pixels import ImageProcessor, Patcher, decode
 from lookonce.datasets.images import image_size
 from lookonce.datasets.sample.model import MAX_PIXELS, MIN_PIXELS, write_image_processor
 from lookonce.errors import BadImage, ImageError, ModelError

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.cache.folder import extend_plan, plan_path, read_plan
-from lookonce.cache.plan import MAX_IMAGES, Plan, PlannedImage, Shard, cut, shard_name
+from lookonce.cache.store.folder import extend_plan, plan_path, read_plan
+from lookonce.cache.store.plan import MAX_IMAGES, Plan, PlannedImage, Shard, cut, shard_name
 from lookonce.errors import CacheCorrupt
 
 BYTES_PER_TOKEN = 10

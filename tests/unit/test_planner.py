@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache import planner
-from lookonce.cache.folder import plan_path, read_plan
-from lookonce.cache.plan import Plan, PlannedImage
-from lookonce.cache.planner import Settled, agree_on_plan, index_of_plan, missing_shards, pending_shards
-from lookonce.cache.receipts import Entry, Failure, Receipt, write_receipt
+from lookonce.cache.make import planner
+from lookonce.cache.make.planner import Settled, agree_on_plan, index_of_plan, missing_shards, pending_shards
+from lookonce.cache.store.folder import plan_path, read_plan
+from lookonce.cache.store.plan import Plan, PlannedImage
+from lookonce.cache.store.receipts import Entry, Failure, Receipt, write_receipt
 from lookonce.datasets.images import ImageIndex
 
 TOKENS_PER_SHARD = 10

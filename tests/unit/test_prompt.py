@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from transformers import AutoConfig, AutoTokenizer
 
-from lookonce.cache.pixels import ImageProcessor
+from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.records import Record, Turn
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError, RecordsError

@@ -7,10 +7,10 @@ import json
 import pytest
 from PIL import Image
 
-from lookonce.cache.encode import MAX_UNREAD
-from lookonce.cache.folder import read_plan
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import read_receipts, receipt_path
+from lookonce.cache.make.encode import MAX_UNREAD
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import FeaturesMissing, ImageError
 

@@ -20,13 +20,13 @@ import pytest
 import torch
 import xxhash
 
-from lookonce.cache import read
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import NUM_DIFFERENCES
-from lookonce.cache.index import write_index
-from lookonce.cache.read import NUM_OPEN, VisionCache, find_cache
-from lookonce.cache.receipts import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
-from lookonce.cache.shards import Packed, ShardWriter, shard_path
+from lookonce.cache.store import read
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import NUM_DIFFERENCES
+from lookonce.cache.store.index import write_index
+from lookonce.cache.store.read import NUM_OPEN, VisionCache, find_cache
+from lookonce.cache.store.receipts import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
+from lookonce.cache.store.shards import Packed, ShardWriter, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
 from lookonce.files import write_json
 

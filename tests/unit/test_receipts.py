@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.cache import receipts
 from lookonce.cache.names import FORMAT_VERSION
-from lookonce.cache.receipts import (
+from lookonce.cache.store import receipts
+from lookonce.cache.store.receipts import (
     Entry,
     Failure,
     Receipt,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.cache.recompute import TOLERANCE, recompute, relative_errors
-from lookonce.cache.shards import shard_path
+from lookonce.cache.care.recompute import TOLERANCE, recompute, relative_errors
+from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheError, CacheMismatch
 
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from lookonce.cache.claims import Claims, Worker
-from lookonce.cache.folder import MANIFEST, PLAN, extend_plan, plan_path, read_plan
-from lookonce.cache.index import read_index
-from lookonce.cache.plan import Shard
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import Receipt, finished_shards, read_receipt, receipt_path
-from lookonce.cache.repair import RepairReport, repair
-from lookonce.cache.salvage import is_confirmed, receipt_of_shard
-from lookonce.cache.shards import shard_path
-from lookonce.cache.verify import verify
+from lookonce.cache.care.repair import RepairReport, repair
+from lookonce.cache.care.salvage import is_confirmed, receipt_of_shard
+from lookonce.cache.care.verify import verify
+from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.folder import MANIFEST, PLAN, extend_plan, plan_path, read_plan
+from lookonce.cache.store.index import read_index
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path
+from lookonce.cache.store.shards import shard_path
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
 
@@ -412,6 +412,6 @@ def test_a_shard_that_another_has_mended_meanwhile_is_kept(site, images, folder,
         shard_path(folder, DAMAGED).write_bytes(sound)
         return report
 
-    monkeypatch.setattr("lookonce.cache.repair.verify", slow_verify)
+    monkeypatch.setattr("lookonce.cache.care.repair.verify", slow_verify)
     report = mend(site, images)
     assert (report.num_problems, report.removed, report.left) == (1, [], {})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.report import BuildReport
+from lookonce.cache.make.report import BuildReport
 
 REPORT = BuildReport(
     folder=Path("/caches/0a1b"),

@@ -20,12 +20,12 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lookonce.cache import shards
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.plan import MAX_IMAGES
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import Failure, Grid, Receipt, has_receipt, read_receipt, receipt_path
-from lookonce.cache.shards import (
+from lookonce.cache.store import shards
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.plan import MAX_IMAGES
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import Failure, Grid, Receipt, has_receipt, read_receipt, receipt_path
+from lookonce.cache.store.shards import (
     ALIGNMENT,
     Packed,
     ShardWriter,
@@ -34,7 +34,7 @@ from lookonce.cache.shards import (
     shard_path,
     write_all,
 )
-from lookonce.cache.storage import SCALE_SUFFIX, STORAGE
+from lookonce.cache.store.storage import SCALE_SUFFIX, STORAGE
 from lookonce.files import TEMPORARY_MARK, write_json
 
 NAME = "shard-00000"

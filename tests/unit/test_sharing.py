@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.cache import build as build_module
-from lookonce.cache.claims import Claims, Worker
-from lookonce.cache.folder import read_plan
-from lookonce.cache.receipts import has_receipt
-from lookonce.cache.shards import remove_leftovers
+from lookonce.cache.make import build as build_module
+from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.receipts import has_receipt
+from lookonce.cache.store.shards import remove_leftovers
 from lookonce.files import TEMPORARY_MARK
 
 NUM_IMAGES = 8

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from lookonce.cache.folder import PLAN, extend_plan, read_plan
-from lookonce.cache.plan import PlannedImage, Shard
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import read_receipt, receipt_path, to_text
-from lookonce.cache.shards import shard_path
-from lookonce.cache.show import show
+from lookonce.cache.care.show import show
+from lookonce.cache.store.folder import PLAN, extend_plan, read_plan
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import read_receipt, receipt_path, to_text
+from lookonce.cache.store.shards import shard_path
 from lookonce.errors import UsageError
 
 

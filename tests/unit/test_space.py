@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache import space
-from lookonce.cache.folder import read_plan
-from lookonce.cache.read import VisionCache
-from lookonce.cache.space import check_room, disk_full, existing, with_margin
+from lookonce.cache.store import space
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.space import check_room, disk_full, existing, with_margin
 from lookonce.errors import DiskFull
 
 NUM_IMAGES = 8
@@ -234,7 +234,7 @@ def test_any_other_error_of_the_disk_is_told_as_it_is(site, images, monkeypatch)
     def refuse(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("lookonce.cache.shards.write_all", refuse)
+    monkeypatch.setattr("lookonce.cache.store.shards.write_all", refuse)
     with pytest.raises(OSError, match="Input/output error"):
         site.build(images)
     assert not site.rubbish()

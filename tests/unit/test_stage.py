@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache import stage as module
-from lookonce.cache.claims import CLAIMS, Claims, Worker
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import finished_shards, receipt_path
-from lookonce.cache.shards import shard_path
-from lookonce.cache.stage import find_staged, stage
-from lookonce.cache.verify import verify
+from lookonce.cache.care import stage as module
+from lookonce.cache.care.stage import find_staged, stage
+from lookonce.cache.care.verify import verify
+from lookonce.cache.store.claims import CLAIMS, Claims, Worker
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import finished_shards, receipt_path
+from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, DiskFull
 from lookonce.files import TEMPORARY_MARK
 
@@ -151,7 +151,7 @@ def test_find_staged_gives_the_copy_if_it_has_all_keys_and_is_sound(site, source
 
 
 def test_where_there_is_no_room_nothing_is_begun(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("lookonce.cache.space.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("lookonce.cache.store.space.free_bytes", lambda folder: 1000)
     with pytest.raises(DiskFull, match="missing"):
         stage(source, tmp_path / "local")
     assert not (tmp_path / "local").exists()

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.cache import status as module
-from lookonce.cache.claims import Claims, Worker
-from lookonce.cache.receipts import read_receipts, receipt_path
-from lookonce.cache.status import AtWork, StatusReport, status
+from lookonce.cache.make import status as module
+from lookonce.cache.make.status import AtWork, StatusReport, status
+from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.errors import CacheCorrupt
 from lookonce.train.inputs import Inputs
 

@@ -14,12 +14,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from lookonce.cache import build as build_module
-from lookonce.cache.claims import Claims, Worker
-from lookonce.cache.encode import ON_DEVICE
-from lookonce.cache.folder import read_plan
-from lookonce.cache.stop import StopSignals
-from lookonce.cache.tower import Tower
+from lookonce.cache.make import build as build_module
+from lookonce.cache.make.encode import ON_DEVICE
+from lookonce.cache.make.stop import StopSignals
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.folder import read_plan
 from lookonce.cli import main
 from lookonce.errors import Stopped
 

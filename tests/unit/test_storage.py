@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lookonce.cache.names import DtypeName
-from lookonce.cache.storage import STORAGE, scales
+from lookonce.cache.store.storage import STORAGE, scales
 
 FP8 = STORAGE["fp8_e4m3"]
 LARGEST = 448.0

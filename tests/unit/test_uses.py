@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from lookonce.cache.uses import note_use, use_path, uses
+from lookonce.cache.store.uses import note_use, use_path, uses
 
 
 @pytest.fixture

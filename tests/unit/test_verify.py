@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from lookonce.cache import verify as module
-from lookonce.cache.checks import regions
-from lookonce.cache.claims import CLAIMS
-from lookonce.cache.folder import PLAN, extend_plan, read_plan
-from lookonce.cache.plan import Plan, PlannedImage, Shard
-from lookonce.cache.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text
-from lookonce.cache.shards import shard_path
-from lookonce.cache.verify import VerifyReport, verify
+from lookonce.cache.care import verify as module
+from lookonce.cache.care.checks import regions
+from lookonce.cache.care.verify import VerifyReport, verify
+from lookonce.cache.store.claims import CLAIMS
+from lookonce.cache.store.folder import PLAN, extend_plan, read_plan
+from lookonce.cache.store.plan import Plan, PlannedImage, Shard
+from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text
+from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheError
 
 NUM_FLIPS = 200

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lookonce.cache.pixels import ImageProcessor, decode
-from lookonce.cache.plan import PlannedImage
-from lookonce.cache.receipts import Failure
+from lookonce.cache.model.pixels import ImageProcessor, decode
+from lookonce.cache.store.plan import PlannedImage
+from lookonce.cache.store.receipts import Failure
 from lookonce.datasets.images import bytes_key, read_bytes
 from lookonce.errors import BadImage, ImageError
 

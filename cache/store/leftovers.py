@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from lookonce.cache.claims import CLAIMS, EXPIRY_S, age, bury, works
-from lookonce.cache.receipts import finished_shards
-from lookonce.cache.shards import SHARDS
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, age, bury, works
+from lookonce.cache.store.receipts import finished_shards
+from lookonce.cache.store.shards import SHARDS
 from lookonce.files import TEMPORARY_MARK
 
 

@@ -14,17 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.encode import Encoder
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import read_plan
+from lookonce.cache.make.encode import Encoder
+from lookonce.cache.make.planner import Settled, missing_shards, pending_shards, planned_images
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
 from lookonce.cache.names import DtypeName
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.plan import PlannedImage, Shard
-from lookonce.cache.planner import Settled, missing_shards, pending_shards, planned_images
-from lookonce.cache.shards import ShardWriter
-from lookonce.cache.space import existing, free_bytes, with_margin
-from lookonce.cache.storage import STORAGE
-from lookonce.cache.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.shards import ShardWriter
+from lookonce.cache.store.space import existing, free_bytes, with_margin
+from lookonce.cache.store.storage import STORAGE
 from lookonce.datasets.images import ImageIndex
 from lookonce.text import bars, count, duration, rows, size
 

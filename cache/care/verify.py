@@ -25,14 +25,14 @@ from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from lookonce.cache.checks import NUM_THREADS, Problem, Take, check_shard, ignore
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import BROKEN, MANIFEST, read_manifest, read_plan
-from lookonce.cache.index import INDEX, read_index
+from lookonce.cache.care.checks import NUM_THREADS, Problem, Take, check_shard, ignore
 from lookonce.cache.names import REPAIR_COMMAND
-from lookonce.cache.plan import Plan
-from lookonce.cache.receipts import Receipt, finished_shards, read_receipt
-from lookonce.cache.shards import SHARDS
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import BROKEN, MANIFEST, read_manifest, read_plan
+from lookonce.cache.store.index import INDEX, read_index
+from lookonce.cache.store.plan import Plan
+from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt
+from lookonce.cache.store.shards import SHARDS
 from lookonce.errors import CacheCorrupt
 from lookonce.text import count, duration, size
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import QUARANTINE, write_quarantine
-from lookonce.cache.index import read_index, write_index
-from lookonce.cache.plan import Shard
-from lookonce.cache.read import VisionCache
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import QUARANTINE, write_quarantine
+from lookonce.cache.store.index import read_index, write_index
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.read import VisionCache
 from lookonce.datasets.images import ImageIndex
 from lookonce.text import count, duration, size
 

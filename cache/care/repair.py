@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.checks import Problem, parse_header
-from lookonce.cache.claims import EXPIRY_S, Claims, Worker, works
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import BROKEN, MANIFEST, settle
-from lookonce.cache.index import INDEX, INDEX_CHECKSUM, write_index
+from lookonce.cache.care.checks import Problem, parse_header
+from lookonce.cache.care.salvage import is_confirmed, mend_plan, receipt_of_shard
+from lookonce.cache.care.verify import Level, VerifyReport, check_manifest, check_plan, named, verify, verify_shard
 from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND, VERIFY_COMMAND
-from lookonce.cache.plan import Shard
-from lookonce.cache.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text, write_receipt
-from lookonce.cache.salvage import is_confirmed, mend_plan, receipt_of_shard
-from lookonce.cache.shards import SHARDS, shard_path
-from lookonce.cache.storage import SCALE_SUFFIX
-from lookonce.cache.verify import Level, VerifyReport, check_manifest, check_plan, named, verify, verify_shard
+from lookonce.cache.store.claims import EXPIRY_S, Claims, Worker, works
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import BROKEN, MANIFEST, settle
+from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, write_index
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text, write_receipt
+from lookonce.cache.store.shards import SHARDS, shard_path
+from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.datasets.images import ImageIndex, Size, bytes_key, image_size, read_many
 from lookonce.errors import CacheCorrupt, CacheError, ImageError
 from lookonce.files import write_text

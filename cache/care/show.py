@@ -16,13 +16,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from lookonce.cache.checks import Region, checksum
-from lookonce.cache.folder import read_plan
+from lookonce.cache.care.checks import Region, checksum
 from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.plan import Plan
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import Entry, Grid, read_receipt
-from lookonce.cache.shards import shard_path
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.plan import Plan
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import Entry, Grid, read_receipt
+from lookonce.cache.store.shards import shard_path
 from lookonce.datasets.images import image_key
 from lookonce.errors import ImageError, UsageError
 from lookonce.text import count, rows, size, table

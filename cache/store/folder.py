@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.fingerprint import Fingerprint
 from lookonce.cache.names import BUILD_COMMAND, FORMAT_VERSION, REPAIR_COMMAND
-from lookonce.cache.plan import Plan, Shard
-from lookonce.cache.receipts import LEN_CHECKSUM_LINE, Failure, checksum_line
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.plan import Plan, Shard
+from lookonce.cache.store.receipts import LEN_CHECKSUM_LINE, Failure, checksum_line
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
 from lookonce.files import create_text, write_text

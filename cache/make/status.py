@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.claims import EXPIRY_S, Work, works
-from lookonce.cache.folder import MANIFEST
-from lookonce.cache.receipts import Receipt, read_receipts
+from lookonce.cache.store.claims import EXPIRY_S, Work, works
+from lookonce.cache.store.folder import MANIFEST
+from lookonce.cache.store.receipts import Receipt, read_receipts
 from lookonce.text import duration, rows, size, table
 
 WINDOW_S = 3600

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
-from lookonce.cache.receipts import RECEIPTS, Entry, Failure, Receipt, read_receipts, receipt_path
-from lookonce.cache.shards import read_header
+from lookonce.cache.store.receipts import RECEIPTS, Entry, Failure, Receipt, read_receipts, receipt_path
+from lookonce.cache.store.shards import read_header
 from lookonce.errors import CacheCorrupt
 from lookonce.files import atomic_write, hash_file, write_text
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lookonce.cache.checks import Problem
-from lookonce.cache.encode import encode_image
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import mismatch
+from lookonce.cache.care.checks import Problem
+from lookonce.cache.make.encode import encode_image
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
 from lookonce.cache.names import REPAIR_COMMAND, DtypeName
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.read import VisionCache
-from lookonce.cache.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import mismatch
+from lookonce.cache.store.read import VisionCache
 from lookonce.datasets.images import image_key
 from lookonce.errors import BadImage, CacheCorrupt, CacheMismatch, ImageError
 from lookonce.text import count, duration

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import xxhash
 
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.receipts import Receipt
-from lookonce.cache.shards import FORMAT_NAME, shard_path
-from lookonce.cache.storage import SCALE_SUFFIX
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.receipts import Receipt
+from lookonce.cache.store.shards import FORMAT_NAME, shard_path
+from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.text import size
 
 PIECE_BYTES = 8 << 20

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig
 
-from lookonce.cache.checkpoint import Checkpoint
-from lookonce.cache.fast_tower import FastTower
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.fast_tower import FastTower
 from lookonce.errors import ModelError
 
 TOKENS_PER_FORWARD = 8192

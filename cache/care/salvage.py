@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.checks import Region, agreement, checksum, parse_header, regions, tiling
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import BROKEN, plan_path, plan_text, read_plan_part
-from lookonce.cache.plan import PlannedImage, Shard, shard_name
-from lookonce.cache.receipts import Entry, Receipt, finished_shards, read_receipt
-from lookonce.cache.shards import SHARDS, shard_path
-from lookonce.cache.storage import SCALE_SUFFIX
+from lookonce.cache.care.checks import Region, agreement, checksum, parse_header, regions, tiling
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import BROKEN, plan_path, plan_text, read_plan_part
+from lookonce.cache.store.plan import PlannedImage, Shard, shard_name
+from lookonce.cache.store.receipts import Entry, Receipt, finished_shards, read_receipt
+from lookonce.cache.store.shards import SHARDS, shard_path
+from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.errors import CacheCorrupt
 from lookonce.files import write_text
 

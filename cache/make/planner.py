@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import extend_plan, read_plan
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.plan import Plan, PlannedImage, Shard
-from lookonce.cache.receipts import read_receipts
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import extend_plan, read_plan
+from lookonce.cache.store.plan import Plan, PlannedImage, Shard
+from lookonce.cache.store.receipts import read_receipts
 from lookonce.datasets.images import ImageIndex
 
 

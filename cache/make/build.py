@@ -19,21 +19,21 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.cache.claims import EXPIRY_S, Claim, Claims, Worker
-from lookonce.cache.encode import Encoded, Encoder
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import settle
-from lookonce.cache.leftovers import sweep
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.plan import Shard
-from lookonce.cache.planner import Settled, agree_on_plan, pending_shards, planned_images
-from lookonce.cache.receipts import finished_shards, has_receipt
-from lookonce.cache.report import BuildReport, report
-from lookonce.cache.shards import ShardWriter, remove_leftovers
-from lookonce.cache.space import check_room, disk_full
-from lookonce.cache.stop import StopSignals
-from lookonce.cache.stopwatch import Stopwatch
-from lookonce.cache.tower import Tower
+from lookonce.cache.make.encode import Encoded, Encoder
+from lookonce.cache.make.planner import Settled, agree_on_plan, pending_shards, planned_images
+from lookonce.cache.make.report import BuildReport, report
+from lookonce.cache.make.stop import StopSignals
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.claims import EXPIRY_S, Claim, Claims, Worker
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import settle
+from lookonce.cache.store.leftovers import sweep
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.receipts import finished_shards, has_receipt
+from lookonce.cache.store.shards import ShardWriter, remove_leftovers
+from lookonce.cache.store.space import check_room, disk_full
+from lookonce.cache.store.stopwatch import Stopwatch
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import DiskFull, Stopped
 from lookonce.files import is_full

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import torch
 
-from lookonce.cache.decode import DecodeAhead, Decoded, Request
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.plan import Shard, cut
-from lookonce.cache.receipts import Failure, Grid
-from lookonce.cache.shards import Packed
-from lookonce.cache.stopwatch import Stopwatch
-from lookonce.cache.storage import Storage
-from lookonce.cache.tower import Tower
+from lookonce.cache.make.decode import DecodeAhead, Decoded, Request
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.plan import Shard, cut
+from lookonce.cache.store.receipts import Failure, Grid
+from lookonce.cache.store.shards import Packed
+from lookonce.cache.store.stopwatch import Stopwatch
+from lookonce.cache.store.storage import Storage
 from lookonce.datasets.archives import by_archive
 from lookonce.datasets.images import read_many
 from lookonce.errors import ImageError

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import xxhash
 
-from lookonce.cache.direct import ALIGNMENT, DirectFile, write_all
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.names import FORMAT_VERSION
-from lookonce.cache.receipts import (
+from lookonce.cache.store.direct import ALIGNMENT, DirectFile, write_all
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.receipts import (
     Entry,
     Failure,
     Grid,
@@ -35,8 +35,8 @@ from lookonce.cache.receipts import (
     to_text,
     write_receipt,
 )
-from lookonce.cache.stopwatch import Stopwatch
-from lookonce.cache.storage import SCALE_SUFFIX
+from lookonce.cache.store.stopwatch import Stopwatch
+from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
 
 SHARDS = "shards"

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from lookonce.cache.checkpoint import Checkpoint
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import num_levels
 from lookonce.cache.names import FORMAT_VERSION, DtypeName
-from lookonce.cache.pixels import ImageProcessor
-from lookonce.cache.storage import STORAGE, Storage
-from lookonce.cache.tower import num_levels
+from lookonce.cache.store.storage import STORAGE, Storage
 from lookonce.differences import Difference, differences
 
 FOLDER_DIGITS = 16

@@ -19,17 +19,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lookonce.cache.checks import NUM_THREADS, Problem, check_shard
-from lookonce.cache.claims import Claim, Claims, Worker
-from lookonce.cache.direct import write_all
-from lookonce.cache.fingerprint import Fingerprint
-from lookonce.cache.folder import MANIFEST, QUARANTINE, mismatch, plan_path, read_manifest
-from lookonce.cache.index import Index, write_index
+from lookonce.cache.care.checks import NUM_THREADS, Problem, check_shard
 from lookonce.cache.names import REPAIR_COMMAND
-from lookonce.cache.read import VisionCache
-from lookonce.cache.receipts import Receipt, read_receipt, receipt_path
-from lookonce.cache.shards import remove_leftovers, shard_path
-from lookonce.cache.space import check_room, disk_full
+from lookonce.cache.store.claims import Claim, Claims, Worker
+from lookonce.cache.store.direct import write_all
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import MANIFEST, QUARANTINE, mismatch, plan_path, read_manifest
+from lookonce.cache.store.index import Index, write_index
+from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.receipts import Receipt, read_receipt, receipt_path
+from lookonce.cache.store.shards import remove_leftovers, shard_path
+from lookonce.cache.store.space import check_room, disk_full
 from lookonce.errors import CacheError, CacheMismatch, DiskFull
 from lookonce.files import create_text, flush, follow_umask, is_full, temporary_name, write_text
 from lookonce.text import count, duration, size

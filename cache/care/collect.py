@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lookonce.cache.claims import CLAIMS, EXPIRY_S, Claims, Worker, bury, works
-from lookonce.cache.folder import BROKEN, MANIFEST, PLAN, QUARANTINE, read_manifest, read_plan
-from lookonce.cache.index import INDEX, INDEX_CHECKSUM, Index
-from lookonce.cache.leftovers import dead_claims, temporaries, unfinished_shards
 from lookonce.cache.names import REPAIR_COMMAND
-from lookonce.cache.receipts import RECEIPTS, finished_shards, has_receipt
-from lookonce.cache.shards import SHARDS
-from lookonce.cache.uses import USES, uses
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, Claims, Worker, bury, works
+from lookonce.cache.store.folder import BROKEN, MANIFEST, PLAN, QUARANTINE, read_manifest, read_plan
+from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index
+from lookonce.cache.store.leftovers import dead_claims, temporaries, unfinished_shards
+from lookonce.cache.store.receipts import RECEIPTS, finished_shards, has_receipt
+from lookonce.cache.store.shards import SHARDS
+from lookonce.cache.store.uses import USES, uses
 from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK
 from lookonce.text import count, size

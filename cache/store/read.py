@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import xxhash
 
-from lookonce.cache.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.folder import BROKEN, MANIFEST, mismatch, read_manifest
-from lookonce.cache.index import Index, file_stats
 from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.receipts import Entry, Failure, Grid
-from lookonce.cache.shards import SHARDS, shard_path
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.folder import BROKEN, MANIFEST, mismatch, read_manifest
+from lookonce.cache.store.index import Index, file_stats
+from lookonce.cache.store.receipts import Entry, Failure, Grid
+from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
 
 NUM_READERS = 8

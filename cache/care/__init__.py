@@ -1,0 +1,11 @@
+"""Looking after a cache.
+
+checks       one shard against its receipt
+verify       the whole cache against its checksums
+recompute    some images encoded again and compared
+repair       mend what can be mended, remove what must be made again
+salvage      receipts and plans put together from what is left
+show         all that is known of an image
+collect      caches, who uses them, what may go
+stage        a copy on a disk nearer by
+"""
