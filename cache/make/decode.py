@@ -29,8 +29,12 @@ from lookonce.cache.store.receipts import Failure
 from lookonce.datasets.images import bytes_key, read_bytes
 from lookonce.errors import BadImage, ImageError
 
-NUM_WORKERS = min(8, max(len(os.sched_getaffinity(0)) - 1, 1))
-"""Processes that decode for a GPU."""
+MAX_WORKERS = 8
+
+
+def num_workers(device: torch.device) -> int:
+    """How many processes decode for a device."""
+    return min(MAX_WORKERS, max(len(os.sched_getaffinity(0)) - 1, 1)) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)
@@ -119,18 +123,17 @@ class DecodeAhead:
 
     def __init__(self, files: Mapping[str, Path], processor: ImageProcessor, device: torch.device) -> None:
         """`files` has the file of each image key; `device` is where the pixels will go."""
-        on_gpu = device.type == "cuda"
         options: dict[str, Any] = {}
-        if on_gpu:
+        if workers := num_workers(device):
             options = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
         self._requests = Requests()
         self._loader: DataLoader[Decoded] = DataLoader(
             _Decoder(files, processor),
             sampler=self._requests,
             batch_size=None,
-            num_workers=NUM_WORKERS if on_gpu else 0,
+            num_workers=workers,
             collate_fn=_as_it_is,
-            pin_memory=on_gpu,
+            pin_memory=device.type == "cuda",
             **options,
         )
 

@@ -89,10 +89,10 @@ class FastTower:
 
 def compiled_rotary(device: torch.device, dtype: torch.dtype) -> Rotary:
     """Stock's rotary embedding as one kernel; as it is where nothing can be compiled (no C compiler, no Triton)."""
-    compiled: Rotary = torch.compile(apply_rotary_pos_emb_vision, dynamic=True)
     query = torch.zeros(64, 2, 32, device=device, dtype=dtype)
     angle = torch.zeros(64, 32, device=device)
     try:
+        compiled: Rotary = torch.compile(apply_rotary_pos_emb_vision, dynamic=True)
         with torch.inference_mode():
             compiled(query, query, angle, angle)
     except Exception:  # the compiler's errors have no base of their own

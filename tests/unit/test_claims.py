@@ -191,11 +191,12 @@ def test_of_many_who_bury_dead_claims_each_is_held_by_one_in_the_end(tmp_path: P
     command = [sys.executable, "-c", RACER, str(tmp_path), str(num_claims)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     racers = [subprocess.Popen(command, text=True, bufsize=1, **pipes) for _ in range(num_racers)]
-    answers = [""]
-    for _ in ("ready", "done", "held"):
-        answers = [racer.stdout.readline() for racer in racers]
+    for _ in ("ready", "done"):
+        for racer in racers:
+            racer.stdout.readline()
         for racer in racers:
             racer.stdin.write("go\n")
+    answers = [racer.stdout.readline() for racer in racers]
     holder_of = {
         shard: racer.pid for racer, answer in zip(racers, answers, strict=True) for shard in json.loads(answer)
     }

@@ -16,21 +16,10 @@ from lookonce.errors import ImageError
 CPU = torch.device("cpu")
 
 
-class OtherProcesses(DecodeAhead):
-    """As on a GPU, without one."""
-
-    def __init__(self, *arguments: object) -> None:
-        loader = module.DataLoader
-
-        def with_workers(*positional: object, **options: object) -> object:
-            options |= {"num_workers": 2, "prefetch_factor": 1, "multiprocessing_context": "fork"}
-            return loader(*positional, **options | {"persistent_workers": True})
-
-        module.DataLoader, before = with_workers, loader  # type: ignore[misc,assignment]
-        try:
-            super().__init__(*arguments)  # type: ignore[arg-type]
-        finally:
-            module.DataLoader = before  # type: ignore[misc]
+@pytest.fixture(params=[0, 2], ids=["here", "in other processes"])
+def workers(request, monkeypatch) -> int:
+    monkeypatch.setattr(module, "num_workers", lambda device: request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -43,9 +32,8 @@ def requests(images: dict[str, Path]) -> list[Request]:
     return [Request((planned[0], planned[1])), Request((planned[2],)), Request((planned[3], planned[4]))]
 
 
-@pytest.mark.parametrize("kind", [DecodeAhead, OtherProcesses])
-def test_pixels_come_in_order_and_are_those_of_the_processor(site, images, kind):
-    decoder = kind(images, site.processor, CPU)
+def test_pixels_come_in_order_and_are_those_of_the_processor(site, images, workers):
+    decoder = DecodeAhead(images, site.processor, CPU)
     try:
         for _ in range(2):  # the second time with the processes of the first
             found = list(decoder.run(iter(requests(images))))
@@ -58,14 +46,13 @@ def test_pixels_come_in_order_and_are_those_of_the_processor(site, images, kind)
         decoder.close()
 
 
-@pytest.mark.parametrize("kind", [DecodeAhead, OtherProcesses])
-def test_what_is_wrong_with_an_image_is_told_and_costs_no_other(site, images, kind):
+def test_what_is_wrong_with_an_image_is_told_and_costs_no_other(site, images, workers):
     keys = list(images)
     images[keys[0]].unlink()
     site.noise(images[keys[2]].name, 99)
     images[keys[3]].write_text("no image")
     text = image_key(images[keys[3]])
-    decoder = kind(images | {text: images[keys[3]]}, site.processor, CPU)
+    decoder = DecodeAhead(images | {text: images[keys[3]]}, site.processor, CPU)
     asked = [*requests(images), Request((PlannedImage(text, 0, ()),))]
     found = list(decoder.run(asked))
     decoder.close()
