@@ -50,6 +50,11 @@ def test_from_nothing_to_an_answer(lookonce, run_file, tmp_path):
     assert lookonce("eval", run_file, "--shuffle-images").stdout.splitlines()[-1].startswith("all")
     frame = next((tmp_path / "data/sample/images").glob("frame-*.jpg"))
     lookonce("predict", "runs/sample", "--image", str(frame), "--question", "Is there text?")
+    listed = lookonce("cache", "gc", run_file).stdout
+    assert f"used by {tmp_path / 'runs/sample'}" in listed
+    cache = next((tmp_path / "caches").iterdir())
+    assert "is used by" in lookonce("cache", "gc", run_file, "--delete", "--cache", cache.name, code=1).stderr
+    assert "64 images" in lookonce("cache", "verify", run_file).stdout
 
 
 def test_bad_input_is_told_and_loses_nothing(lookonce, run_file, tmp_path):

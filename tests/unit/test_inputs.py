@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lookonce.cache.care.stage import stage
 from lookonce.cache.store.folder import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import FeaturesMissing
@@ -169,3 +170,44 @@ def test_an_image_that_changed_is_encoded_as_it_is_now_when_it_is_hashed_again(r
     trusting = Inputs.open(run, trust_plan=True)  # the plan knows the new key now
     assert trusting.images.key_of == Inputs.open(run).images.key_of
     assert len(trusting.open_cache()) == NUM_IMAGES
+
+
+# A copy nearer by.
+
+
+@pytest.fixture
+def staged_run(make_run, run, tmp_path, monkeypatch):
+    """The same run, which also looks for its cache where an environment variable says."""
+    monkeypatch.setenv("NODE_DISK", str(tmp_path / "local"))
+    return make_run(data=run.data.model_dump(), cache={"stage": "$NODE_DISK"})
+
+
+def test_a_staged_copy_is_read_if_it_holds_all_images(staged_run, tmp_path):
+    inputs = Inputs.open(staged_run)
+    folder = inputs.build().folder
+    assert inputs.open_cache().folder == folder
+    stage(folder, tmp_path / "local")
+    assert inputs.open_cache().folder == tmp_path / "local" / folder.name
+    shutil.rmtree(folder)
+    assert len(inputs.open_cache()) == NUM_IMAGES
+
+
+def test_a_staged_copy_that_lacks_an_image_or_is_damaged_is_passed_over(staged_run, tmp_path):
+    inputs = Inputs.open(staged_run)
+    folder = inputs.build().folder
+    stage(folder, tmp_path / "local")
+    save_noise(tmp_path / "new.png", 100)
+    write_records(tmp_path / "records.jsonl", ["0.png", "new.png"])
+    more = Inputs.open(staged_run)
+    more.build()
+    assert more.open_cache().folder == folder
+    [shard] = (tmp_path / "local").rglob("shard-*.safetensors")
+    shard.write_bytes(b"cut short")
+    assert inputs.open_cache().folder == folder
+
+
+def test_a_variable_that_is_not_set_means_no_staged_copy(make_run, run, monkeypatch):
+    monkeypatch.delenv("NODE_DISK", raising=False)
+    inputs = Inputs.open(make_run(data=run.data.model_dump(), cache={"stage": "$NODE_DISK/caches"}))
+    inputs.build()
+    assert inputs.open_cache().folder == inputs.cache_folder
