@@ -3,8 +3,8 @@
 fp8_e4m3 has 4 bits of exponent and 3 of mantissa and ends at 448, so each token's vector of each level is divided by
 its own scale, which takes its largest value there. Half the bytes of bfloat16, and a relative error of about 2.6 % of
 a vector's length; logits and LoRA gradients are then 0.9 and 1.0 % from those of float32, bfloat16's 0.4 %
-(`benchmarks/fp8_2026-11-20.md`). The scale is per token because a tower's outlier tokens would otherwise cost all others
-their precision.
+(`benchmarks/fp8_2026-11-20.md`). The scale is per token because a tower's outlier tokens would otherwise cost all
+others their precision.
 Features are `[num_tokens, num_levels, hidden]`, scales `[num_tokens, num_levels]`.
 """
 
