@@ -10,6 +10,8 @@ that passed.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +33,8 @@ from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.plan import PlannedImage, cut
 from lookonce.cache.store.shards import NUM_WRITERS
 from lookonce.cache.store.space import existing
-from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.images import ImageIndex, read_bytes
+from lookonce.errors import ImageError, UsageError
 from lookonce.text import rows, table
 
 BLOCK_BYTES = 1 << 24
@@ -117,7 +120,9 @@ def bench_cache(
 
     `load_stock` gives transformers' own tower, for the plain loop.
     """
-    wanted = [image for image in planned_images(images, processor) if image.num_tokens]
+    wanted = [image for image in planned_images(images, processor) if _is_sound(image, images, processor)]
+    if not wanted:
+        raise UsageError("there is no image to measure with; name a run file whose records have images")
     num_tokens = sum(image.num_tokens for image in wanted)
     tower_seconds = _tower_alone(wanted, images, processor, tower)
     num_bytes, options = num_tokens * fingerprint.bytes_per_token, BuildOptions(shard_bytes)
@@ -147,6 +152,14 @@ def bench_cache(
         matmul_flops=matmul_rate(tower.device, tower.dtype),
         phases=report.phases,
     )
+
+
+def _is_sound(image: PlannedImage, images: ImageIndex, processor: ImageProcessor) -> bool:
+    """Whether an image can be decoded; reading it also brings it into memory, for all ways alike."""
+    with contextlib.suppress(ImageError):
+        processor.resized_file(images.path_of[image.key])
+        return image.num_tokens > 0
+    return False
 
 
 def _num_warm_up(wanted: Sequence[PlannedImage], tower: Tower) -> int:
@@ -211,7 +224,7 @@ def _plain_loop(
     for number, image in enumerate([wanted[0], *wanted]):
         if number == 1:
             start = time.perf_counter()
-        with Image.open(images.path_of[image.key]) as file:
+        with Image.open(io.BytesIO(read_bytes(images.path_of[image.key]))) as file:
             inputs = processor.stock(images=[file.convert("RGB")], return_tensors="pt")
         with torch.inference_mode():
             output = stock(

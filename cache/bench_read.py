@@ -16,9 +16,11 @@ from pathlib import Path
 
 import torch
 
+from lookonce.cache.names import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.read import NUM_READERS, VisionCache
 from lookonce.cache.store.shards import shard_path
+from lookonce.errors import FeaturesMissing
 from lookonce.text import count, rows, size, table
 
 BLOCK_BYTES = 1 << 24
@@ -68,6 +70,8 @@ def bench_read(folder: Path, num_images: int, *, check: bool = True, seed: int =
     cache = VisionCache.open(folder, check=check)
     open_seconds = time.perf_counter() - start
     keys = list(cache.keys())
+    if not keys:
+        raise FeaturesMissing(f"{folder} holds no features to read; make them with: {BUILD_COMMAND}")
     random.Random(seed).shuffle(keys)
     keys = keys[:num_images]
     places = [cache.entry(key) for key in keys]

@@ -53,6 +53,8 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
                 "add --resume to go on from there, or --restart to begin anew"
             )
     session = Session.open(inputs)
+    if run.cache.stage and run.cache.stage not in session.cache.folder.parents:
+        say(f"no complete copy of the cache in {run.cache.stage}; reads {session.cache.folder}")
     if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
         say("features are stored in bfloat16, so this fp32 training sees them rounded; cache.dtype: float32 keeps them")
     training_arguments(run, folder.checkpoints)  # all that can be refused is refused before the folder is touched

@@ -61,6 +61,12 @@ class BuildOptions:
     expiry_s: float = EXPIRY_S
     """A claim that was not touched for so long is dead."""
 
+    @property
+    def retries(self) -> dict[str, bool]:
+        """Which images without features to try again. Files that could not be read are left to a build that is none of
+        several workers: else each worker that comes would plan them anew."""
+        return {"retry_unread": self.worker is None, "retry_quarantined": self.retry_quarantined}
+
 
 def build_cache(
     root: Path,
@@ -84,9 +90,9 @@ def build_cache(
     work: _Build | None = None
     try:
         settle(folder, fingerprint, options.provenance)
-        wanted, retry = planned_images(images, processor), options.retry_quarantined
-        plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, retry_quarantined=retry)
-        settled = Settled.of(folder, retry_quarantined=retry)
+        wanted, retry = planned_images(images, processor), options.retries
+        plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, **retry)
+        settled = Settled.of(folder, **retry)
         shards = pending_shards(plan, settled, images.path_of)
         start = time.perf_counter()
         work = _Build(folder, fingerprint, processor, images.path_of, load_tower, options, shards)

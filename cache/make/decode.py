@@ -12,6 +12,7 @@ are no longer those that were hashed, may be there for the next build.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import defaultdict
@@ -83,11 +84,24 @@ class _Decoder(Dataset[Decoded]):
         for image in request.images:
             path = self.files[image.key]
             try:
-                pixels[image] = self._decode(image, path, request.archived.get(path), seconds)
+                pixels[image] = self._decode_any(image, path, request, seconds)
             except ImageError as error:
                 failed[image.key] = Failure(str(path), str(error), retry=not isinstance(error, BadImage))
         joined = torch.cat([piece.flatten() for piece in pixels.values()] or [torch.empty(0, dtype=torch.uint8)])
         return Decoded(tuple(pixels), tuple(piece.shape for piece in pixels.values()), joined, failed, seconds)
+
+    def _decode_any(self, image: PlannedImage, path: Path, request: Request, seconds: dict[str, float]) -> torch.Tensor:
+        """The image out of its file, or of another with the same bytes if that one is gone."""
+        try:
+            return self._decode(image, path, request.archived.get(path), seconds)
+        except BadImage:
+            raise
+        except ImageError:
+            for other in map(Path, image.files):
+                with contextlib.suppress(ImageError):
+                    if other != path:
+                        return self._decode(image, other, None, seconds)
+            raise
 
     def _decode(
         self, image: PlannedImage, path: Path, found: bytes | ImageError | None, seconds: dict[str, float]

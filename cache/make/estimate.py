@@ -30,6 +30,8 @@ from lookonce.text import bars, count, duration, rows, size
 
 COMPARED: tuple[DtypeName, ...] = ("bfloat16", "fp8_e4m3")
 NUM_BINS = 8
+PILOT_BYTES = 2_000_000_000
+"""Room that a pilot is not run without; six forwards of the largest model take 1.6 GB."""
 PILOT_FORWARDS = 6
 """That a pilot fills at least, where several images share one."""
 WORKERS = (4, 16)
@@ -147,7 +149,9 @@ def estimate(
     pending += missing_shards(plan, settled, wanted, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
     epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
-    pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot) if load_tower else None
+    pilot = None
+    if load_tower and free_bytes(folder) > with_margin(min(num_tokens * fingerprint.bytes_per_token, PILOT_BYTES)):
+        pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
     build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
     plain_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
     return PlanReport(
@@ -192,7 +196,7 @@ def run_pilot(
         return None
     encoder = Encoder(images.path_of, processor, tower, fingerprint.storage)
     try:
-        with tempfile.TemporaryDirectory(prefix="lookonce-pilot-", dir=existing(folder)) as place:
+        with tempfile.TemporaryDirectory(prefix="lookonce-pilot-", dir=existing(folder.parent)) as place:
             for _ in range(2):
                 before, start = encoder.stopwatch.seconds().get("tower", 0.0), time.perf_counter()
                 with ShardWriter(Path(place), shard.name, fingerprint, len(shard.images)) as writer:

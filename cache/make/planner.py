@@ -49,14 +49,15 @@ class Settled:
     shards: set[str]
 
     @classmethod
-    def of(cls, folder: Path, *, retry_quarantined: bool = False) -> Settled:
+    def of(cls, folder: Path, *, retry_unread: bool = True, retry_quarantined: bool = False) -> Settled:
         images: set[str] = set()
         shards: set[str] = set()
         for receipt in read_receipts(folder):
             shards.add(receipt.shard)
             images |= receipt.images.keys()
-            if not retry_quarantined:
-                images |= {key for key, failure in receipt.failed.items() if not failure.retry}
+            for key, failure in receipt.failed.items():
+                if not (retry_unread if failure.retry else retry_quarantined):
+                    images.add(key)
         return cls(images, shards)
 
 
@@ -75,7 +76,7 @@ def missing_shards(
         for key, image in wanted.items()
         if key not in settled.images and key not in to_come
     ]
-    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes)
+    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=settled.shards)
 
 
 def agree_on_plan(
@@ -84,12 +85,16 @@ def agree_on_plan(
     fingerprint: Fingerprint,
     shard_bytes: int,
     *,
+    retry_unread: bool = True,
     retry_quarantined: bool = False,
 ) -> Plan:
     """The plan of a cache, extended on disk by what these images need."""
     images = list(images)
     while True:
-        plan, settled = read_plan(folder), Settled.of(folder, retry_quarantined=retry_quarantined)
+        plan, settled = (
+            read_plan(folder),
+            Settled.of(folder, retry_unread=retry_unread, retry_quarantined=retry_quarantined),
+        )
         new = missing_shards(plan, settled, images, fingerprint, shard_bytes)
         if not new:
             return plan

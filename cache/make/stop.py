@@ -7,12 +7,32 @@ follows within seconds, so it is dropped; so does a second signal of either kind
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from lookonce.errors import Stopped
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextlib.contextmanager
+def stopping_early() -> Iterator[None]:
+    """While nothing is in work yet, or any more: a signal ends the program at once, with the same exit code."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(f"stopped by {signal.Signals(number).name}; the same command goes on")
+
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in SIGNALS} if on_main_thread else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:

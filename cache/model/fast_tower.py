@@ -1,8 +1,8 @@
 """Qwen3-VL's stock vision tower made fast on a GPU, over several images of mixed size at once.
 
 Design: transformers' own forward runs unchanged. Three parts of it that cost an H200 more than the arithmetic they do
-are replaced, with the same weights (8B, Kvasir-VQA's image sizes, images a second: 55 one by one, 135 as it is with 32k
-patches a forward, 180 with all three; LOG.md has what else was tried):
+are replaced, with the same weights (8B, Kvasir-VQA's image sizes, images a second: 55 one by one, 129 as it is with 32k
+patches a forward, 172 with all three; LOG.md has what else was tried):
 
 - rotary position embedding: stock's own function compiled into one kernel; it was eight, and a third of the time;
 - attention: one variable-length kernel a layer for all images, where stock calls one an image;

@@ -14,7 +14,6 @@ writes it in place and keeps it open, so that "is it still mine" is "is this sti
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from lookonce.environment import machine
 from lookonce.files import temporary_name
 
 CLAIMS = "claims"
@@ -60,14 +60,14 @@ class Worker:
             name or f"{socket.gethostname()}:{pid}",
             socket.gethostname(),
             pid,
-            _machine(),
+            machine(),
             _born(pid),
             _job(),
         )
 
     def is_gone(self) -> bool:
         """Whether the process has certainly ended, which only its own machine can tell."""
-        if self.machine != _machine():
+        if self.machine != machine():
             return False
         try:
             is_zombie = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
@@ -221,10 +221,10 @@ def age(path: Path) -> float:
     try:
         pulse.touch()
         return pulse.stat().st_mtime - path.stat().st_mtime
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        return time.time() - path.stat().st_mtime  # someone else's folder, which we may only look at
+    except FileNotFoundError:
+        raise
+    except OSError:  # a folder that we may only look at, or a disk that is full
+        return time.time() - path.stat().st_mtime
     finally:
         with contextlib.suppress(OSError):
             pulse.unlink()
@@ -246,15 +246,6 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
 def _born(pid: int) -> float:
     boot_time = psutil.boot_time()
     return float(psutil.Process(pid).create_time() - boot_time)
-
-
-def _machine() -> str:
-    """This boot of this machine, and the process namespace (containers on one machine do not see each other)."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _job() -> str:

@@ -7,7 +7,6 @@ longer than a claim lasts; a claim when its worker is dead; a shard without a re
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import psutil
 from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, age, bury, works
 from lookonce.cache.store.receipts import finished_shards
 from lookonce.cache.store.shards import SHARDS
-from lookonce.files import TEMPORARY_MARK
+from lookonce.files import TEMPORARY_MARK, writer_host
 
 
 def temporaries(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
@@ -53,4 +52,4 @@ def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
 def _is_gone(writer: str) -> bool:
     """Whether the process in a temporary file's name, HOST-PID-RANDOM, was on this machine and is not any more."""
     host, _, rest = writer.rpartition("-")[0].rpartition("-")
-    return host == socket.gethostname() and rest.isdigit() and not psutil.pid_exists(int(rest))
+    return host == writer_host() and rest.isdigit() and not psutil.pid_exists(int(rest))

@@ -65,9 +65,12 @@ class Plan:
     num_parts: int = 0
     """Files that it is kept in; each further extension is one more."""
 
-    def extension(self, images: Sequence[PlannedImage], bytes_per_token: int, shard_bytes: int) -> tuple[Shard, ...]:
-        """Shards for further images, in their order, to come after those of this plan."""
-        first = len(self.shards)
+    def extension(
+        self, images: Sequence[PlannedImage], bytes_per_token: int, shard_bytes: int, taken: Iterable[str] = ()
+    ) -> tuple[Shard, ...]:
+        """Shards for further images, in their order, with names after those of this plan and those that are `taken`."""
+        names = (*taken, *(shard.name for shard in self.shards))
+        first = max((int(name.rpartition("-")[2]) + 1 for name in names), default=0)
         groups = cut(images, shard_bytes // bytes_per_token)
         return tuple(Shard(shard_name(first + number), group) for number, group in enumerate(groups))
 

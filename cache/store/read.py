@@ -150,13 +150,16 @@ class VisionCache:
         return unpacked.pin_memory() if pin else unpacked
 
     def _read_into(self, buffer: memoryview, shard: str, entry: Entry, key: str) -> None:
-        file = self._open(shard_path(self.folder, shard))
         filled = 0
-        while filled < entry.size_bytes:
-            num_read = os.preadv(file.descriptor, [buffer[filled:]], entry.offset + filled)
-            if num_read == 0:
-                raise self._corrupt(shard, key, "end before they should")
-            filled += num_read
+        try:
+            file = self._open(shard_path(self.folder, shard))
+            while filled < entry.size_bytes:
+                num_read = os.preadv(file.descriptor, [buffer[filled:]], entry.offset + filled)
+                if num_read == 0:
+                    raise self._corrupt(shard, key, "end before they should")
+                filled += num_read
+        except OSError as error:
+            raise self._corrupt(shard, key, f"can not be read ({error.strerror})") from None
         if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
             raise self._corrupt(shard, key, "do not have the checksum of their receipt")
 

@@ -125,13 +125,17 @@ class ShardWriter:
             if write_receipt(self.folder, receipt):
                 return True
         except OSError:
-            if not has_receipt(self.folder, self.name):
+            if not has_receipt(self.folder, self.name) and self._is_ours(path):
                 path.unlink(missing_ok=True)  # on a disk that is too full for a receipt it would only take room
             raise
-        if os.stat(path).st_ino == os.fstat(self._file.descriptor).st_ino:
+        if self._is_ours(path):
             # Another wrote its receipt since we looked, and now our file lies in the place of its own.
             write_text(receipt_path(self.folder, self.name), to_text(receipt))
         return False
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether what lies there is the file that this has written."""
+        return path.exists() and os.stat(path).st_ino == os.fstat(self._file.descriptor).st_ino
 
     def _write(self, image: Packed, offset: int) -> None:
         digest = xxhash.xxh3_64()

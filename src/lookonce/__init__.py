@@ -17,6 +17,7 @@ from lookonce.version import __version__
 
 if TYPE_CHECKING:
     from lookonce.cache.store.read import VisionCache
+    from lookonce.datasets.images import image_key
     from lookonce.datasets.records import Record, Turn, read_records, write_records
     from lookonce.errors import LookonceError
     from lookonce.train.run_file import RunFile, read_run_file
@@ -30,6 +31,7 @@ __all__ = [
     "RunFile",
     "Turn",
     "VisionCache",
+    "image_key",
     "read_records",
     "read_run_file",
     "write_records",
@@ -41,6 +43,7 @@ _HOME = {
     "RunFile": "lookonce.train.run_file",
     "Turn": "lookonce.datasets.records",
     "VisionCache": "lookonce.cache.store.read",
+    "image_key": "lookonce.datasets.images",
     "read_records": "lookonce.datasets.records",
     "read_run_file": "lookonce.train.run_file",
     "write_records": "lookonce.datasets.records",

@@ -50,7 +50,7 @@ def bench_cache(
 ) -> None:
     """Make a cache and throw it away: how fast, beside the tower alone, the disk alone, and the plain loop.
 
-    Writes the cache of these images three times over, and removes it.
+    Writes the bytes of these images' cache five times over, and removes them.
 
     \b
     Examples:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from lookonce.cache.make.stop import stopping_early
 from lookonce.cli_options import (
     EXISTING,
     JSON,
@@ -120,8 +121,11 @@ def cache_build(
       lookonce cache build run.yaml --set cache.dir=/scratch/caches --max-quarantined 10
       lookonce cache build run.yaml --worker 3/8 --no-wait
     """
-    inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
-    report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
+    with stopping_early():
+        inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
+        report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
+    if worker:
+        say("images are known by the plan; a build without --worker looks at every file again")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 
@@ -140,7 +144,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
       lookonce cache status run.yaml --watch 10
       lookonce cache status run.yaml --json
     """
-    inputs = open_inputs(run_file, assignments)
+    inputs = open_inputs(run_file, assignments, trust_plan=True)
     report = inputs.status()
     if interval_s is None:
         return emit(asdict(report), report.text(), as_json)
@@ -205,7 +209,7 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
 
         report = verify(folder, "quick" if level == "quick" else "full")
     emit(asdict(report), report.text(), as_json)
-    sys.exit(1 if report.problems else 0)
+    sys.exit(1 if report.problems or (level == "recompute" and not report.num_compared) else 0)
 
 
 def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed: int) -> Any:
@@ -331,6 +335,8 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
       lookonce cache stage run.yaml "$SLURM_TMPDIR"
       lookonce cache stage /shared/caches/1f2e3d4c5b6a7980 /local --verify
     """
+    if target == Path():
+        raise UsageError("DIR is empty; is the variable in it set? Name a folder, for example /tmp/lookonce")
     keys = None
     if place.is_dir():
         folder = cache_folder(place, assignments)

@@ -20,6 +20,8 @@ from typing import Any
 
 import xxhash
 
+from lookonce.environment import machine
+
 TEMPORARY_MARK = ".tmp-"
 
 
@@ -39,7 +41,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no other process or machine chooses."""
-    return path.with_name(f"{path.name}{TEMPORARY_MARK}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+
+def writer_host() -> str:
+    """This host in temporary names, told from others that have its name or share it with containers."""
+    return f"{socket.gethostname()}.{xxhash.xxh3_64_hexdigest(machine().encode())[:8]}"
 
 
 def create_text(path: Path, text: str) -> bool:

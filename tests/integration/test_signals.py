@@ -30,6 +30,24 @@ Tower.encode = slowly
 main(["cache", "build", sys.argv[1]])
 """
 
+SIGNALLED = """
+import os, sys
+import lookonce.train.run_file as run_file
+from lookonce.cli import main
+
+run_file.read_run_file = lambda *_: os.kill(os.getpid(), int(sys.argv[1]))
+main(["cache", "build", "run.yaml"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_anything_is_in_work_ends_a_build_in_order_too(make_run, tmp_path, number):
+    (tmp_path / "run.yaml").write_text(make_run().to_yaml())
+    command = [sys.executable, "-c", SIGNALLED, str(int(number))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75 and f"stopped by {number.name}" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_whole_group_ends_a_build_in_order(make_run, tmp_path, number):

@@ -138,7 +138,7 @@ def test_an_image_that_changed_or_went_after_planning_is_told_and_tried_again_by
         assert key == trusting.images.key_of[changed]
         assert str(changed) in reason
         assert report.num_missing == 0
-        assert trusting.status().num_missing == 1
+        assert (trusting.status().num_missing, trusting.status().num_quarantined) == (0, 1)
         with pytest.raises(FeaturesMissing, match=f"{changed} .*quarantined"):
             trusting.open_cache()
     changed.write_bytes(content)
@@ -211,3 +211,19 @@ def test_a_variable_that_is_not_set_means_no_staged_copy(make_run, run, monkeypa
     inputs = Inputs.open(make_run(data=run.data.model_dump(), cache={"stage": "$NODE_DISK/caches"}))
     inputs.build()
     assert inputs.open_cache().folder == inputs.cache_folder
+
+
+def test_workers_do_not_plan_again_what_could_not_be_read(run, frames):
+    Inputs.open(run).write_plan()
+    frames[1].unlink()
+    for number in range(3):
+        report = Inputs.open(run, trust_plan=True).build(worker=(number, 3))
+        assert len(report.quarantined) == 1 and report.num_missing == 0
+    assert len(read_plan(Inputs.open(run).cache_folder).shards) == 1
+
+
+def test_an_image_that_is_there_twice_is_encoded_from_either_file(run, frames):
+    Inputs.open(run).write_plan()
+    frames[0].unlink()  # copy.png has its bytes
+    report = Inputs.open(run, trust_plan=True).build(worker=(0, 1))
+    assert not report.quarantined and report.num_encoded == NUM_IMAGES

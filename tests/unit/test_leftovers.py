@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,12 @@ from lookonce.cache.store import leftovers
 from lookonce.cache.store.claims import Claim, Claims, Worker
 from lookonce.cache.store.leftovers import dead_claims, sweep, temporaries, unfinished_shards
 from lookonce.cache.store.receipts import Receipt, write_receipt
+from lookonce.files import writer_host
 
 EXPIRY_S = 60.0
 ME = Worker.this_process()
 DEAD = replace(ME, born=0.0)
-HERE, HOST = os.getpid(), socket.gethostname()
+HERE, HOST = os.getpid(), writer_host()
 
 
 @pytest.fixture(scope="module")

@@ -237,3 +237,9 @@ def test_a_plan_with_columns_of_different_lengths_is_refused():
     for column in ("keys", "num_tokens", "files"):
         with pytest.raises(ValueError):
             Shard.from_json(value | {column: value[column][:1]})
+
+
+def test_names_that_are_taken_are_not_given_again():
+    images = [PlannedImage("a" * 64, 1, ()), PlannedImage("b" * 64, 1, ())]
+    added = Plan().extension(images, 1, 1, taken=["shard-00004", "shard-100000"])
+    assert [shard.name for shard in added] == ["shard-100001", "shard-100002"]
