@@ -1,6 +1,6 @@
 """The command line: parse, call, print. What commands do is in `cache` and `train`.
 
-`lookonce cache` is in cli_cache, `lookonce bench` in cli_bench.
+`lookonce cache` is in cli_cache and cli_care, `lookonce bench` in cli_bench.
 
 Data goes to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal. Modules
 are imported inside the commands, so that help needs no torch.
@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+import lookonce.cli_care  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
 from lookonce.cli_bench import bench
 from lookonce.cli_cache import cache
 from lookonce.cli_options import EXISTING, JSON, RUN, SET, emit, say

@@ -1,4 +1,4 @@
-"""`lookonce cache`: make a cache, look after it, move it. What the commands do is in `cache`."""
+"""`lookonce cache plan|build|status`: make a cache. What the commands do is in `cache.make`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,13 @@ import click
 
 from lookonce.cache.make.stop import stopping_early
 from lookonce.cli_options import (
-    EXISTING,
     JSON,
-    PLACE,
     RUN,
     SET,
-    cache_folder,
     emit,
-    nothing_to_set,
     open_inputs,
     say,
 )
-from lookonce.errors import UsageError
 from lookonce.text import count, duration
 
 
@@ -173,178 +168,3 @@ def _show_progress(report: Any, as_json: bool) -> None:
         if report.eta_s is not None:
             parts += [f"{report.images_per_second:.1f} images/s", f"done in {duration(report.eta_s)}"]
         click.echo(", ".join(parts))
-
-
-@cache.command("verify")
-@PLACE
-@SET
-@click.option(
-    "--level",
-    default="full",
-    show_default=True,
-    type=click.Choice(["quick", "full", "recompute"]),
-    help="Receipts, headers and sizes; or every byte; or encode some images again and compare.",
-)
-@click.option("--images", default=16, show_default=True, type=click.IntRange(1), help="How many to encode again.")
-@click.option("--seed", default=0, show_default=True, help="Which images are drawn.")
-@JSON
-def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, seed: int, as_json: bool) -> None:
-    """Find whatever in a cache is not as it was written.
-
-    `recompute` needs the run file, its images and the model. Exits 1 if there are problems; `lookonce cache repair
-    RUN.yaml` mends them.
-
-    \b
-    Examples:
-      lookonce cache verify experiments/sample.yaml
-      lookonce cache verify caches/1f2e3d4c5b6a7980 --level quick
-      lookonce cache verify run.yaml --level recompute --images 32
-    """
-    report: Any
-    if level == "recompute":
-        report = _recompute(place, assignments, images, seed)
-    else:
-        folder = cache_folder(place, assignments)
-        from lookonce.cache.care.verify import verify
-
-        report = verify(folder, "quick" if level == "quick" else "full")
-    emit(asdict(report), report.text(), as_json)
-    sys.exit(1 if report.problems or (level == "recompute" and not report.num_compared) else 0)
-
-
-def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed: int) -> Any:
-    if place.is_dir():
-        raise UsageError(f"--level recompute needs the images and the model; name the run file instead of {place}")
-    inputs = open_inputs(place, assignments, trust_plan=True)
-    from lookonce.cache.care.recompute import recompute
-
-    files, tower = inputs.images.path_of, inputs.load_tower()
-    return recompute(inputs.cache_folder, inputs.fingerprint, files, inputs.processor, tower, num_images, seed)
-
-
-@cache.command("repair")
-@RUN
-@SET
-@click.option(
-    "--level", default="full", show_default=True, type=click.Choice(["quick", "full"]), help="How to look for damage."
-)
-@click.option("--drop", is_flag=True, help="Remove damaged shards even if some of their images can not be had again.")
-@JSON
-def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop: bool, as_json: bool) -> None:
-    """Find damage and mend it.
-
-    What can not be put together from what is there is encoded again. Removes nothing before all of its images have
-    been found again, in the files of the run or of the plan. Exits 1 if something stays damaged.
-
-    \b
-    Examples:
-      lookonce cache repair experiments/sample.yaml
-      lookonce cache repair run.yaml --level quick
-      lookonce cache repair run.yaml --drop
-    """
-    inputs = open_inputs(run_file, assignments)
-    from lookonce.cache.care.repair import repair
-
-    report, images = repair(
-        inputs.cache_folder,
-        inputs.fingerprint,
-        inputs.images,
-        level="quick" if level == "quick" else "full",
-        drop=drop,
-        provenance={"model": inputs.run.model.path, "revision": inputs.run.model.revision},
-        expiry_s=inputs.run.cache.claim_s,
-    )
-    if not as_json:
-        click.echo(report.text())
-    built = replace(inputs, images=images).build() if images.path_of else None
-    if as_json or built:
-        value = {"repair": asdict(report), "build": asdict(built) if built else None}
-        emit(value, built.text() if built else "", as_json)
-    sys.exit(1 if report.left else 0)
-
-
-@cache.command("show")
-@PLACE
-@click.argument("image", metavar="IMAGE")
-@SET
-@JSON
-def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show all that a cache knows of an image.
-
-    IMAGE is a file, an image key, or the first digits of one.
-
-    \b
-    Examples:
-      lookonce cache show experiments/sample.yaml data/sample/images/frame-0026.jpg
-      lookonce cache show caches/1f2e3d4c5b6a7980 020e99a7
-    """
-    folder = cache_folder(place, assignments)
-    from lookonce.cache.care.show import show as show_image
-    from lookonce.cache.store.read import VisionCache
-
-    report = show_image(VisionCache.open(folder), image)
-    emit(asdict(report), report.text(), as_json)
-
-
-@cache.command("gc")
-@click.argument("place", metavar="RUN.yaml|ROOT|CACHE", type=EXISTING)
-@SET
-@click.option("--delete", is_flag=True, help="Delete leftovers of killed processes, or with --cache a whole cache.")
-@click.option("--cache", "cache_id", metavar="ID", help="The cache to delete: at least 8 digits of its name.")
-@JSON
-def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: str | None, as_json: bool) -> None:
-    """List caches, who uses them, and what may go.
-
-    Deletes nothing without --delete; never what is in use, and never a file that lookonce did not write.
-
-    \b
-    Examples:
-      lookonce cache gc experiments/sample.yaml
-      lookonce cache gc /scratch/caches --delete
-      lookonce cache gc /scratch/caches --delete --cache 1f2e3d4c
-    """
-    root, expiry = place, {}
-    if not place.is_dir():
-        from lookonce.train.run_file import read_run_file
-
-        run = read_run_file(place, assignments)
-        root, expiry = run.cache.dir, {"expiry_s": run.cache.claim_s}
-    elif assignments:
-        raise nothing_to_set(place)
-    from lookonce.cache.care.collect import collect
-
-    report = collect(root, delete=delete, cache_id=cache_id, **expiry)
-    emit(asdict(report), report.text(), as_json)
-
-
-@cache.command("stage")
-@PLACE
-@click.argument("target", metavar="DIR", type=EXISTING)
-@SET
-@click.option("--verify", is_flag=True, help="Read again what is staged already.")
-@JSON
-def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify: bool, as_json: bool) -> None:
-    """Copy a cache to a disk nearer by, all bytes checked.
-
-    With a run file only the shards that it reads. Goes on where it stopped, and several may stage to the same place at
-    once. Exits 1 if the source is damaged.
-
-    \b
-    Examples:
-      lookonce cache stage experiments/sample.yaml /tmp/lookonce
-      lookonce cache stage run.yaml "$SLURM_TMPDIR"
-      lookonce cache stage /shared/caches/1f2e3d4c5b6a7980 /local --verify
-    """
-    if target == Path():
-        raise UsageError("DIR is empty; is the variable in it set? Name a folder, for example /tmp/lookonce")
-    keys = None
-    if place.is_dir():
-        folder = cache_folder(place, assignments)
-    else:
-        inputs = open_inputs(place, assignments, trust_plan=True)
-        folder, keys = inputs.cache_folder, inputs.images.path_of
-    from lookonce.cache.care.stage import stage
-
-    report = stage(folder, target, keys, verify=verify)
-    emit(asdict(report), report.text(), as_json)
-    sys.exit(1 if report.problems else 0)
