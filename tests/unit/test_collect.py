@@ -19,7 +19,7 @@ from lookonce.cache.store.receipts import receipt_path
 from lookonce.cache.store.shards import shard_path
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import CacheError, UsageError
-from lookonce.files import TEMPORARY_MARK
+from lookonce.files import TEMPORARY_MARK, writer_host
 
 GONE = "4999999"
 """The number of no process: more than Linux counts to by default."""
@@ -50,7 +50,7 @@ def files(folder: Path) -> set[str]:
 
 def litter(folder: Path) -> dict[Path, str]:
     """One leftover of each kind, and its kind."""
-    writer = f"{TEMPORARY_MARK}{os.uname().nodename}-{GONE}-0123abcd"
+    writer = f"{TEMPORARY_MARK}{writer_host()}-{GONE}-0123abcd"
     claim = folder / CLAIMS / "shard-00098.json"
     claim.parent.mkdir(exist_ok=True)
     worker = Worker.this_process()
@@ -134,7 +134,7 @@ def test_leftovers_are_listed_with_kind_and_size_and_go_with_delete(root, folder
 
 
 def test_what_living_processes_write_is_no_leftover(root, folder):
-    path = folder / "shards" / f"shard-00005.safetensors{TEMPORARY_MARK}{os.uname().nodename}-{os.getpid()}-0123abcd"
+    path = folder / "shards" / f"shard-00005.safetensors{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-0123abcd"
     path.write_bytes(b"")
     with Claims(folder, Worker.this_process()) as claims:
         assert claims.take("shard-00006", 1)
