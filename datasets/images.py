@@ -18,23 +18,21 @@ import io
 import os
 import stat
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from PIL import Image
 from tqdm import tqdm
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
 from lookonce.datasets.records import Record
+from lookonce.datasets.stamps import Stamp, stamps
 from lookonce.errors import ImageError
 from lookonce.text import count
+from lookonce.threads import ahead
 
-NUM_THREADS = 8
-"""Hashing releases the GIL; on network storage the threads hide latency."""
 NUM_NAMED = 5
 """How many unusable images a message names."""
 MAX_FILE_BYTES = 1 << 30
@@ -46,8 +44,6 @@ UNDECODABLE = (
 )
 """What Pillow raises for files that are no images, or broken ones; most of it was found with random damage."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Size = tuple[int, int]
 
 
@@ -64,6 +60,11 @@ class ImageIndex:
     """Width and height by key, as the header says; None if it is of no known image format."""
     unusable: dict[Path, str] = field(default_factory=dict)
     """Why the others can not be read."""
+    stamp_of: dict[Path, Stamp] = field(default_factory=dict)
+    """Of the files whose change would show in it, as it was before they were read."""
+    former: dict[str, Path] = field(default_factory=dict)
+    """What a plan that is trusted says of files that may have changed since: their keys then. No record asks for them,
+    but a planned shard is made with the others if they are missing."""
 
     @property
     def num_files(self) -> int:
@@ -129,21 +130,6 @@ def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]
         yield from _read_archive(archive, members)
 
 
-def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The result of `function` for each item, in order, computed on threads a bounded number ahead of the caller."""
-    waiting: deque[Future[Result]] = deque()
-    threads = ThreadPoolExecutor(NUM_THREADS)
-    try:
-        for item in items:
-            waiting.append(threads.submit(function, item))
-            if len(waiting) > 2 * NUM_THREADS:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
 def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> ImageIndex:
     """Find the key and the size of every image that the records name; those that are `known` are not read.
 
@@ -158,6 +144,7 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> 
                 origin_of.setdefault(path, record.origin)
     if known.key_of and not origin_of:
         return known
+    stamp_of = {path: stamp for path, stamp in stamps(origin_of).items() if stamp}
     files, members = _look_at_all(sorted(origin_of))
     reason_of = {image.path: image.reason for image in files + members if image.reason}
     unusable = {path: reason_of[path] for path in origin_of if path in reason_of}
@@ -167,11 +154,14 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> 
     distinct: dict[str, _Look] = {}
     for image in usable:
         distinct.setdefault(image.key, image)
+    path_of = {key: image.path for key, image in distinct.items()} | known.path_of
     return ImageIndex(
         key_of=known.key_of | {image.path: image.key for image in sorted(usable, key=lambda image: image.path)},
-        path_of={key: image.path for key, image in distinct.items()} | known.path_of,
+        path_of=path_of,
         size_of={key: image.size for key, image in distinct.items()} | known.size_of,
         unusable=unusable,
+        stamp_of=known.stamp_of | stamp_of,
+        former={key: path for key, path in known.former.items() if key not in path_of},
     )
 
 

@@ -3,7 +3,8 @@
 Design: the unit of work is a shard, and there is no coordinator. Every worker reads the plan, claims a shard, makes it,
 writes its receipt, and takes the next, beginning at a place of its own so that they seldom ask for the same one. When
 nothing is left to claim it waits for those at work, to take over from any that dies; so the cache is complete as long
-as one worker lives. A worker that is killed loses the shard in work and nothing else.
+as one worker lives. A worker that is killed loses the shard in work, and of the next one the forwards that the device
+had begun meanwhile.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ def build_cache(
     try:
         settle(folder, fingerprint, options.provenance)
         wanted, retry = planned_images(images, processor), options.retries
-        plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, **retry)
+        plan = agree_on_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
         settled = Settled.of(folder, **retry)
-        shards = pending_shards(plan, settled, images.path_of)
+        shards = pending_shards(plan, settled, images.path_of, images.former)
         start = time.perf_counter()
-        work = _Build(folder, fingerprint, processor, images.path_of, load_tower, options, shards)
+        work = _Build(folder, fingerprint, processor, images.former | images.path_of, load_tower, options, shards)
         work.run()
         seconds = time.perf_counter() - start
         return report(folder, fingerprint, images, settled.images, work.made, work.stopwatch.seconds(), seconds)

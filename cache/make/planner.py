@@ -3,13 +3,15 @@
 Design: several workers may find at once that the plan lacks images. Each makes the same extension from the same plan;
 the first to write its part wins, the others read the plan again. A worker need not hash the files that a plan names (a
 hundred workers would read the whole data set a hundred times): the plan says their keys, and the bytes are compared
-with the key when the image is encoded.
+with the key when the image is encoded. A file whose stamp is another than when it was planned is hashed all the same,
+so that an image that was edited since is not called done.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,15 +21,18 @@ from lookonce.cache.store.folder import extend_plan, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage, Shard
 from lookonce.cache.store.receipts import read_receipts
 from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.stamps import Stamp, stamps
 
 
 def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[PlannedImage]:
     """The distinct images of some records, in reading order."""
-    files: dict[str, list[str]] = defaultdict(list)
-    for path, key in index.key_of.items():
-        files[key].append(str(path))
+    files: dict[str, dict[str, Stamp | None]] = defaultdict(dict)
+    for path, key in sorted(index.key_of.items()):
+        files[key][str(path)] = index.stamp_of.get(path)
     return [
-        PlannedImage(key, planned_tokens(processor, index.size_of.get(key)), tuple(sorted(files[key])))
+        PlannedImage(
+            key, planned_tokens(processor, index.size_of.get(key)), tuple(files[key]), tuple(files[key].values())
+        )
         for key in index.path_of
     ]
 
@@ -62,14 +67,19 @@ class Settled:
 
 
 def missing_shards(
-    plan: Plan, settled: Settled, images: Iterable[PlannedImage], fingerprint: Fingerprint, shard_bytes: int
+    plan: Plan,
+    settled: Settled,
+    images: Iterable[PlannedImage],
+    fingerprint: Fingerprint,
+    shard_bytes: int,
+    former: Collection[str] = (),
 ) -> tuple[Shard, ...]:
     """Shards to add to a plan for those of `images` that no shard can give.
 
-    A shard can give an image if it is finished, or if all its images are among `images`, so that it can be made.
+    A shard can give an image if it is finished, or if it can be made (`pending_shards`).
     """
     wanted = {image.key: image for image in images}
-    to_come = {key for shard in pending_shards(plan, settled, wanted.keys()) for key in shard.keys}
+    to_come = {key for shard in pending_shards(plan, settled, wanted.keys(), former) for key in shard.keys}
     tokens_of = {image.key: image.num_tokens for image in plan.images()}  # an index made of a plan has no sizes
     new = [
         replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
@@ -84,39 +94,56 @@ def agree_on_plan(
     images: Iterable[PlannedImage],
     fingerprint: Fingerprint,
     shard_bytes: int,
-    *,
-    retry_unread: bool = True,
-    retry_quarantined: bool = False,
+    former: Collection[str] = (),
+    **retry: bool,
 ) -> Plan:
-    """The plan of a cache, extended on disk by what these images need."""
+    """The plan of a cache, extended on disk by what these images need; `retry` as in `Settled.of`."""
     images = list(images)
     while True:
-        plan, settled = (
-            read_plan(folder),
-            Settled.of(folder, retry_unread=retry_unread, retry_quarantined=retry_quarantined),
-        )
-        new = missing_shards(plan, settled, images, fingerprint, shard_bytes)
+        plan = read_plan(folder)
+        new = missing_shards(plan, Settled.of(folder, **retry), images, fingerprint, shard_bytes, former)
         if not new:
             return plan
         extend_plan(folder, plan, new)
 
 
-def pending_shards(plan: Plan, settled: Settled, keys: Iterable[str]) -> list[Shard]:
-    """The shards to be made: unfinished, all their images among `keys`, not all of them there already."""
+def pending_shards(plan: Plan, settled: Settled, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
+    """The shards to be made: unfinished, all their images among `keys` or `former`, not all of `keys` there already.
+
+    Those of `former`, whose files have changed, will be missing in it; where they are most, it is left alone.
+    """
     keys = set(keys)
+    known = keys.union(former)
+
+    def is_pending(shard: Shard) -> bool:
+        asked = keys.intersection(shard.keys)
+        return 2 * len(asked) >= len(shard.keys) and not asked <= settled.images
+
     return [
         shard
         for shard in plan.shards
-        if shard.name not in settled.shards
-        and keys.issuperset(shard.keys)
-        and not settled.images.issuperset(shard.keys)
+        if shard.name not in settled.shards and known.issuperset(shard.keys) and is_pending(shard)
     ]
 
 
 def index_of_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex:
-    """The keys of files as the plan has them, without reading one; those that it does not name are left out."""
-    planned = {file: image for image in plan.images() for file in image.files}
-    key_of = {path: planned[str(path)].key for path in paths if str(path) in planned}
+    """The keys of files as the plan has them, without reading one.
+
+    Left out are files that it does not name, and those that may have changed since; `former` has the keys of these.
+    """
+    planned = {file: (image.key, stamp) for image in plan.images() for file, stamp in _stamped(image)}
+    found = stamps(path for path in paths if str(path) in planned)
+    stamp_of = {path: stamp for path, stamp in found.items() if stamp and stamp == planned[str(path)][1]}
+    key_of = {path: planned[str(path)][0] for path in stamp_of}
     path_of = {key: path for path, key in reversed(key_of.items())}
-    in_order = {image.key: path_of[image.key] for image in plan.images() if image.key in path_of}
-    return ImageIndex(key_of, in_order)
+    former = {planned[str(path)][0]: path for path in found if path not in stamp_of}
+    return ImageIndex(
+        key_of,
+        {image.key: path_of[image.key] for image in plan.images() if image.key in path_of},
+        stamp_of=stamp_of,
+        former={key: path for key, path in former.items() if key not in path_of},
+    )
+
+
+def _stamped(image: PlannedImage) -> Iterable[tuple[str, Stamp | None]]:
+    return itertools.zip_longest(image.files, image.stamps)

@@ -4,7 +4,8 @@ Design: made before the first image is encoded and never changed after, so that 
 number of times, cut the work alike. Images are cut by size in the order in which they are read best; a cache that is
 asked for more images gets more shards, the ones it has stay as they are. For each image the plan keeps the number of
 tokens, from the image's header, and the files it was found in, so that a worker needs to hash nothing before it begins.
-The cost is about 150 bytes an image.
+The stamps of those
+files tell it which to doubt. The cost is about 150 bytes an image.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lookonce.datasets.stamps import Stamp
 
 MAX_IMAGES = 16_384
 """In a shard, whatever their size: keeps a shard's header far below safetensors' limit of 100 MB."""
@@ -26,6 +29,8 @@ class PlannedImage:
     """From its header; 0 if it has none."""
     files: tuple[str, ...]
     """Where it was found; its bytes are checked against the key when they are read."""
+    stamps: tuple[Stamp | None, ...] = ()
+    """Of each file, before it was hashed; none if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,14 @@ class Shard:
             "keys": self.keys,
             "num_tokens": [image.num_tokens for image in self.images],
             "files": [list(image.files) for image in self.images],
+            "stamps": [list(image.stamps) for image in self.images],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Shard:
-        columns = zip(value["keys"], value["num_tokens"], map(tuple, value["files"]), strict=True)
+        keys, files = value["keys"], map(tuple, value["files"])
+        stamps = (tuple(stamp and tuple(stamp) for stamp in of) for of in value.get("stamps", [()] * len(keys)))
+        columns = zip(keys, value["num_tokens"], files, stamps, strict=True)
         return cls(value["name"], tuple(PlannedImage(*column) for column in columns))
 
 

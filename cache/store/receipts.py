@@ -18,9 +18,9 @@ from typing import Any
 import xxhash
 
 from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
-from lookonce.datasets.images import ahead
 from lookonce.errors import CacheCorrupt
 from lookonce.files import create_text
+from lookonce.threads import ahead
 
 RECEIPTS = "receipts"
 Grid = tuple[int, int, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,8 @@ def make_source(make_run: Callable[..., RunFile], files: dict[str, bytes], tmp_p
         root = tmp_path / source
         root.mkdir()
         names = SOURCES[source](root, files)
+        for path in root.iterdir():
+            os.utime(path, (path.stat().st_mtime - 60,) * 2)  # so that it was not written just now
         lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
         (root / "records.jsonl").write_text("\n".join(lines))
         data = {"train": str(root / "records.jsonl"), "val": [], "test": []}
@@ -140,7 +143,8 @@ def test_an_archive_that_is_cut_short_is_told_and_its_images_are_tried_again(mak
     report = inputs.build()
     told = [reason for reason in report.quarantined.values() if "the archive" in reason]
     assert 0 < len(told) < NUM_IMAGES / 2
-    assert report.num_encoded == NUM_IMAGES - len(told) + sum("text.jpg" in t or "empty.jpg" in t for t in told)
+    twice = any("copy.jpg" in reason or "frame-0003" in reason for reason in told)  # its other file is in b.tar
+    assert report.num_encoded == NUM_IMAGES - len(told) + twice
     archive.write_bytes(whole)
     report = Inputs.open(run, trust_plan=True).build()
     assert len(report.quarantined) == 2
@@ -152,8 +156,8 @@ def test_an_archive_that_is_lost_stops_the_build_and_nothing_is_quarantined(make
     Inputs.open(run).write_plan()
     archive = run.data.train[0].parent / "x.parquet"
     archive.rename(archive.with_suffix(".away"))
-    with pytest.raises(ImageError, match="most images of shard-00000 can not be read"):
-        Inputs.open(run, trust_plan=True).build()
+    with pytest.raises(ImageError, match="no image can be read"):
+        Inputs.open(run, trust_plan=True)
     archive.with_suffix(".away").rename(archive)
     report = Inputs.open(run, trust_plan=True).build()
     assert (report.num_encoded, len(report.quarantined)) == (NUM_IMAGES, 2)

@@ -21,6 +21,7 @@ from lookonce.datasets import images
 from lookonce.datasets.images import ImageIndex, image_key, image_size, index_images, read_bytes, read_many
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError
+from lookonce.threads import NUM_THREADS
 
 MEGABYTE = 1_000_000
 
@@ -304,7 +305,7 @@ def test_only_a_few_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.Mon
     reading = read_many(paths)
     next(reading)
     reading.close()
-    assert 1 <= len(read) <= 2 * images.NUM_THREADS + 1
+    assert 1 <= len(read) <= 2 * NUM_THREADS + 1
 
 
 def test_bytes_are_never_all_in_memory(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_part_is_plain_json_with_a_shard_a_line(parts):
     for shard in value["shards"]:
         [line] = [line for line in text.splitlines() if shard["name"] in line]
         assert json.loads(line.rstrip(",")) == shard
-        assert shard.keys() == {"name", "keys", "num_tokens", "files"}
+        assert shard.keys() == {"name", "keys", "num_tokens", "files", "stamps"}
 
 
 def test_a_flipped_bit_in_a_plan_is_found_wherever_it_is(tmp_path, parts):

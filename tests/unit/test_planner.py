@@ -17,10 +17,11 @@ from lookonce.cache.store.receipts import Entry, Failure, Receipt, write_receipt
 from lookonce.datasets.images import ImageIndex
 
 TOKENS_PER_SHARD = 10
+STAMP = (1000, 1)
 
 
 def image(name: str, num_tokens: int = 5) -> PlannedImage:
-    return PlannedImage(name * 64, num_tokens, (f"/{name}.jpg",))
+    return PlannedImage(name * 64, num_tokens, (f"/{name}.jpg",), (STAMP,))
 
 
 def pictures(names: str) -> list[PlannedImage]:
@@ -34,7 +35,7 @@ class Cache:
         self.folder, self.fingerprint = folder, site.fingerprint
         self.shard_bytes = TOKENS_PER_SHARD * site.fingerprint.bytes_per_token
 
-    def agree(self, images: list[PlannedImage], **options: bool) -> list[str]:
+    def agree(self, images: list[PlannedImage], **options) -> list[str]:
         """Plan for images; gives the shards of the plan, by the letters of their images."""
         return letters(agree_on_plan(self.folder, images, self.fingerprint, self.shard_bytes, **options))
 
@@ -45,9 +46,9 @@ class Cache:
         images = {key: Entry(0, 0, 5, (1, 2, 10), "0" * 16) for key in keys if key not in failures}
         write_receipt(self.folder, Receipt(shard.name, "", 0, 0, "", "", 0.0, 0.0, images, failures))
 
-    def pending(self, names: str) -> list[str]:
-        keys = [name * 64 for name in names]
-        return letters(Plan(tuple(pending_shards(self.plan, Settled.of(self.folder), keys))))
+    def pending(self, names: str, former: str = "") -> list[str]:
+        keys, others = ([name * 64 for name in letters] for letters in (names, former))
+        return letters(Plan(tuple(pending_shards(self.plan, Settled.of(self.folder), keys, others))))
 
     @property
     def plan(self) -> Plan:
@@ -180,11 +181,39 @@ def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache
     assert cache.agree(pictures("abcdef")) == ["ab", "cd", "ef"]
 
 
+@pytest.mark.parametrize(
+    ("finished", "wanted", "former", "new", "pending"),
+    [
+        ({}, "acdx", "b", ["x"], ["ab", "cd", "x"]),  # of a pair one has changed
+        ({}, "cdxy", "ab", ["xy"], ["cd", "xy"]),  # all of a shard have
+        ({0: {}}, "acdx", "b", ["x"], ["cd", "x"]),
+        ({0: {"retry": "b"}, 1: {}}, "acdx", "b", ["x"], ["x"]),
+        ({0: {"names": "a"}}, "acdx", "b", ["x"], ["cd", "x"]),
+    ],
+)
+def test_a_planned_shard_is_made_without_what_changed_unless_that_is_most_of_it(
+    cache, finished, wanted, former, new, pending
+):
+    planned = cache.agree(pictures("abcd"))
+    for number, receipt in finished.items():
+        cache.finish(number, **receipt)
+    assert cache.agree(pictures(wanted), former=[name * 64 for name in former]) == planned + new
+    assert cache.pending(wanted, former) == pending
+
+
 # An index without hashing.
 
 
-def test_a_plan_that_names_all_files_gives_their_keys_without_reading_one(cache):
-    twice = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"))
+@pytest.fixture
+def stamped(monkeypatch):
+    """Gives files the stamps of `STAMP`, or others by name."""
+    of = {}
+    monkeypatch.setattr(planner, "stamps", lambda paths: {path: of.get(path.stem, STAMP) for path in paths})
+    return of
+
+
+def test_a_plan_that_names_all_files_gives_their_keys_without_reading_one(cache, stamped):
+    twice = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (STAMP, STAMP))
     cache.agree([image("b"), image("a"), twice])
     asked = [Path(f"/{name}.jpg") for name in ("a", "copy", "b", "c")]
     index = index_of_plan(cache.plan, asked)
@@ -197,16 +226,34 @@ def test_a_plan_that_names_all_files_gives_their_keys_without_reading_one(cache)
         ("a" * 64, Path("/a.jpg")),
         ("c" * 64, Path("/copy.jpg")),
     ]
-    assert index.unusable == {}
+    assert index.unusable == index.former == {}
 
 
-def test_a_file_that_the_plan_lacks_is_left_out(cache):
+@pytest.mark.parametrize("planned", [STAMP, None])
+@pytest.mark.parametrize("found", [(1001, 1), (1000, 2), None])
+def test_a_file_that_may_have_changed_is_left_out_and_its_former_key_kept(cache, stamped, planned, found):
+    copied = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (planned, STAMP))
+    cache.agree([replace(image("a"), stamps=(planned,)), image("b"), copied])
+    stamped |= {"a": found, "c": found}
+    index = index_of_plan(cache.plan, [Path(f"/{name}.jpg") for name in ("a", "b", "c", "copy")])
+    assert index.key_of == {Path("/b.jpg"): "b" * 64, Path("/copy.jpg"): "c" * 64}
+    assert index.path_of == {"b" * 64: Path("/b.jpg"), "c" * 64: Path("/copy.jpg")}
+    assert index.former == {"a" * 64: Path("/a.jpg")}
+    assert index.stamp_of == {Path("/b.jpg"): STAMP, Path("/copy.jpg"): STAMP}
+
+
+def test_a_plan_that_says_no_stamps_is_not_trusted(cache, stamped):
+    cache.agree([replace(image("a"), stamps=())])
+    assert index_of_plan(cache.plan, [Path("/a.jpg")]).key_of == {}
+
+
+def test_a_file_that_the_plan_lacks_is_left_out(cache, stamped):
     cache.agree(pictures("ab"))
     assert list(index_of_plan(cache.plan, [Path("/a.jpg"), Path("/unknown.jpg")]).key_of) == [Path("/a.jpg")]
     assert index_of_plan(cache.plan, []).key_of == {}
 
 
-def test_of_a_file_that_was_planned_twice_the_later_key_holds(cache):
+def test_of_a_file_that_was_planned_twice_the_later_key_holds(cache, stamped):
     cache.agree(pictures("ab"))
     cache.agree([image("b"), replace(image("x"), files=("/a.jpg",))])
     index = index_of_plan(cache.plan, [Path("/a.jpg"), Path("/b.jpg")])
@@ -214,7 +261,7 @@ def test_of_a_file_that_was_planned_twice_the_later_key_holds(cache):
     assert list(index.path_of) == ["b" * 64, "x" * 64]
 
 
-def test_an_image_that_is_planned_again_from_an_index_of_the_plan_keeps_its_size(cache, site):
+def test_an_image_that_is_planned_again_from_an_index_of_the_plan_keeps_its_size(cache, site, stamped):
     cache.agree(pictures("abcd"))
     for number in range(2):
         cache.finish(number, retry="abcd")
@@ -232,9 +279,10 @@ def test_images_are_planned_with_the_tokens_of_their_headers_and_all_their_files
         key_of={paths["a"]: "1", paths["b"]: "2", paths["c"]: "1", paths["d"]: "3"},
         path_of={"2": paths["b"], "1": paths["c"], "3": paths["d"]},
         size_of={"1": (96, 64), "2": None, "3": (10_000, 10)},
+        stamp_of={paths["c"]: STAMP},
     )
     assert planner.planned_images(index, site.processor) == [
-        PlannedImage("2", 0, ("/b.png",)),
-        PlannedImage("1", 6, ("/a.png", "/c.png")),
-        PlannedImage("3", 0, ("/d.png",)),
+        PlannedImage("2", 0, ("/b.png",), (None,)),
+        PlannedImage("1", 6, ("/a.png", "/c.png"), (None, STAMP)),
+        PlannedImage("3", 0, ("/d.png",), (None,)),
     ]
