@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lookonce.cli_cache import cache
 from lookonce.cli_options import EXISTING, JSON, PLACE, RUN, SET, cache_folder, emit, nothing_to_set, open_inputs
@@ -24,8 +25,8 @@ from lookonce.errors import UsageError
     type=click.Choice(["quick", "full", "recompute"]),
     help="Receipts, headers and sizes; or every byte; or encode some images again and compare.",
 )
-@click.option("--images", default=16, show_default=True, type=click.IntRange(1), help="How many to encode again.")
-@click.option("--seed", default=0, show_default=True, help="Which images are drawn.")
+@click.option("--images", default=16, show_default=True, type=click.IntRange(1), help="How many recompute encodes.")
+@click.option("--seed", default=0, show_default=True, help="Which images recompute draws.")
 @JSON
 def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, seed: int, as_json: bool) -> None:
     """Find whatever in a cache is not as it was written.
@@ -43,12 +44,21 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
     if level == "recompute":
         report = _recompute(place, assignments, images, seed)
     else:
+        _refuse_given("images", "seed")
         folder = cache_folder(place, assignments)
         from lookonce.cache.care.verify import verify
 
         report = verify(folder, "quick" if level == "quick" else "full")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if report.problems or (level == "recompute" and not report.num_compared) else 0)
+
+
+def _refuse_given(*names: str) -> None:
+    """Refuse options of `recompute` where they would be ignored."""
+    context = click.get_current_context()
+    given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise UsageError(f"--{given[0]} is for --level recompute; leave it out or choose that level")
 
 
 def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed: int) -> Any:

@@ -211,6 +211,8 @@ def test_a_watch_ends_quietly_when_interrupted(run_file, monkeypatch):
         (("cache", "verify", "FOLDER", "--set", "cache.dtype=float32"), 2, "--set replaces keys of a run file"),
         (("cache", "verify", "FOLDER", "--level", "recompute"), 2, "name the run file instead of"),
         (("cache", "verify", "RUN", "--level", "recompute"), 1, "is no cache"),
+        (("cache", "verify", "FOLDER", "--images", "16"), 2, "--images is for --level recompute; leave it out or choose that level"),
+        (("cache", "verify", "RUN", "--level", "quick", "--seed", "1"), 2, "--seed is for --level recompute"),
         (("cache", "repair", "RUN"), 1, "holds no shards to repair"),
         (("cache", "repair", "FOLDER"), 2, "can not read run file"),
         (("cache", "show", "RUN", "x.jpg"), 1, "is no cache"),
