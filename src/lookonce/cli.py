@@ -19,7 +19,7 @@ import click
 import lookonce.cli_care  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
 from lookonce.cli_bench import bench
 from lookonce.cli_cache import cache
-from lookonce.cli_options import EXISTING, JSON, RUN, SET, emit, say
+from lookonce.cli_options import EXISTING, JSON, RUN, SET, emit, read_run, say
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
 from lookonce.version import __version__
@@ -142,12 +142,12 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
       lookonce train experiments/sample.yaml --set train.epochs=5 --set output=runs/longer
       lookonce train run.yaml --resume
     """
-    from lookonce.train.run import train as train_run
-    from lookonce.train.run_file import read_run_file
-
     if resume and restart:
         raise click.UsageError("--resume goes on and --restart begins anew; give one of them")
-    summary = train_run(read_run_file(run_file, assignments), resume=resume, restart=restart, say=say)
+    run = read_run(run_file, assignments)
+    from lookonce.train.run import train as train_run
+
+    summary = train_run(run, resume=resume, restart=restart, say=say)
     emit(summary.to_json(), summary.text(), as_json)
 
 

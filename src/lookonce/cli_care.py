@@ -11,7 +11,19 @@ import click
 from click.core import ParameterSource
 
 from lookonce.cli_cache import cache
-from lookonce.cli_options import EXISTING, JSON, PLACE, RUN, SET, cache_folder, emit, nothing_to_set, open_inputs
+from lookonce.cli_options import (
+    EXISTING,
+    JSON,
+    PLACE,
+    RUN,
+    RUN_OR_CACHE,
+    SET,
+    cache_folder,
+    emit,
+    nothing_to_set,
+    open_inputs,
+    read_run,
+)
 from lookonce.errors import UsageError
 
 
@@ -154,9 +166,7 @@ def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: 
     """
     root, expiry = place, {}
     if not place.is_dir():
-        from lookonce.train.run_file import read_run_file
-
-        run = read_run_file(place, assignments)
+        run = read_run(place, assignments, "a run file (YAML), the folder of a cache, or of several")
         root, expiry = run.cache.dir, {"expiry_s": run.cache.claim_s}
     elif assignments:
         raise nothing_to_set(place)
@@ -190,7 +200,7 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
     if place.is_dir():
         folder = cache_folder(place, assignments)
     else:
-        inputs = open_inputs(place, assignments, trust_plan=True)
+        inputs = open_inputs(place, assignments, RUN_OR_CACHE, trust_plan=True)
         folder, keys = inputs.cache_folder, inputs.images.path_of
     from lookonce.cache.care.stage import stage
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lookonce.errors import UsageError
 
+if TYPE_CHECKING:
+    from lookonce.train.run_file import RunFile
+
 EXISTING = click.Path(path_type=Path)
+RUN_FILE = "a run file (YAML), which says where images and model are; for example experiments/sample.yaml"
+RUN_OR_CACHE = "a run file (YAML) or the folder of a cache"
 RUN = click.argument("run_file", metavar="RUN.yaml", type=EXISTING)
 PLACE = click.argument("place", metavar="RUN.yaml|CACHE", type=EXISTING)
 SET = click.option(
@@ -23,11 +28,31 @@ SET = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
 
 
-def open_inputs(run_file: Path, assignments: tuple[str, ...], *, trust_plan: bool = False) -> Any:
-    """The inputs of a run, opened and checked."""
+def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> RunFile:
+    """A run file where `allowed` may stand.
+
+    Raises:
+        UsageError: what is there is none of that, or a run file with mistakes.
+    """
+    if not path.exists():
+        raise UsageError(f"there is nothing at {path}; name {allowed}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name {allowed}")
     from lookonce.train.run_file import read_run_file
 
-    run = read_run_file(run_file, assignments)  # before the slow imports, so that a typo is told at once
+    try:
+        return read_run_file(path, assignments)
+    except UsageError as error:
+        if path.suffix in (".yaml", ".yml"):
+            raise
+        raise UsageError(f"{error}\n{path} is no folder, so it was read as a run file; name {allowed}") from None
+
+
+def open_inputs(
+    run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE, *, trust_plan: bool = False
+) -> Any:
+    """The inputs of a run, opened and checked."""
+    run = read_run(run_file, assignments, allowed)  # before the slow imports, so that a typo is told at once
     from lookonce.train.inputs import Inputs
 
     return Inputs.open(run, trust_plan=trust_plan)
@@ -39,9 +64,7 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
         if assignments:
             raise nothing_to_set(place)
         return place
-    from lookonce.train.run_file import read_run_file
-
-    run = read_run_file(place, assignments)
+    run = read_run(place, assignments, RUN_OR_CACHE)
     from lookonce.train.inputs import open_model
 
     _, _, fingerprint = open_model(run)

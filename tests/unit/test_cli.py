@@ -205,18 +205,38 @@ def test_a_watch_ends_quietly_when_interrupted(run_file, monkeypatch):
         (("train", "RUN", "--set", "data.train=nowhere.jsonl"), 1, "no records file at"),
         (("eval", "nowhere"), 1, "is no run's folder; make one with: lookonce train"),
         (("predict", "nowhere", "--image", "x.jpg", "--question", "q"), 1, "is no run's folder"),
-        (("cache", "verify", "nothing"), 2, "can not read run file nothing"),
+        (
+            ("cache", "verify", "nothing"),
+            2,
+            "there is nothing at nothing; name a run file (YAML) or the folder of a cache",
+        ),
+        (
+            ("cache", "show", "PICTURE", "x.jpg"),
+            2,
+            "is no folder, so it was read as a run file; name",
+        ),
+        (("cache", "stage", "nothing", "local"), 2, "name a run file (YAML) or the folder of a cache"),
         (("cache", "verify", "RUN"), 1, "is no cache: it has no manifest.json; make one with: lookonce cache build"),
         (("cache", "verify", "FOLDER"), 1, "is no cache"),
         (("cache", "verify", "FOLDER", "--set", "cache.dtype=float32"), 2, "--set replaces keys of a run file"),
         (("cache", "verify", "FOLDER", "--level", "recompute"), 2, "name the run file instead of"),
         (("cache", "verify", "RUN", "--level", "recompute"), 1, "is no cache"),
-        (("cache", "verify", "FOLDER", "--images", "16"), 2, "--images is for --level recompute; leave it out or choose that level"),
+        (("cache", "verify", "FOLDER", "--images", "16"), 2, "--images is for --level recompute; leave it out or"),
         (("cache", "verify", "RUN", "--level", "quick", "--seed", "1"), 2, "--seed is for --level recompute"),
         (("cache", "repair", "RUN"), 1, "holds no shards to repair"),
-        (("cache", "repair", "FOLDER"), 2, "can not read run file"),
+        (
+            ("cache", "repair", "FOLDER"),
+            2,
+            "is a folder; name a run file (YAML), which says where images and model are",
+        ),
+        (("train", "FOLDER"), 2, "is a folder; name a run file (YAML)"),
         (("cache", "show", "RUN", "x.jpg"), 1, "is no cache"),
         (("cache", "gc", "RUN"), 1, "no folder of caches at"),
+        (
+            ("cache", "gc", "nothing"),
+            2,
+            "there is nothing at nothing; name a run file (YAML), the folder of a cache, or of",
+        ),
         (("cache", "gc", "FOLDER", "--cache", "01234567"), 2, "add --delete"),
         (("cache", "gc", "FOLDER", "--delete", "--cache", "0123"), 2, "give at least 8 digits"),
         (("cache", "stage", "FOLDER", "local"), 1, "is no cache"),
@@ -226,8 +246,8 @@ def test_a_watch_ends_quietly_when_interrupted(run_file, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_mistakes_give_a_message_and_an_exit_code_without_a_traceback(run_file, words, code, message):
-    places = {"RUN": run_file, "FOLDER": run_file.parent}
+def test_mistakes_give_a_message_and_an_exit_code_without_a_traceback(run_file, sample, words, code, message):
+    places = {"RUN": run_file, "FOLDER": run_file.parent, "PICTURE": sample / "images" / "frame-0026.jpg"}
     result = run(*(places.get(word, word) for word in words))
     assert result.exit_code == code
     assert message in result.stderr and "Traceback" not in result.stderr
@@ -262,4 +282,4 @@ def test_whatever_goes_wrong_is_a_message(monkeypatch, run_file, error, code, me
 
 def test_debug_shows_where():
     result = run("--debug", "cache", "build", "nothing.yaml")
-    assert result.exit_code == 2 and "Traceback" in result.stderr and "run_file.py" in result.stderr
+    assert result.exit_code == 2 and "Traceback" in result.stderr and "cli_options.py" in result.stderr
