@@ -22,7 +22,7 @@ from lookonce.cache.store.claims import EXPIRY_S, Claims, Worker, works
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import BROKEN, MANIFEST, settle
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, write_index
-from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.plan import Plan, Shard
 from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text, write_receipt
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.cache.store.storage import SCALE_SUFFIX
@@ -163,8 +163,8 @@ class _Repair:
             return None
 
     def mend_plan(self) -> None:
-        """Write broken parts of the plan anew, unless a worker may be about to add to it."""
-        if not check_plan(self._folder)[1]:
+        """Write broken and lost parts of the plan anew, unless a worker may be about to add to it."""
+        if not self._check_plan()[1]:
             return
         if any(alive for _, _, alive in works(self._folder, self._claims.expiry_s)):
             self._left["the plan"] = f"workers are alive; when they have ended run again: {REPAIR_COMMAND}"
@@ -172,10 +172,13 @@ class _Repair:
         file_of = {key: path for path, key in self._images.key_of.items()}
         self._mended += [path.name for path in mend_plan(self._folder, file_of)]
 
+    def _check_plan(self) -> tuple[Plan, list[Problem]]:
+        return check_plan(self._folder, finished_shards(self._folder))
+
     def remove(self, found: VerifyReport) -> None:
         """Remove the shards that are damaged still, each if its images can be had again."""
         damaged = [name for name in found.damaged if f"{name}.json" not in self._mended]
-        planned = {shard.name: shard for shard in check_plan(self._folder)[0].shards} if damaged else {}
+        planned = {shard.name: shard for shard in self._check_plan()[0].shards} if damaged else {}
         for name in damaged:
             with self._claim(name) as is_ours:
                 if is_ours and self._is_damaged(name, found.level):  # and not mended by another since we looked

@@ -24,7 +24,7 @@ from lookonce.cache.store.receipts import Entry, Receipt, finished_shards, read_
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.errors import CacheCorrupt
-from lookonce.files import write_text
+from lookonce.files import create_text, write_text
 
 KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -96,7 +96,7 @@ def _stands_in(digits: bytes, content: bytes) -> bool:
 
 
 def mend_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
-    """Write broken parts of the plan anew from the receipts; gives their paths. No worker may be alive.
+    """Write broken and lost parts of the plan anew from the receipts; gives their paths. No worker may be alive.
 
     A part keeps its place and its shards their numbers. Those that had no receipt come back without images: whoever
     wants these plans them again. `file_of` has the file of each image key, as far as known.
@@ -105,25 +105,27 @@ def mend_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
     mended, first = [], 0
     for number, (path, shards) in enumerate(parts):
         if shards:
-            first = _number(shards[-1].name) + 1
+            first = shard_number(shards[-1].name) + 1
         elif shards is None:
             after = [later[0].name for _, later in parts[number + 1 :] if later]
-            last = _number(after[0]) if after else max(map(_number, _names(folder)), default=-1) + 1
-            write_text(path, plan_text(_shard(folder, shard_name(place), file_of) for place in range(first, last)))
-            mended.append(path)
+            last = shard_number(after[0]) if after else max(map(shard_number, _names(folder)), default=-1) + 1
+            if first < last or after or path.exists():
+                text = plan_text(_shard(folder, shard_name(place), file_of) for place in range(first, last))
+                write_text(path, text) if path.exists() else create_text(path, text)
+                mended.append(path)
             first = max(first, last)
     return mended
 
 
 def _parts(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]:
-    """The parts of the plan; None where one is broken."""
-    number = 0
-    while (path := plan_path(folder, number)).exists():
+    """The parts of the plan, and the place of one more; None where one is broken or lost."""
+    there = (re.fullmatch(r"plan-(\d{5})", path.stem) for path in folder.glob("plan-*.json"))
+    for number in range(max((int(found[1]) for found in there if found), default=0) + 2):
+        path = plan_path(folder, number)
         try:
             yield path, read_plan_part(path)
-        except (CacheCorrupt, *BROKEN):
+        except (FileNotFoundError, CacheCorrupt, *BROKEN):
             yield path, None
-        number += 1
 
 
 def _shard(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
@@ -142,6 +144,7 @@ def _names(folder: Path) -> set[str]:
     return {*finished_shards(folder), *(path.stem for path in (folder / SHARDS).glob("*.safetensors"))}
 
 
-def _number(name: str) -> int:
+def shard_number(name: str) -> int:
+    """Of a shard; -1 if the name is none of a shard's."""
     digits = name.removeprefix("shard-")
     return int(digits) if digits.isdecimal() else -1

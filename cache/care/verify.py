@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +26,10 @@ from typing import Any, Literal, NamedTuple
 from tqdm import tqdm
 
 from lookonce.cache.care.checks import NUM_THREADS, Problem, Take, check_shard, ignore
+from lookonce.cache.care.salvage import shard_number
 from lookonce.cache.names import REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.folder import BROKEN, MANIFEST, read_manifest, read_plan
+from lookonce.cache.store.folder import BROKEN, MANIFEST, plan_path, read_manifest, read_plan
 from lookonce.cache.store.index import INDEX, read_index
 from lookonce.cache.store.plan import Plan
 from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt
@@ -78,7 +79,8 @@ class VerifyReport:
         content = f"{count(self.num_images, 'image')} in {count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
         if not self.problems:
             return f"{content}, {'whole' if self.level == 'full' else 'nothing wrong'}"
-        return f"{content}, {count(len(self.problems), 'problem')} in {count(len(self.damaged), 'shard')}"
+        where = f" in {count(len(self.damaged), 'shard')}" if self.damaged else ""
+        return f"{content}, {count(len(self.problems), 'problem')}{where}"
 
     def _looked(self) -> str:
         what = {"quick": "receipts, headers and sizes checked", "full": "every byte checked"}[self.level]
@@ -99,9 +101,9 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     """
     start = time.perf_counter()
     fingerprint, problems = check_manifest(folder)
-    plan, broken = check_plan(folder)
-    problems += broken
     names = finished_shards(folder)
+    plan, broken = check_plan(folder, names)
+    problems += broken
     num_images = size_bytes = 0
     with _Progress(folder, names, level) as progress:
         pending = Pending(folder, plan, names)
@@ -144,12 +146,21 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
     return None, [Problem("", "", what, "manifest")]
 
 
-def check_plan(folder: Path) -> tuple[Plan, list[Problem]]:
-    """The plan of a cache, an empty one if it is broken, and what is wrong with it."""
+def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Problem]]:
+    """The plan of a cache, an empty one if it is broken, and what is wrong with it.
+
+    `finished` shards must have been listed before: they were planned before they were made.
+    """
     try:
-        return read_plan(folder), []
+        plan = read_plan(folder)
     except CacheCorrupt as error:
         return Plan(), [Problem("", "", str(error).partition(";")[0], "plan")]
+    end = shard_number(plan.shards[-1].name) + 1 if plan.shards else 0
+    unplanned = [name for name in finished if shard_number(name) >= end]
+    if not unplanned:
+        return plan, []
+    are = f"{count(len(unplanned), 'finished shard')} {'is' if len(unplanned) == 1 else 'are'} in no plan"
+    return plan, [Problem("", "", f"{plan_path(folder, plan.num_parts)} is missing: {are}", "plan")]
 
 
 class Pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -155,7 +156,7 @@ def test_a_cache_of_shards_alone_comes_back(site, images, folder, before):
     for path in [path for path in folder.iterdir() if path.name != "shards"]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     report = mend(site, images, provenance={"model": "fake"})
-    assert report.mended == [MANIFEST] and len(report.adopted) > 2
+    assert report.mended == [MANIFEST, PLAN] and len(report.adopted) > 2
     assert json.loads((folder / MANIFEST).read_text())["provenance"]["model"] == "fake"
 
 
@@ -323,11 +324,26 @@ def test_each_part_of_a_plan_keeps_its_place(site, images, folder, before):
     before |= site.stored()
     planned = read_plan(folder)
     assert planned.num_parts == 2
-    for broken in ((0,), (1,), (0, 1)):
-        for part in broken:
-            flip(plan_path(folder, part), 100)
-        assert len(mend(site, new).mended) == len(broken)
+    content = [plan_path(folder, part).read_bytes() for part in range(2)]
+    for damage, parts in itertools.product((lambda path: flip(path, 100), Path.unlink), ((0,), (1,), (0, 1))):
+        for part in range(2):
+            plan_path(folder, part).write_bytes(content[part])
+        for part in parts:
+            damage(plan_path(folder, part))
+        assert mend(site, new).num_problems == 1
         assert [shard.name for shard in read_plan(folder).shards] == [shard.name for shard in planned.shards]
+
+
+def test_a_lost_plan_is_written_anew_from_the_receipts(site, images, folder, before):
+    planned = read_plan(folder)
+    (folder / PLAN).unlink()
+    report = mend(site, images)
+    assert (report.mended, report.num_problems, report.left) == ([PLAN], 1, {})
+    after = read_plan(folder)
+    assert [(shard.name, set(shard.keys)) for shard in after.shards] == [
+        (shard.name, set(shard.keys)) for shard in planned.shards
+    ]
+    assert {image.files for image in after.images()} == {image.files for image in planned.images()}
 
 
 def test_a_plan_with_unfinished_shards_gives_them_back_as_work(site, images, folder, before):
@@ -378,7 +394,7 @@ def test_a_repair_that_was_interrupted_is_gone_on_with(site, images, folder, bef
     assert mend(site, images).removed == [DAMAGED]
 
 
-def test_a_shard_that_no_plan_knows_is_made_again(site, images, folder, before):
+def test_a_damaged_shard_of_a_lost_plan_is_made_again(site, images, folder, before):
     (folder / PLAN).unlink()
     flip(shard_path(folder, DAMAGED))
     assert mend(site, images).removed == [DAMAGED]

@@ -6,11 +6,11 @@ import errno
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +18,8 @@ from lookonce.cache.care import verify as module
 from lookonce.cache.care.checks import regions
 from lookonce.cache.care.verify import VerifyReport, verify
 from lookonce.cache.store.claims import CLAIMS
-from lookonce.cache.store.folder import PLAN, extend_plan, read_plan
-from lookonce.cache.store.plan import Plan, PlannedImage, Shard
+from lookonce.cache.store.folder import PLAN, extend_plan, plan_path, read_plan
+from lookonce.cache.store.plan import PlannedImage, Shard
 from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheError
@@ -306,11 +306,33 @@ def test_looking_while_a_worker_is_at_work_disturbs_nobody(folder):
     assert claim.exists() and time.time() - claim.stat().st_mtime < 60
 
 
-def test_an_empty_plan_is_no_problem(folder, site: Any):
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_lost_plan_is_a_problem_of_no_shard(folder, level):
+    names = finished_shards(folder)
     (folder / PLAN).unlink()
-    assert verify(folder).problems == []
-    assert extend_plan(folder, Plan(), [])
-    assert verify(folder).problems == []
+    report = verify(folder, level)
+    assert found(report) == [("", "", "plan")] and report.damaged == []
+    assert f"{folder / PLAN} is missing: {len(names)} finished shards are in no plan" in report.text()
+    assert "1 problem;" in report.text() and "mend it with: lookonce cache repair" in report.text()
+
+
+def test_a_lost_last_part_of_the_plan_is_a_problem(site, folder):
+    site.build(site.index(site.noise("new.png", 100)))
+    plan_path(folder, 1).unlink()
+    [problem] = verify(folder, "quick").problems
+    assert problem.what == f"{plan_path(folder, 1)} is missing: 1 finished shard is in no plan"
+
+
+def test_what_was_planned_after_a_plan_was_lost_is_a_sound_plan(site, folder):
+    (folder / PLAN).unlink()
+    site.build(site.index(site.noise("new.png", 100)))
+    assert verify(folder, "quick").problems == []
+
+
+def test_a_cache_that_has_no_finished_shard_needs_no_plan(folder):
+    shutil.rmtree(folder / "receipts")
+    (folder / PLAN).unlink()
+    assert verify(folder, "quick").problems == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
