@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +34,7 @@ from lookonce.cache.store.shards import NUM_WRITERS
 from lookonce.cache.store.space import existing
 from lookonce.datasets.images import ImageIndex, read_bytes
 from lookonce.errors import ImageError, UsageError
+from lookonce.files import scratch_folder
 from lookonce.text import rows, table
 
 BLOCK_BYTES = 1 << 24
@@ -126,18 +126,18 @@ def bench_cache(
     num_tokens = sum(image.num_tokens for image in wanted)
     tower_seconds = _tower_alone(wanted, images, processor, tower)
     num_bytes, options = num_tokens * fingerprint.bytes_per_token, BuildOptions(shard_bytes)
-    with tempfile.TemporaryDirectory(prefix="lookonce-bench-", dir=existing(place)) as folder:
+    with scratch_folder(existing(place), "bench") as folder:
         warm_up = images.first(_num_warm_up(wanted, tower))  # page-locked memory is slow to get the first time
-        build_cache(Path(folder), fingerprint, processor, warm_up, lambda: tower, options)
-    with tempfile.TemporaryDirectory(prefix="lookonce-bench-", dir=existing(place)) as folder:
-        before = disk_alone(Path(folder), num_bytes, shard_bytes)
+        build_cache(folder, fingerprint, processor, warm_up, lambda: tower, options)
+    with scratch_folder(existing(place), "bench") as folder:
+        before = disk_alone(folder, num_bytes, shard_bytes)
         start = time.perf_counter()
-        report = build_cache(Path(folder), fingerprint, processor, images, lambda: tower, options)
+        report = build_cache(folder, fingerprint, processor, images, lambda: tower, options)
         engine_seconds = time.perf_counter() - start
-    with tempfile.TemporaryDirectory(prefix="lookonce-bench-", dir=existing(place)) as folder:
-        disk_seconds = (before + disk_alone(Path(folder), num_bytes, shard_bytes)) / 2
-    with tempfile.TemporaryDirectory(prefix="lookonce-bench-", dir=existing(place)) as folder:
-        plain_seconds = _plain_loop(Path(folder), wanted[:num_plain], images, processor, load_stock(), tower.dtype)
+    with scratch_folder(existing(place), "bench") as folder:
+        disk_seconds = (before + disk_alone(folder, num_bytes, shard_bytes)) / 2
+    with scratch_folder(existing(place), "bench") as folder:
+        plain_seconds = _plain_loop(folder, wanted[:num_plain], images, processor, load_stock(), tower.dtype)
     return CacheBench(
         device=torch.cuda.get_device_name(tower.device) if tower.device.type == "cuda" else "CPU",
         num_images=report.num_encoded,

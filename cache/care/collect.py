@@ -13,8 +13,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from lookonce.cache.names import REPAIR_COMMAND
 from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, Claims, Worker, bury, works
 from lookonce.cache.store.folder import BROKEN, MANIFEST, PLAN, QUARANTINE, read_manifest, read_plan
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index
-from lookonce.cache.store.leftovers import dead_claims, temporaries, unfinished_shards
+from lookonce.cache.store.leftovers import dead_claims, scratch_folders, temporaries, unfinished_shards
 from lookonce.cache.store.receipts import RECEIPTS, finished_shards, has_receipt
 from lookonce.cache.store.shards import SHARDS
 from lookonce.cache.store.uses import USES, uses
@@ -32,7 +33,7 @@ from lookonce.text import count, size
 
 MIN_DIGITS = 8
 """Of a cache's name, to delete it."""
-Kind = Literal["temporary file", "dead claim", "unfinished shard"]
+Kind = Literal["temporary file", "dead claim", "unfinished shard", "scratch folder"]
 KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|plan-\d{{5,}}\.json|{re.escape(QUARANTINE)}"
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
@@ -50,6 +51,9 @@ class Leftover:
     path: Path
     kind: Kind
     size_bytes: int
+
+    def line(self, folder: Path) -> str:
+        return f"  {self.kind}: {self.path.relative_to(folder)}, {size(self.size_bytes)}"
 
 
 @dataclass(frozen=True)
@@ -95,17 +99,21 @@ class CollectReport:
 
     root: Path
     caches: list[CacheInfo]
-    deleted: list[Path]
-    deleted_bytes: int
-    kept: list[Path]
+    scratch: list[Leftover]
+    """Of killed measurements, beside the caches."""
+    deleted: list[Path] = field(default_factory=list)
+    deleted_bytes: int = 0
+    deleted_cache: str = ""
+    """Its name, if it was a whole one."""
+    kept: list[Path] = field(default_factory=list)
     """Of a cache that was deleted: what is not this program's."""
 
     @property
     def leftovers(self) -> list[Leftover]:
-        return [leftover for cache in self.caches for leftover in cache.leftovers]
+        return [*self.scratch, *(leftover for cache in self.caches for leftover in cache.leftovers)]
 
     def text(self) -> str:
-        lines = [self._head()]
+        lines = [self._head(), *(leftover.line(self.root) for leftover in self.scratch)]
         for cache in self.caches:
             lines += ["", *_describe(cache)]
         return "\n".join([*lines, "", self._advice()]).rstrip()
@@ -117,7 +125,9 @@ class CollectReport:
     def _advice(self) -> str:
         if self.deleted:
             kept = f"; {count(len(self.kept), 'file')} that are not ours stay: {self.kept[0]}" if self.kept else ""
-            return f"deleted {count(len(self.deleted), 'file')}, {size(self.deleted_bytes)}{kept}"
+            whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
+            what = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
+            return f"deleted {whole}{what}, {size(self.deleted_bytes)}{kept}"
         if self.leftovers:
             total = sum(leftover.size_bytes for leftover in self.leftovers)
             return f"--delete removes {count(len(self.leftovers), 'leftover')}, {size(total)}"
@@ -128,9 +138,7 @@ def _describe(cache: CacheInfo) -> list[str]:
     lines = ["  ".join(cell for cell in cache.line() if cell)]
     lines += [f"  can not be read: {cache.problem}"] if cache.problem else []
     lines += [f"  used by {run}" for run in cache.used_by]
-    lines += [
-        f"  {left.kind}: {left.path.relative_to(cache.folder)}, {size(left.size_bytes)}" for left in cache.leftovers
-    ]
+    lines += [leftover.line(cache.folder) for leftover in cache.leftovers]
     foreign = cache.foreign[:NOT_OURS]
     more = f" and {len(cache.foreign) - NOT_OURS:,} more" if len(cache.foreign) > NOT_OURS else ""
     return [*lines, *([f"  not ours: {', '.join(foreign)}{more}"] if foreign else [])]
@@ -149,17 +157,32 @@ def collect(
         raise UsageError("--cache says which cache is to go; add --delete if it is to be deleted")
     if not place.is_dir():
         raise CacheError(f"no folder of caches at {place}; name one, or a run file")
-    caches = [info(folder, expiry_s) for folder in cache_folders(place)]
+    found = look(place, expiry_s)
     if not delete:
-        return CollectReport(place, caches, [], 0, [])
+        return found
     if cache_id is not None:
-        cache = choose(place, caches, cache_id)
+        cache = choose(place, found.caches, cache_id)
         paths, num_bytes = delete_cache(cache)
         kept = [path for path in cache.folder.rglob("*") if path.is_file()] if cache.folder.exists() else []
-        return CollectReport(place, [other for other in caches if other is not cache], paths, num_bytes, kept)
-    deleted = [left for cache in caches for left in delete_leftovers(cache, expiry_s)]
-    after = [info(folder, expiry_s) for folder in cache_folders(place)]
-    return CollectReport(place, after, [left.path for left in deleted], sum(left.size_bytes for left in deleted), [])
+        found.caches.remove(cache)
+        return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=kept)
+    deleted = [left for cache in found.caches for left in delete_leftovers(cache, expiry_s)]
+    for left in found.scratch:
+        shutil.rmtree(left.path)
+    deleted += found.scratch
+    num_bytes = sum(left.size_bytes for left in deleted)
+    return replace(look(place, expiry_s), deleted=[left.path for left in deleted], deleted_bytes=num_bytes)
+
+
+def look(root: Path, expiry_s: float) -> CollectReport:
+    """What is there."""
+    caches = [info(folder, expiry_s) for folder in cache_folders(root)]
+    scratch = [Leftover(path, "scratch folder", _size(path)) for path in scratch_folders(root)]
+    return CollectReport(root, caches, scratch)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in _files(folder))
 
 
 def cache_folders(place: Path) -> list[Path]:

@@ -7,7 +7,6 @@ pilot costs loading the tower and some seconds.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from lookonce.cache.store.shards import ShardWriter
 from lookonce.cache.store.space import existing, free_bytes, with_margin
 from lookonce.cache.store.storage import STORAGE
 from lookonce.datasets.images import ImageIndex
+from lookonce.files import scratch_folder
 from lookonce.text import bars, count, duration, rows, size
 
 COMPARED: tuple[DtypeName, ...] = ("bfloat16", "fp8_e4m3")
@@ -196,10 +196,10 @@ def run_pilot(
         return None
     encoder = Encoder(images.path_of, processor, tower, fingerprint.storage)
     try:
-        with tempfile.TemporaryDirectory(prefix="lookonce-pilot-", dir=existing(folder.parent)) as place:
+        with scratch_folder(existing(folder.parent), "pilot") as place:
             for _ in range(2):
                 before, start = encoder.stopwatch.seconds().get("tower", 0.0), time.perf_counter()
-                with ShardWriter(Path(place), shard.name, fingerprint, len(shard.images)) as writer:
+                with ShardWriter(place, shard.name, fingerprint, len(shard.images)) as writer:
                     num_encoded = 0
                     for piece in encoder.run([shard]):
                         writer.add(piece.images)

@@ -1,12 +1,14 @@
 """What killed processes leave in a cache folder, and which of it may go.
 
 A file under a temporary name may go when its process is gone from this machine or it has not been written to for
-longer than a claim lasts; a claim when its worker is dead; a shard without a receipt when nobody has it in work.
+longer than a claim lasts; a claim when its worker is dead; a shard without a receipt when nobody has it in work. The
+scratch folder of a measurement, beside the caches, may go when its process is gone, or silent for an hour.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,11 @@ import psutil
 from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, age, bury, works
 from lookonce.cache.store.receipts import finished_shards
 from lookonce.cache.store.shards import SHARDS
-from lookonce.files import TEMPORARY_MARK, writer_host
+from lookonce.files import SCRATCH, TEMPORARY_MARK, writer_host
+
+SCRATCH_EXPIRY_S = 3600
+"""A measurement loads its models between two writes."""
+SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
 
 
 def temporaries(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
@@ -23,7 +29,7 @@ def temporaries(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
     in_work = {work.shard for work, _, alive in works(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)
-        if path.parent.name == SHARDS and name.split(".")[0] in in_work:
+        if path.is_dir() or (path.parent.name == SHARDS and name.split(".")[0] in in_work):
             continue
         with contextlib.suppress(FileNotFoundError):
             if _is_gone(writer) or age(path) > expiry_s:
@@ -39,6 +45,22 @@ def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path
     """Shard files without a receipt that nobody has in work."""
     known = set(finished_shards(folder)) | {work.shard for work, _, alive in works(folder, expiry_s) if alive}
     return (path for path in sorted((folder / SHARDS).glob("*.safetensors")) if path.stem not in known)
+
+
+def scratch_folders(root: Path) -> Iterator[Path]:
+    """Scratch folders in a folder of caches whose process is gone, or has written nothing for long."""
+    for path in sorted(root.glob(f"{SCRATCH}*")):
+        name = SCRATCH_NAME.fullmatch(path.name)
+        if name and path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):
+                if _is_gone(name[1]) or _silent_s(path) > SCRATCH_EXPIRY_S:
+                    yield path
+
+
+def _silent_s(folder: Path) -> float:
+    """Seconds since anything in a folder was written."""
+    written = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    return age(folder) - (written - folder.stat().st_mtime)
 
 
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:

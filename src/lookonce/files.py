@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ import xxhash
 from lookonce.environment import machine
 
 TEMPORARY_MARK = ".tmp-"
+SCRATCH = "lookonce-"
+"""What the names of scratch folders begin with."""
 
 
 @contextlib.contextmanager
@@ -47,6 +50,17 @@ def temporary_name(path: Path) -> Path:
 def writer_host() -> str:
     """This host in temporary names, told from others that have its name or share it with containers."""
     return f"{socket.gethostname()}.{xxhash.xxh3_64_hexdigest(machine().encode())[:8]}"
+
+
+@contextlib.contextmanager
+def scratch_folder(place: Path, purpose: str) -> Iterator[Path]:
+    """A folder below `place` for as long as this lasts.
+
+    Its name says whose it is, so that `cache gc` finds what a killed process left.
+    """
+    prefix = f"{SCRATCH}{purpose}{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place) as folder:
+        yield Path(folder)
 
 
 def create_text(path: Path, text: str) -> bool:

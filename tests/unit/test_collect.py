@@ -19,7 +19,7 @@ from lookonce.cache.store.receipts import receipt_path
 from lookonce.cache.store.shards import shard_path
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import CacheError, UsageError
-from lookonce.files import TEMPORARY_MARK, writer_host
+from lookonce.files import TEMPORARY_MARK, scratch_folder, writer_host
 
 GONE = "4999999"
 """The number of no process: more than Linux counts to by default."""
@@ -130,7 +130,25 @@ def test_leftovers_are_listed_with_kind_and_size_and_go_with_delete(root, folder
     report = collect(root, delete=True)
     assert set(report.deleted) == set(left) and files(folder) == before
     assert report.deleted_bytes == sum(leftover.size_bytes for leftover in cache.leftovers)
-    assert only(report).leftovers == [] and "deleted 4 files" in report.text()
+    assert only(report).leftovers == [] and "deleted 4 leftovers" in report.text()
+
+
+def test_what_killed_measurements_left_beside_the_caches_is_listed_and_goes_with_delete(root, folder, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    left = root / f"lookonce-bench{TEMPORARY_MARK}{writer_host()}-{GONE}-0a1b2c3_"
+    shutil.copytree(folder, left / folder.name)
+    (left / "link").symlink_to(tmp_path / "mine")
+    before, num_bytes = files(folder), sum((left / name).lstat().st_size for name in files(left))
+    with scratch_folder(root, "pilot") as living:
+        report = collect(root)
+        assert [(found.path, found.kind, found.size_bytes) for found in report.scratch] == [
+            (left, "scratch folder", num_bytes)
+        ]
+        assert f"scratch folder: {left.name}, " in report.text() and "--delete removes 1 leftover" in report.text()
+        assert only(report).folder == folder and left.exists()
+        report = collect(root, delete=True)
+        assert (report.deleted, report.deleted_bytes, report.scratch) == ([left], num_bytes, [])
+        assert living.exists() and not left.exists() and (tmp_path / "mine").exists() and files(folder) == before
 
 
 def test_what_living_processes_write_is_no_leftover(root, folder):
@@ -168,7 +186,7 @@ def test_a_whole_cache_goes_when_it_is_named(root, folder, other):
     report = collect(root, delete=True, cache_id=folder.name[:8])
     assert not folder.exists() and files(other)
     assert [cache.folder for cache in report.caches] == [other]
-    assert report.deleted_bytes > 0 and "deleted" in report.text()
+    assert report.deleted_bytes > 0 and f"deleted cache {folder.name}: {len(report.deleted)} files" in report.text()
 
 
 @pytest.mark.parametrize(

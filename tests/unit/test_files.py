@@ -12,7 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.files import TEMPORARY_MARK, atomic_write, create_text, follow_umask, is_full, write_json, write_text
+from lookonce.files import (
+    TEMPORARY_MARK,
+    atomic_write,
+    create_text,
+    follow_umask,
+    is_full,
+    scratch_folder,
+    write_json,
+    write_text,
+    writer_host,
+)
+
+
+def test_a_scratch_folder_says_whose_it_is_and_goes_whatever_happens(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path, "pilot") as folder:
+        (folder / "features").write_text("")
+        assert folder.parent == tmp_path
+        assert folder.name.startswith(f"lookonce-pilot{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)

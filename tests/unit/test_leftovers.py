@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,16 @@ import pytest
 
 from lookonce.cache.store import leftovers
 from lookonce.cache.store.claims import Claim, Claims, Worker
-from lookonce.cache.store.leftovers import dead_claims, sweep, temporaries, unfinished_shards
+from lookonce.cache.store.leftovers import (
+    SCRATCH_EXPIRY_S,
+    dead_claims,
+    scratch_folders,
+    sweep,
+    temporaries,
+    unfinished_shards,
+)
 from lookonce.cache.store.receipts import Receipt, write_receipt
-from lookonce.files import writer_host
+from lookonce.files import scratch_folder, writer_host
 
 EXPIRY_S = 60.0
 ME = Worker.this_process()
@@ -83,6 +91,11 @@ def test_a_temporary_file_of_a_shard_in_work_is_its_claimants_business(folder, g
     assert list(temporaries(folder, EXPIRY_S)) == [mine, stale]
 
 
+def test_a_folder_is_no_temporary_file(folder, gone):
+    (folder / f"lookonce-bench.tmp-{HOST}-{gone}-0a1b2c3d").mkdir()
+    assert list(temporaries(folder, EXPIRY_S)) == []
+
+
 def test_claims_of_the_dead_are_cleared_away_and_those_of_the_living_are_not(folder):
     living, dead, silent = (
         claim(folder, f"shard-0000{number}", worker) for number, worker in enumerate((ME, DEAD, ME))
@@ -113,6 +126,56 @@ def test_shards_without_a_receipt_are_listed_unless_in_work_and_are_not_swept(fo
     assert all(path.exists() for path in paths)
     living.release()
     dead.release()
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from lookonce.files import scratch_folder
+with scratch_folder(Path(sys.argv[1]), "bench") as folder:
+    (folder / "features").write_text("content")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_scratch_folder_of_a_killed_process_is_a_leftover_and_that_of_a_living_one_is_not(tmp_path):
+    subprocess.run([sys.executable, "-c", CHILD, tmp_path])
+    [left] = tmp_path.iterdir()
+    with scratch_folder(tmp_path, "pilot"):
+        assert list(scratch_folders(tmp_path)) == [left]
+    sweep(tmp_path, EXPIRY_S)
+    assert left.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "age_s", "is_leftover"),
+    [
+        ("lookonce-bench.tmp-HOST-GONE-0a1b2c3_", 0, True),
+        ("lookonce-bench.tmp-HOST-HERE-0a1b2c3_", SCRATCH_EXPIRY_S - 5, False),
+        ("lookonce-bench.tmp-HOST-HERE-0a1b2c3_", SCRATCH_EXPIRY_S + 5, True),
+        ("lookonce-bench.tmp-elsewhere-GONE-0a1b2c3_", SCRATCH_EXPIRY_S - 5, False),
+        ("lookonce-bench.tmp-elsewhere-GONE-0a1b2c3_", SCRATCH_EXPIRY_S + 5, True),
+        ("lookonce-bench.tmp-elsewhere", SCRATCH_EXPIRY_S + 5, False),
+        ("lookonce-bench-results", SCRATCH_EXPIRY_S + 5, False),
+        ("results.tmp-HOST-GONE-0a1b2c3_", 0, False),
+    ],
+)
+def test_a_scratch_folder_is_a_leftover_if_its_process_is_gone_or_silent(tmp_path, gone, name, age_s, is_leftover):
+    path = tmp_path / name.replace("HOST", HOST).replace("GONE", str(gone)).replace("HERE", str(HERE))
+    (path / "shards").mkdir(parents=True)
+    files = [write(path / "shards" / "old", 2 * SCRATCH_EXPIRY_S), write(path / "shards" / "new", age_s)]
+    for each in (path / "shards", path):
+        os.utime(each, (1, 1))
+    for _ in range(2):  # looking makes nothing younger
+        assert list(scratch_folders(tmp_path)) == ([path] if is_leftover else [])
+    assert all(file.exists() for file in files)
+
+
+def test_a_file_or_a_link_with_the_name_of_a_scratch_folder_is_none(tmp_path, gone):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f"lookonce-bench.tmp-{HOST}-{gone}-0a1b2c3_").symlink_to(tmp_path / "mine")
+    write(tmp_path / f"lookonce-pilot.tmp-{HOST}-{gone}-0a1b2c3_")
+    assert list(scratch_folders(tmp_path)) == []
 
 
 def test_sweeping_leaves_everything_else_alone(folder, site, images):
