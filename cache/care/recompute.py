@@ -22,7 +22,7 @@ from lookonce.cache.care.checks import Problem
 from lookonce.cache.make.encode import encode_image
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.names import REPAIR_COMMAND, DtypeName
+from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import mismatch
 from lookonce.cache.store.read import VisionCache
@@ -72,6 +72,9 @@ class RecomputeReport:
 
     def _did(self) -> str:
         skipped = f", {self.num_skipped:,} skipped (file gone or changed)" if self.num_skipped else ""
+        if not self.num_compared and not self.problems:
+            none = f", the cache has none of the run's; make them with: {BUILD_COMMAND}"
+            return f"no image compared{skipped or none}"
         same = "as the tower gives them" if self.worst_error else "equal to the last bit"
         wrong = f"{count(len(self.problems), 'problem')}" if self.problems else same
         return f"{count(self.num_compared, 'image')} encoded again in {duration(self.seconds)}{skipped}: {wrong}"

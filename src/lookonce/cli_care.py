@@ -43,8 +43,8 @@ from lookonce.errors import UsageError
 def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, seed: int, as_json: bool) -> None:
     """Find whatever in a cache is not as it was written.
 
-    `recompute` needs the run file, its images and the model. Exits 1 if there are problems; `lookonce cache repair
-    RUN.yaml` mends them.
+    `recompute` needs the run file, its images and the model. Exits 1 if there are problems, which `lookonce cache
+    repair RUN.yaml` mends, or if recompute could compare no image.
 
     \b
     Examples:

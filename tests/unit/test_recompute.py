@@ -113,6 +113,17 @@ def test_none_of_the_images_there_compares_none(site, images):
     (site.path / "new").mkdir()
     report = again(site, site.index(site.noise("new/x.png", 77)))
     assert (report.num_compared, report.worst_image, report.problems) == (0, "", [])
+    assert "no image compared, the cache has none of the run's; make them with: lookonce cache build" in report.text()
+    assert "equal" not in report.text()
+
+
+def test_where_all_images_are_skipped_nothing_is_said_of_the_cache(site, images):
+    site.build(images)
+    for path in images.path_of.values():
+        path.unlink()
+    report = again(site, images)
+    assert (report.num_compared, report.num_skipped) == (0, 8)
+    assert "no image compared, 8 skipped (file gone or changed)" in report.text() and "equal" not in report.text()
 
 
 def test_errors_are_lengths_of_differences_over_lengths():
