@@ -20,7 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lookonce.cache.care.checks import NUM_THREADS, Problem, check_shard
-from lookonce.cache.names import REPAIR_COMMAND
+from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND
 from lookonce.cache.store.claims import Claim, Claims, Worker
 from lookonce.cache.store.direct import write_all
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -77,7 +77,7 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
     already once more and copies again what is damaged.
 
     Raises:
-        CacheError: the source is no cache, or one of its receipts is broken.
+        CacheError: the source is no cache, has nothing to stage, or one of its receipts is broken.
         CacheMismatch: the target holds something else under the same name.
         DiskFull: there is no room.
     """
@@ -111,13 +111,21 @@ def find_staged(
 
 
 def _sizes(source: Path, fingerprint: Fingerprint, keys: Iterable[str] | None) -> dict[str, int]:
-    """The shards to copy, and their bytes."""
+    """The shards to copy, at least one, and their bytes."""
     index = Index.open(source, fingerprint.sha256)
     sizes = dict(zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True))
+    if not sizes:
+        raise CacheError(
+            f"{source} has no finished shard, so there is nothing to stage; make some with: {BUILD_COMMAND}"
+        )
     if keys is None:
         return sizes
     rows = {index.find(key) for key in keys}
     wanted = {index.entry(row)[0] for row in rows if row is not None}
+    if not wanted:
+        raise CacheError(
+            f"{source} has none of the images asked for, so there is nothing to stage; add them with: {BUILD_COMMAND}"
+        )
     return {name: num_bytes for name, num_bytes in sizes.items() if name in wanted}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -122,6 +123,16 @@ def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path):
     flip(receipt_path(source, "shard-00001"))
     with pytest.raises(CacheCorrupt, match="shard-00001.json"):
         stage(source, tmp_path / "local")
+
+
+def test_where_there_is_nothing_to_stage_nothing_is_written(source, tmp_path):
+    with pytest.raises(CacheError, match="has none of the images asked for, .* lookonce cache build RUN.yaml"):
+        stage(source, tmp_path / "local", ["f" * 64])
+    shutil.rmtree(source / "receipts")
+    for keys in (None, ["f" * 64]):
+        with pytest.raises(CacheError, match="has no finished shard, .* lookonce cache build RUN.yaml"):
+            stage(source, tmp_path / "local", keys)
+    assert not (tmp_path / "local").exists()
 
 
 def test_with_keys_only_their_shards_are_copied_and_more_can_follow(source, tmp_path, images):
