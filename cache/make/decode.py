@@ -122,7 +122,7 @@ class _Decoder(Dataset[Decoded]):
         return resized
 
 
-class Requests:
+class _Requests:
     """An iterable that can be set anew: DataLoader keeps its processes, and asks again."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class DecodeAhead:
         options: dict[str, Any] = {}
         if workers := num_workers(device):
             options = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
-        self._requests = Requests()
+        self._requests = _Requests()
         self._loader: DataLoader[Decoded] = DataLoader(
             _Decoder(files, processor),
             sampler=self._requests,

@@ -19,7 +19,7 @@ import click
 import lookonce.cli_care  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
 from lookonce.cli_bench import bench
 from lookonce.cli_cache import cache
-from lookonce.cli_options import EXISTING, JSON, RUN, SET, emit, read_run, say
+from lookonce.cli_options import JSON, PATH, RUN, SET, emit, read_run, say
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
 from lookonce.version import __version__
@@ -76,7 +76,7 @@ def main(debug: bool) -> None:
 
 
 @main.command()
-@click.argument("folder", metavar="DIR", type=EXISTING)
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--seed", default=DEFAULT_SEED, show_default=True, help="The same seed gives the same bytes.")
 @click.option(
     "--model",
@@ -152,7 +152,7 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
 
 
 @main.command("eval")
-@click.argument("run_dir", metavar="RUN_DIR", type=EXISTING)
+@click.argument("run_dir", metavar="RUN_DIR", type=PATH)
 @click.option("--split", type=click.Choice(["train", "val", "test"]), help="By default the run file's `eval.split`.")
 @click.option("--shuffle-images", is_flag=True, help="Show each question another image: a model that looks must fail.")
 @JSON
@@ -177,8 +177,8 @@ def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bo
 
 
 @main.command()
-@click.argument("run_dir", metavar="RUN_DIR", type=EXISTING)
-@click.option("--image", required=True, type=EXISTING, help="An image file; it need not be in the cache.")
+@click.argument("run_dir", metavar="RUN_DIR", type=PATH)
+@click.option("--image", required=True, type=PATH, help="An image file; it need not be in the cache.")
 @click.option("--question", required=True, help="What to ask about it.")
 @click.option("--system", help="System text to put before it.")
 @JSON

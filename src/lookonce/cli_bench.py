@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.cli_options import EXISTING, JSON, PLACE, RUN, SET, cache_folder, emit, open_inputs
+from lookonce.cli_options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs
 
 
 @click.group()
@@ -43,7 +43,7 @@ def bench_step(run_file: Path, assignments: tuple[str, ...], steps: int, as_json
 @SET
 @click.option("--images", "num_images", default=0, type=click.IntRange(0), help="Of the run; by default all of them.")
 @click.option("--plain", "num_plain", default=32, show_default=True, type=click.IntRange(1), help="For the plain loop.")
-@click.option("--place", type=EXISTING, help="Where to write; by default beside the run's cache.")
+@click.option("--place", type=PATH, help="Where to write; by default beside the run's cache.")
 @JSON
 def bench_cache(
     run_file: Path, assignments: tuple[str, ...], num_images: int, num_plain: int, place: Path | None, as_json: bool

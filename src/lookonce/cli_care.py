@@ -12,8 +12,8 @@ from click.core import ParameterSource
 
 from lookonce.cli_cache import cache
 from lookonce.cli_options import (
-    EXISTING,
     JSON,
+    PATH,
     PLACE,
     RUN,
     RUN_OR_CACHE,
@@ -148,7 +148,7 @@ def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: b
 
 
 @cache.command("gc")
-@click.argument("place", metavar="RUN.yaml|ROOT|CACHE", type=EXISTING)
+@click.argument("place", metavar="RUN.yaml|ROOT|CACHE", type=PATH)
 @SET
 @click.option("--delete", is_flag=True, help="Delete leftovers of killed processes, or with --cache a whole cache.")
 @click.option("--cache", "cache_id", metavar="ID", help="The cache to delete: at least 8 digits of its name.")
@@ -178,7 +178,7 @@ def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: 
 
 @cache.command("stage")
 @PLACE
-@click.argument("target", metavar="DIR", type=EXISTING)
+@click.argument("target", metavar="DIR", type=PATH)
 @SET
 @click.option("--verify", is_flag=True, help="Read again what is staged already.")
 @JSON

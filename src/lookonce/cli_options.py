@@ -13,11 +13,11 @@ from lookonce.errors import UsageError
 if TYPE_CHECKING:
     from lookonce.train.run_file import RunFile
 
-EXISTING = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path)
 RUN_FILE = "a run file (YAML), which says where images and model are; for example experiments/sample.yaml"
 RUN_OR_CACHE = "a run file (YAML) or the folder of a cache"
-RUN = click.argument("run_file", metavar="RUN.yaml", type=EXISTING)
-PLACE = click.argument("place", metavar="RUN.yaml|CACHE", type=EXISTING)
+RUN = click.argument("run_file", metavar="RUN.yaml", type=PATH)
+PLACE = click.argument("place", metavar="RUN.yaml|CACHE", type=PATH)
 SET = click.option(
     "--set",
     "assignments",
