@@ -1,6 +1,7 @@
 """Looking after a cache.
 
 checks       one shard against its receipt
+walk         all shards looked at, on threads where that is faster
 verify       the whole cache against its checksums
 recompute    some images encoded again and compared
 repair       mend what can be mended, remove what must be made again

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from tqdm import tqdm
-
-from lookonce.cache.care.checks import NUM_THREADS, Problem, Take, check_shard, ignore
+from lookonce.cache.care.checks import Problem, Take, check_shard, ignore
 from lookonce.cache.care.salvage import shard_number
+from lookonce.cache.care.walk import Walk
 from lookonce.cache.names import REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import BROKEN, MANIFEST, plan_path, read_manifest, read_plan
@@ -38,8 +34,6 @@ from lookonce.errors import CacheCorrupt
 from lookonce.text import count, duration, size
 
 Level = Literal["quick", "full"]
-NUM_TRIED, SLOW_S = 16, 1e-3
-"""A disk is slow if the first few shards took longer than this to look at."""
 NUM_NAMED = 20
 """How many problems a report shows as text."""
 
@@ -105,10 +99,9 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     plan, broken = check_plan(folder, names)
     problems += broken
     num_images = size_bytes = 0
-    with _Progress(folder, names, level) as progress:
-        pending = Pending(folder, plan, names)
-        check = _Check(folder, fingerprint, level, progress, pending)
-        for checked in _each(check, names, level, progress):
+    pending = Pending(folder, plan, names)
+    with Walk(folder, names, every_byte=level == "full") as walk:
+        for checked in walk.each(_Check(folder, fingerprint, level, walk.count, pending)):
             problems += checked.problems
             num_images += checked.num_images
             size_bytes += checked.size_bytes
@@ -119,7 +112,7 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
         num_shards=len(names),
         num_images=num_images,
         size_bytes=size_bytes,
-        read_bytes=progress.num_bytes,
+        read_bytes=walk.num_bytes,
         problems=_with_files(problems, plan),
         unfinished=pending.shards(),
         index="current" if index else "not used" if (folder / INDEX).exists() else "none",
@@ -201,17 +194,14 @@ class _Check:
     """Looks at a receipt and its shard."""
 
     def __init__(
-        self, folder: Path, fingerprint: Fingerprint | None, level: Level, progress: _Progress, pending: Pending
+        self, folder: Path, fingerprint: Fingerprint | None, level: Level, take: Take, pending: Pending
     ) -> None:
-        self._folder, self._fingerprint, self._progress, self._pending = folder, fingerprint, progress, pending
+        self._folder, self._fingerprint, self._level = folder, fingerprint, level
         self._sha256 = fingerprint.sha256 if fingerprint else None
-        self._level = level
+        self._take, self._pending = take, pending
 
     def __call__(self, name: str) -> _Checked:
-        receipt, problems = verify_shard(
-            self._folder, name, self._fingerprint, self._sha256, self._level, self._progress.count
-        )
-        self._progress.finish_shard()
+        receipt, problems = verify_shard(self._folder, name, self._fingerprint, self._sha256, self._level, self._take)
         if receipt is None:
             return _Checked(0, 0, problems)
         self._pending.settle(receipt)
@@ -239,28 +229,6 @@ def verify_shard(
     return receipt, problems
 
 
-def _each(check: _Check, names: list[str], level: Level, progress: _Progress) -> Iterator[_Checked]:
-    """What `check` finds of each shard, in order: on threads where the disk makes one wait.
-
-    For a quick look at a disk that answers at once, threads would only wait for each other: 10,000 shards take three
-    times as long with 8 of them as with one.
-    """
-    start, num_tried = time.perf_counter(), 0
-    while level == "quick" and num_tried < min(NUM_TRIED, len(names)):
-        yield check(names[num_tried])
-        num_tried += 1
-    rest = names[num_tried:]
-    if level == "quick" and time.perf_counter() - start < num_tried * SLOW_S:
-        yield from map(check, rest)
-        return
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-        try:
-            yield from threads.map(check, rest)
-        except BaseException:
-            progress.end()  # else Ctrl-C would wait until the shards in hand are read
-            raise
-
-
 def _with_files(problems: list[Problem], plan: Plan) -> list[Problem]:
     wanted = {problem.image for problem in problems if problem.image}
     file_of = {image.key: image.files[0] for image in plan.images() if image.key in wanted and image.files}
@@ -271,46 +239,3 @@ def named(names: list[str], most: int = 5) -> str:
     """The first few of some names."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-class _Progress:
-    """A bar of bytes, or of shards where few bytes are read; counted by several threads."""
-
-    def __init__(self, folder: Path, names: list[str], level: Level) -> None:
-        self.num_bytes = 0
-        self._ended = False
-        self._lock = threading.Lock()
-        self._in_bytes = level == "full"
-        total = sum(_sizes(folder)) if self._in_bytes else len(names)
-        unit: dict[str, Any] = {"unit": "B", "unit_scale": True} if self._in_bytes else {"unit": "shard"}
-        self._bar = tqdm(total=total, desc=f"verify, {level}", leave=False, disable=None, **unit)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def end(self) -> None:
-        """Let the threads that read end at their next piece."""
-        self._ended = True
-
-    def count(self, piece: memoryview, offset: int) -> None:
-        if self._ended:
-            raise InterruptedError
-        with self._lock:
-            self.num_bytes += len(piece)
-            if self._in_bytes:
-                self._bar.update(len(piece))
-
-    def finish_shard(self) -> None:
-        if not self._in_bytes:
-            with self._lock:
-                self._bar.update()
-
-
-def _sizes(folder: Path) -> Iterator[int]:
-    try:
-        yield from (entry.stat().st_size for entry in os.scandir(folder / SHARDS))
-    except FileNotFoundError:
-        return

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.care import verify as module
+from lookonce.cache.care import walk
 from lookonce.cache.care.checks import regions
 from lookonce.cache.care.verify import VerifyReport, verify
 from lookonce.cache.store.claims import CLAIMS
@@ -269,8 +270,8 @@ def test_what_the_disk_does_not_give_is_a_problem_among_others(folder, monkeypat
 def test_a_slow_disk_is_read_by_threads_with_the_same_result(folder, monkeypatch):
     shard_path(folder, "shard-00001").unlink()
     expected = found(verify(folder, "quick"))
-    monkeypatch.setattr(module, "SLOW_S", 0)
-    monkeypatch.setattr(module, "NUM_TRIED", 1)
+    monkeypatch.setattr(walk, "SLOW_S", 0)
+    monkeypatch.setattr(walk, "NUM_TRIED", 1)
     assert found(verify(folder, "quick")) == expected == [("shard-00001", "", "shard")]
 
 
