@@ -7,6 +7,7 @@ recompute    some images encoded again and compared
 repair       mend what can be mended, remove what must be made again
 salvage      receipts and plans put together from what is left
 show         all that is known of an image
-collect      caches, who uses them, what may go
+inventory    all that is known of each cache below a root
+collect      what of it may go, and deleting
 stage        a copy on a disk nearer by
 """

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.care.collect import KNOWN, CacheInfo, cache_folders, collect
+from lookonce.cache.care.collect import collect
+from lookonce.cache.care.inventory import KNOWN, CacheInfo, cache_folders
 from lookonce.cache.care.stage import stage
 from lookonce.cache.store.claims import CLAIMS, Claims, Worker
 from lookonce.cache.store.folder import extend_plan, read_plan
