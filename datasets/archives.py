@@ -91,6 +91,8 @@ def read_members(archive: Path, paths: Iterable[Path]) -> Iterator[tuple[Path, b
                     return
     except ImageError as error:
         reason = str(error)
+    except ImportError:  # the installation is damaged, and not the archive
+        raise
     except Exception as error:  # what tarfile, zlib and pyarrow raise for damaged files has no base of its own
         reason = _damage(error)
     for path in waiting.values():
@@ -118,20 +120,16 @@ def _normal(name: str) -> str:
 
 
 def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    try:
-        from webdataset.tariterators import tar_file_iterator
-    except ImportError:
-        raise ImageError("tar files need webdataset, which is not installed; run: pip install webdataset") from None
+    from webdataset.tariterators import tar_file_iterator
+
     with archive.open("rb", buffering=BUFFER_BYTES) as file:
         for member in tar_file_iterator(file, skip_meta=None, select_files=lambda name: _normal(name) in wanted):
             yield _normal(member["fname"]), member["data"]
 
 
 def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ImageError("parquet files need pyarrow, which is not installed; run: pip install pyarrow") from None
+    from pyarrow.parquet import ParquetFile
+
     with ParquetFile(archive, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
         bytes_column, path_column = _image_columns(file.schema_arrow)
         rows = _find_rows(file, path_column, wanted)

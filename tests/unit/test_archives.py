@@ -398,18 +398,15 @@ def test_whatever_byte_of_an_archive_is_wrong_each_path_has_an_answer(
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "module", "package"),
-    [
-        ("x.tar", write_tar, "webdataset.tariterators", "webdataset"),
-        ("x.parquet", write_plain, "pyarrow.parquet", "pyarrow"),
-    ],
+    ("name", "write", "module"),
+    [("x.tar", write_tar, "webdataset.tariterators"), ("x.parquet", write_plain, "pyarrow.parquet")],
 )
-def test_a_library_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[..., None], module: str, package: str
+def test_a_library_that_can_not_be_imported_is_no_damage_of_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[..., None], module: str
 ) -> None:
     write(tmp_path / name, GOOD)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImageError, match=f"need {package}, which is not installed; run: pip install {package}"):
+    with pytest.raises(ImportError, match=module):
         read_bytes(tmp_path / name / "0.jpg")
 
 
