@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,23 @@ def take(tmp_path: Path) -> Iterator[Callable[..., Claim | None]]:
     for claim in held:
         with contextlib.suppress(OSError):  # released by the test
             claim.release()
+
+
+@pytest.fixture
+def claim_file(tmp_path: Path) -> Path:
+    """Of the shard that `take` claims if it is not told another."""
+    return tmp_path / CLAIMS / "shard-00003.json"
+
+
+@pytest.fixture
+def put_back() -> Callable[[Path, float], None]:
+    """Makes a file look as if it was touched so many seconds ago."""
+
+    def put_back(path: Path, seconds: float) -> None:
+        touched = path.stat().st_mtime - seconds
+        os.utime(path, (touched, touched))
+
+    return put_back
 
 
 @pytest.fixture

@@ -23,18 +23,6 @@ SHARD = "shard-00003"
 ME = Worker.this_process("1/4")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The claim file of `SHARD`."""
-    return tmp_path / "claims" / f"{SHARD}.json"
-
-
-def put_back(path: Path, seconds: float) -> None:
-    """Make a file look as if it was touched `seconds` ago."""
-    touched = path.stat().st_mtime - seconds
-    os.utime(path, (touched, touched))
-
-
 # Who gets a shard.
 
 
@@ -60,24 +48,24 @@ def test_a_living_claim_is_not_taken(take) -> None:
     assert held.is_held()
 
 
-def test_a_claim_that_was_released_is_free_again(tmp_path: Path, path: Path) -> None:
+def test_a_claim_that_was_released_is_free_again(tmp_path: Path, claim_file: Path) -> None:
     with Claims(tmp_path, ME) as mine:
         claim = mine.take(SHARD, 1)
         assert claim
         mine.release(claim)
-        assert not path.exists()
+        assert not claim_file.exists()
         assert mine.take(SHARD, 1)
-    assert not path.exists()  # leaving gives back what was not released
+    assert not claim_file.exists()  # leaving gives back what was not released
 
 
-def test_a_claim_says_who_has_what_in_work(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_says_who_has_what_in_work(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "4", "RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     claim = take(Worker.this_process("4/16"))
     assert claim
     claim.update("encoding", 3)
     claim.beat()
-    found = read_work(path)
+    found = read_work(claim_file)
     assert found == claim.work
     assert (found.shard, found.phase, found.num_done, found.num_images) == (SHARD, "encoding", 3, 5)
     assert (found.worker.name, found.worker.job, found.worker.pid) == ("4/16", "77_4 (restart 1)", os.getpid())
@@ -106,25 +94,27 @@ def test_a_worker_knows_its_slurm_job(
 # Losing a claim.
 
 
-def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone(take, path: Path) -> None:
+def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone(
+    take, claim_file: Path, put_back
+) -> None:
     asleep = take()
-    put_back(path, EXPIRY_S + 1)
+    put_back(claim_file, EXPIRY_S + 1)
     other = take(replace(ME, name="other"))
     assert asleep and other and not asleep.is_held()
     asleep.update("encoding", 4)
     asleep.beat()
-    os.utime(path, (1, 1))
+    os.utime(claim_file, (1, 1))
     asleep.beat()
-    assert path.stat().st_mtime == 1  # it touches its own file, not the other's
+    assert claim_file.stat().st_mtime == 1  # it touches its own file, not the other's
     asleep.release()
-    assert other.is_held() and read_work(path) == other.work
+    assert other.is_held() and read_work(claim_file) == other.work
     other.release()
-    assert not path.exists()
+    assert not claim_file.exists()
 
 
-def test_a_claim_that_somebody_removed_is_lost_and_released_without_a_word(take, path: Path) -> None:
+def test_a_claim_that_somebody_removed_is_lost_and_released_without_a_word(take, claim_file: Path) -> None:
     claim = take()
-    path.unlink()
+    claim_file.unlink()
     assert claim and not claim.is_held()
     claim.release()
 
@@ -135,11 +125,11 @@ def write_dead(path: Path) -> None:
 
 
 def test_a_living_claim_is_not_buried_though_it_is_the_same_inode_as_the_dead_one(
-    tmp_path: Path, take, path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inodes are used again: between a worker's look at a dead claim and its burial, another may have taken over."""
-    write_dead(path)
-    inode, living = path.stat().st_ino, []
+    write_dead(claim_file)
+    inode, living = claim_file.stat().st_ino, []
 
     def look_and_be_slow(path: Path, expiry_s: float) -> bool:
         for number in range(100):
@@ -159,8 +149,10 @@ def test_a_living_claim_is_not_buried_though_it_is_the_same_inode_as_the_dead_on
     assert living[-1].is_held()
 
 
-def test_a_grave_that_another_cleared_away_is_no_matter(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_dead(path)
+def test_a_grave_that_another_cleared_away_is_no_matter(
+    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dead(claim_file)
 
     def rename(old: Path, new: Path) -> None:
         old.unlink()
@@ -212,18 +204,20 @@ def test_of_many_who_bury_dead_claims_each_is_held_by_one_in_the_end(tmp_path: P
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"shard": "a"}', '{"shard": "a", "worker": 7}', "\0" * 9])
-def test_a_claim_that_says_nothing_is_anothers_until_it_expires(tmp_path: Path, take, path: Path, content: str) -> None:
-    path.parent.mkdir()
-    path.write_text(content)
-    assert read_work(path) is None
+def test_a_claim_that_says_nothing_is_anothers_until_it_expires(
+    tmp_path: Path, take, claim_file: Path, content: str, put_back
+) -> None:
+    claim_file.parent.mkdir()
+    claim_file.write_text(content)
+    assert read_work(claim_file) is None
     assert take() is None
     [(work, _, alive)] = works(tmp_path, EXPIRY_S)
     assert (work.shard, work.worker.name, alive) == (SHARD, "unknown", True)
-    put_back(path, EXPIRY_S + 1)
+    put_back(claim_file, EXPIRY_S + 1)
     assert take()
 
 
-def test_a_claim_that_could_not_be_written_is_no_claim(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_could_not_be_written_is_no_claim(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -231,21 +225,23 @@ def test_a_claim_that_could_not_be_written_is_no_claim(take, path: Path, monkeyp
         full.setattr(os, "pwrite", refuse)
         with pytest.raises(OSError, match="No space"):
             take()
-    assert not list(path.parent.iterdir())
+    assert not list(claim_file.parent.iterdir())
     assert take()
-    assert list(path.parent.iterdir()) == [path]
+    assert list(claim_file.parent.iterdir()) == [claim_file]
 
 
-def test_a_claim_is_never_there_without_its_holders_name(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_is_never_there_without_its_holders_name(
+    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whenever its holder is killed, others know at once that it is dead."""
     seen = []
     for name in ("open", "pwrite", "fsync", "link"):
         real = getattr(os, name)
 
         def look(*args, real=real, **options):
-            seen.append(path.exists() and read_work(path) is None)
+            seen.append(claim_file.exists() and read_work(claim_file) is None)
             result = real(*args, **options)
-            seen.append(path.exists() and read_work(path) is None)
+            seen.append(claim_file.exists() and read_work(claim_file) is None)
             return result
 
         monkeypatch.setattr(os, name, look)
@@ -254,7 +250,7 @@ def test_a_claim_is_never_there_without_its_holders_name(take, path: Path, monke
     assert len(seen) >= 8 and not any(seen)
 
 
-def test_works_lists_all_claims_and_whether_their_workers_live(tmp_path: Path, take) -> None:
+def test_works_lists_all_claims_and_whether_their_workers_live(tmp_path: Path, take, put_back) -> None:
     take(replace(ME, name="silent"), "shard-00002")
     put_back(tmp_path / "claims" / "shard-00002.json", EXPIRY_S + 1)
     take(replace(ME, name="dead", born=0.0), "shard-00001")

@@ -23,18 +23,6 @@ SHARD = "shard-00003"
 ME = Worker.this_process("1/4")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The claim file of `SHARD`."""
-    return tmp_path / "claims" / f"{SHARD}.json"
-
-
-def put_back(path: Path, seconds: float) -> None:
-    """Make a file look as if it was touched `seconds` ago."""
-    touched = path.stat().st_mtime - seconds
-    os.utime(path, (touched, touched))
-
-
 # Processes.
 
 CHILD = """
@@ -59,7 +47,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("reaped", [False, True])
 def test_the_claim_of_a_killed_process_is_taken_at_once(
-    take, child: subprocess.Popen[str], path: Path, reaped: bool
+    take, child: subprocess.Popen[str], claim_file: Path, reaped: bool
 ) -> None:
     assert take() is None
     child.kill()
@@ -68,13 +56,15 @@ def test_the_claim_of_a_killed_process_is_taken_at_once(
         child.wait()
     claim = take()
     assert claim and claim.is_held()
-    assert read_work(path) == claim.work
+    assert read_work(claim_file) == claim.work
 
 
-def test_a_stopped_process_keeps_its_claim_until_it_expires(take, child: subprocess.Popen[str], path: Path) -> None:
+def test_a_stopped_process_keeps_its_claim_until_it_expires(
+    take, child: subprocess.Popen[str], claim_file: Path, put_back
+) -> None:
     child.send_signal(signal.SIGSTOP)
     assert take() is None
-    put_back(path, EXPIRY_S + 1)
+    put_back(claim_file, EXPIRY_S + 1)
     assert take()
 
 
@@ -102,24 +92,28 @@ def test_a_worker_lives_on_when_the_clock_of_its_machine_is_set(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("silent_s", "is_taken"), [(-1000, False), (EXPIRY_S - 5, False), (EXPIRY_S + 1, True)])
-def test_a_claim_expires_when_it_was_silent_for_long(take, path: Path, silent_s: float, is_taken: bool) -> None:
+def test_a_claim_expires_when_it_was_silent_for_long(
+    take, claim_file: Path, silent_s: float, is_taken: bool, put_back
+) -> None:
     held = take()
-    put_back(path, silent_s)
+    put_back(claim_file, silent_s)
     assert bool(take()) == is_taken
     assert held and held.is_held() != is_taken
 
 
-def test_the_clock_of_this_machine_does_not_matter(take, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_this_machine_does_not_matter(
+    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch, put_back
+) -> None:
     held = take()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 10 * EXPIRY_S)
-    assert held and take() is None and age(path) < 5
-    put_back(path, EXPIRY_S + 1)
+    assert held and take() is None and age(claim_file) < 5
+    put_back(claim_file, EXPIRY_S + 1)
     monkeypatch.setattr(time, "time", lambda: now - 10 * EXPIRY_S)
     assert take()
 
 
-def test_age_is_told_in_the_seconds_of_the_disk_and_leaves_nothing(tmp_path: Path) -> None:
+def test_age_is_told_in_the_seconds_of_the_disk_and_leaves_nothing(tmp_path: Path, put_back) -> None:
     file = tmp_path / "file"
     file.touch()
     put_back(file, 100)
@@ -129,7 +123,7 @@ def test_age_is_told_in_the_seconds_of_the_disk_and_leaves_nothing(tmp_path: Pat
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_in_a_folder_that_may_only_be_read_age_is_told_by_this_machines_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, put_back
 ) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -142,32 +136,32 @@ def test_in_a_folder_that_may_only_be_read_age_is_told_by_this_machines_clock(
     assert 100 <= age(file) < 105
 
 
-def test_a_heart_that_beats_touches_the_file_and_says_how_far_it_is(tmp_path: Path, path: Path) -> None:
+def test_a_heart_that_beats_touches_the_file_and_says_how_far_it_is(tmp_path: Path, claim_file: Path, put_back) -> None:
     with Claims(tmp_path, ME, expiry_s=0.45) as mine:  # beats every 0.05 s
         claim = mine.take(SHARD, 5)
         assert claim
         claim.update("encoding", 4)
-        put_back(path, 100)
-        wait_until(lambda: age(path) < 1)
-        assert (found := read_work(path)) and (found.phase, found.num_done) == ("encoding", 4)
-        first = path.stat().st_mtime_ns
-        wait_until(lambda: path.stat().st_mtime_ns > first)
+        put_back(claim_file, 100)
+        wait_until(lambda: age(claim_file) < 1)
+        assert (found := read_work(claim_file)) and (found.phase, found.num_done) == ("encoding", 4)
+        first = claim_file.stat().st_mtime_ns
+        wait_until(lambda: claim_file.stat().st_mtime_ns > first)
 
 
 def test_a_worker_that_gets_nowhere_is_heard_no_more(
-    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, claim_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "STANDSTILL_S", 0.2)
     with Claims(tmp_path, ME, expiry_s=0.9) as mine:  # beats every 0.1 s
         claim = mine.take(SHARD, 5)
         assert claim
-        wait_until(lambda: is_dead(path, 0.9))
+        wait_until(lambda: is_dead(claim_file, 0.9))
         claim.update("encoding", 1)  # on it goes
-        wait_until(lambda: not is_dead(path, 0.9))
+        wait_until(lambda: not is_dead(claim_file, 0.9))
 
 
 def test_a_beat_that_the_disk_refuses_is_not_the_last(
-    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, claim_file: Path, monkeypatch: pytest.MonkeyPatch, put_back
 ) -> None:
     refused = []
 
@@ -181,8 +175,8 @@ def test_a_beat_that_the_disk_refuses_is_not_the_last(
         with monkeypatch.context() as full:
             full.setattr(os, "pwrite", refuse)
             wait_until(lambda: len(refused) > 2)
-        put_back(path, 100)
-        wait_until(lambda: age(path) < 1)
+        put_back(claim_file, 100)
+        wait_until(lambda: age(claim_file) < 1)
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
