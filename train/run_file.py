@@ -64,7 +64,7 @@ class CacheSection(Section):
     max_pixels: Count | None = None
     """Image size limits; by default the model's own. Fewer pixels are fewer tokens: 32 x 32 pixels are one."""
     shard_mb: Count = 2048
-    """Planned size of a shard; what a killed worker loses at most."""
+    """Planned size of a shard; what a killed worker loses at most, but for two forwards of the next."""
     stage: UserPath | None = None
     """Where `lookonce cache stage` has put a copy, for example $SLURM_TMPDIR; training reads it from there if it is
     complete."""
