@@ -51,7 +51,7 @@ def make_run(sample: Path, tmp_path: Path) -> MakeRun:
             "cache": {"dir": str(tmp_path / "caches"), "dtype": "float32", "shard_mb": 1},
             "lora": {"rank": 4, "alpha": 8},
             "batch": {"samples_per_step": 8, "samples_per_forward": 8},
-            "train": {"steps": 4, "precision": "fp32", "loader_workers": 0, "logging_steps": 1, "seed": 0},
+            "train": {"steps": 4, "precision": "fp32", "logging_steps": 1, "seed": 0},
             "eval": {"max_new_tokens": 4},
             "output": str(tmp_path / "run"),
         }

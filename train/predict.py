@@ -23,6 +23,7 @@ from lookonce.train.evaluate import greedy_answers
 from lookonce.train.model import best_device, load_trained
 from lookonce.train.prompt import Prompter
 from lookonce.train.run_folder import RunFolder
+from lookonce.train.vision import CPU
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class OneImage:
     def grid_thw(self, key: str) -> Grid:
         return self.grid
 
-    def load(self, keys: Sequence[str]) -> torch.Tensor:
-        return torch.cat([self.features for _ in keys])
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        return torch.cat([self.features for _ in keys]).to(device)
 
 
 def predict(folder: RunFolder, image: Path, question: str, system: str | None = None) -> str:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lookonce.cache.store.read import VisionCache
 from lookonce.cache.store.uses import note_use
 from lookonce.datasets.records import Record
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import follow_umask, write_json, write_text
-from lookonce.train.batch import Collator
-from lookonce.train.compare import Comparison, compare
+from lookonce.train.bench_step import StepReport, bench_step
 from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
+from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import PRECISIONS, add_lora, load_trained, load_without_tower
-from lookonce.train.progress import STOCK_PRINTERS, StepLines
-from lookonce.train.prompt import Example, Prompter, make_examples
+from lookonce.train.progress import StepLines
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
+from lookonce.train.session import Session, make_trainer
 from lookonce.train.summary import Summary, Trained, summarise
-from lookonce.train.trainer import RunTrainer, training_arguments
-from lookonce.train.vision import CachedFeatures
+from lookonce.train.trainer import training_arguments
+from lookonce.train.ways import find_ways, way_of
 
 Say = Callable[[str], None]
 
@@ -67,36 +65,9 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
     if evaluation:
         save_evaluation(folder, run.eval.split, evaluation)
     del model
-    comparison = _compare(session, say)
-    summary = summarise(inputs, session.cache, trained, evaluation, comparison)
+    summary = summarise(inputs, session.cache, trained, evaluation, _compare(session, say))
     write_json(folder.folder / "summary.json", summary.to_json())
     return summary
-
-
-@dataclass(frozen=True)
-class Session:
-    """Inputs, the opened cache, and what turns records into batches."""
-
-    inputs: Inputs
-    cache: VisionCache
-    prompter: Prompter
-    collator: Collator
-
-    @classmethod
-    def open(cls, inputs: Inputs) -> Session:
-        cache = inputs.open_cache()
-        prompter = Prompter(inputs.checkpoint.folder, inputs.checkpoint.config)
-        collator = Collator(CachedFeatures(cache), prompter.image_token_id, prompter.tokenizer.pad_token_id)
-        return cls(inputs, cache, prompter, collator)
-
-    def examples(self, split: str) -> tuple[list[Example], int]:
-        """Training examples of a split and how many records were too long."""
-        records, max_tokens = self.inputs.records[split], self.inputs.run.batch.max_tokens
-        return make_examples(self.prompter, records, self.inputs.key_of, self.cache.grid_thw, max_tokens, split)
-
-    def question(self, record: Record, turn: int) -> Example:
-        keys = [self.inputs.key_of(path) for path in record.images]
-        return self.prompter.question(record, turn, keys, [self.cache.grid_thw(key) for key in keys])
 
 
 def _train(session: Session, folder: RunFolder, say: Say) -> tuple[Trained, Any]:
@@ -106,19 +77,17 @@ def _train(session: Session, folder: RunFolder, say: Say) -> tuple[Trained, Any]
     for split, number in (("train", num_too_long), ("val", num_held_out_too_long)):
         if number:
             num_records = len(inputs.records[split])
-            say(f"left out {number} of {num_records} {split} records, longer than {run.batch.max_tokens} tokens")
+            say(f"left out {number} of {num_records} {split} records, longer than {run.batch.longest_record} tokens")
     model = load_without_tower(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
     model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
     lines = StepLines(folder.log, run.batch.samples_per_step)
-    arguments = training_arguments(run, folder.checkpoints)
-    trainer = RunTrainer(model, arguments, session.collator, examples, held_out, callbacks=[lines])
-    for printer in STOCK_PRINTERS:
-        trainer.remove_callback(printer)
+    trainer = make_trainer(session, model, training_arguments(run, folder.checkpoints), examples, held_out, [lines])
     lines.attach(trainer)
     checkpoint = folder.last_checkpoint
     if checkpoint:
         say(f"going on from {checkpoint.name}")
-    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with training_on_packs(model, compiled=run.train.compile and torch.cuda.is_available()):
+        result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     model.save_pretrained(str(folder.adapter))
     follow_umask(folder.folder)
     trained = Trained(
@@ -199,12 +168,11 @@ def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> No
     write_json(folder.metrics(split), evaluation.to_json())
 
 
-def _compare(session: Session, say: Say) -> Comparison | None:
+def _compare(session: Session, say: Say) -> StepReport | None:
     num_steps = session.inputs.run.train.compare_steps
     if not num_steps:
         return None
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    say(f"measuring {num_steps} steps with and without the cache")
-    examples, _ = session.examples("train")
-    return compare(session.inputs, session.prompter, examples, num_steps)
+    say(f"measuring {num_steps} steps, the plain way and as trained")
+    return bench_step(
+        session, session.examples("train")[0], find_ways(["plain", way_of(session.inputs.run)]), num_steps
+    )

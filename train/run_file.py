@@ -88,30 +88,28 @@ class LoraSection(Section):
 
 
 class BatchSection(Section):
-    mode: Literal["separate"] = "separate"
-    """Each question is a sequence of its own."""
+    mode: Literal["shared", "packed", "separate"] = "shared"
+    """`shared`: all questions about an image share one pass over its tokens, several images a sequence. `packed`: each
+    question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch."""
     samples_per_step: Count = 16
-    """Questions an optimizer step: the effective batch, over all forward passes of it."""
+    """Questions an optimizer step: the effective batch, over all forward passes and all GPUs."""
+    tokens_per_pack: Count = 8192
+    """Longest sequence of `shared` and `packed`: what fits the GPU."""
+    questions_per_image: Count | None = None
+    """So many questions about an image stay together in the order; by default all, 1 is the classic random order."""
     samples_per_forward: Count = 4
-    """Questions that go through the model together: what fits the GPU."""
+    """Rows that go through the model together in `separate`."""
     max_tokens: Count = 4096
-    """Longer records are left out, and counted."""
+    """Longer records are left out, and counted; so are those longer than a pack."""
     order: Literal["random", "as_given"] = "random"
     """Shuffled by the seed every epoch, or the order of the records files."""
-
-    @model_validator(mode="after")
-    def _forward_passes_make_a_step(self) -> BatchSection:
-        if self.samples_per_step % self.samples_per_forward:
-            raise ValueError(
-                f"samples_per_step ({self.samples_per_step}) must be a multiple of samples_per_forward "
-                f"({self.samples_per_forward})"
-            )
-        return self
+    loss: Literal["token", "sample"] = "token"
+    """The mean over all supervised tokens of a step, or over its samples of each one's mean."""
 
     @property
-    def accumulation_steps(self) -> int:
-        """How many forward passes make one optimizer step."""
-        return self.samples_per_step // self.samples_per_forward
+    def longest_record(self) -> int:
+        """In tokens; longer ones are left out."""
+        return self.max_tokens if self.mode == "separate" else min(self.max_tokens, self.tokens_per_pack)
 
 
 class TrainSection(Section):
@@ -133,11 +131,12 @@ class TrainSection(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """0 does not clip."""
     gradient_checkpointing: bool = False
-    loader_workers: Annotated[int, Field(ge=0)] = 2
-    """Processes that read features and make batches."""
+    compile: bool = True
+    """Compile the decoder layers, on a GPU; takes some ten seconds once, for each of a few lengths."""
     prefetch: Count = 2
-    """Batches that each of them has ready."""
-    pin_memory: bool = True
+    """Forward passes that are read ahead."""
+    host_cache_gb: Annotated[float, Field(ge=0)] = 0
+    """Features used last that are kept in memory."""
     logging_steps: Count = 10
     eval_steps: Count | None = None
     """Measure the validation loss every so many steps; by default after each epoch."""

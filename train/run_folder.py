@@ -28,7 +28,7 @@ from lookonce.train.run_file import RunFile, read_run_file
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
-    *("train.loader_workers", "train.prefetch", "train.pin_memory", "train.logging_steps", "train.compare_steps"),
+    *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.compare_steps"),
     *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
 }
 """Keys that may change between a run and its continuation: they do not change what is trained. Where models, records

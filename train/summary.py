@@ -13,7 +13,7 @@ from typing import Any
 
 from lookonce.cache.store.read import VisionCache
 from lookonce.text import count, duration, faster, rows, size
-from lookonce.train.compare import Comparison
+from lookonce.train.bench_step import StepReport
 from lookonce.train.evaluate import Evaluation
 from lookonce.train.inputs import Inputs
 from lookonce.train.run_folder import RunFolder
@@ -115,7 +115,7 @@ def summarise(
     cache: VisionCache,
     trained: Trained,
     evaluation: Evaluation | None,
-    comparison: Comparison | None,
+    comparison: StepReport | None,
 ) -> Summary:
     """Gather a run's numbers."""
     run = inputs.run
@@ -134,9 +134,9 @@ def summarise(
         num_too_long=trained.num_too_long,
         train_seconds=trained.seconds,
         wait_share=trained.wait_share,
-        ms_per_sample_cached=comparison.cached.ms_per_sample if comparison else None,
-        ms_per_sample_plain=comparison.plain.ms_per_sample if comparison else None,
-        compare_steps=comparison.num_steps if comparison else 0,
+        ms_per_sample_cached=comparison.measured[-1].ms_per_sample if comparison else None,
+        ms_per_sample_plain=comparison.measured[0].ms_per_sample if comparison else None,
+        compare_steps=comparison.measured[0].num_steps if comparison else 0,
         split=run.eval.split,
         num_questions=evaluation.overall.num_questions if evaluation else 0,
         exact_match=evaluation.overall.exact_match if evaluation else None,

@@ -1,29 +1,33 @@
 """transformers' Trainer, set up from the run file.
 
-Design: Trainer does what it does for everybody (loop, checkpoints, resume, mixed precision, several GPUs); some
-things are given to it through its own hooks. The loss is the sum over supervised tokens divided by their number in
-the whole optimizer step, so that it does not depend on how a step is cut into forward passes; the validation loss
-likewise. Time spent waiting for batches is measured. Loader workers start anew each epoch: workers that persist draw
-from the random state once less than those of a resumed run, which then drops out other units. One process, for now.
+Design: Trainer does what it does for everybody (loop, checkpoints, resume, mixed precision, several GPUs). To it, an
+item of the data is a whole optimizer step, so that steps can have exactly so many samples in however many forward
+passes; `training_step` runs them one after the other, with gradients exchanged between processes after the last. What
+Trainer's loader gives are descriptions of steps, made of the seed alone: it can go to any place of an epoch without
+reading, and the batches themselves are made a few forward passes ahead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer, TrainingArguments
 
 from lookonce.errors import UsageError
-from lookonce.train.batch import IGNORED, Collator
-from lookonce.train.prompt import Example
+from lookonce.train.attention import BLOCK, PackMask
+from lookonce.train.feed import Feed
+from lookonce.train.lengths import round_up
+from lookonce.train.loss import forward_loss
+from lookonce.train.order import Forward, Order
+from lookonce.train.read_ahead import ReadAhead
 from lookonce.train.run_file import RunFile
+from lookonce.train.vision import Batch
 
 CHECKPOINTING = next(
     name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
@@ -34,66 +38,123 @@ TF32_CAPABILITY = (8, 0)
 
 
 class RunTrainer(Trainer):
-    """Trainer whose losses are means over tokens, and that knows how long it has waited for batches."""
+    """Trainer whose steps are cut into forward passes of its own, and that knows how long it has waited for data."""
 
     def __init__(
         self,
         model: Any,
         arguments: TrainingArguments,
-        collator: Collator,
-        train_examples: Sequence[Example],
-        eval_examples: Sequence[Example] = (),
+        feed: Feed,
+        eval_feed: Feed | None = None,
+        num_ahead: int = 2,
         callbacks: Sequence[Any] = (),
     ) -> None:
+        self.feed, self.eval_feed, self.num_ahead = feed, eval_feed, num_ahead
         self.wait_seconds = 0.0
+        self._ahead: ReadAhead | None = None
+        self._steps_ahead: Any = None
+        """What `_ahead` reads; Trainer makes another one every epoch."""
         super().__init__(
             model=model,
             args=arguments,
-            data_collator=collator,
-            train_dataset=train_examples,
-            eval_dataset=eval_examples or None,
-            compute_loss_func=token_mean_loss,
+            train_dataset=feed.order.examples,
+            eval_dataset=eval_feed.order.examples if eval_feed else None,
             callbacks=list(callbacks),
         )
+        self._mask = PackMask(round_up(feed.order.batch.tokens_per_pack, BLOCK), feed.device)
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """All batches of one optimizer step; Trainer's hook, timed."""
-        start = time.perf_counter()
-        samples = super().get_batch_samples(*args, **kwargs)
-        self.wait_seconds += time.perf_counter() - start
-        return samples
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Descriptions of steps, one an item, in the order of the epoch that Trainer is in."""
+        order = self.feed.order
+        in_epoch = EpochSteps(order, lambda: int(self.state.global_step) // len(order))
+        generator = torch.Generator()  # else each epoch would draw from the state that dropout draws from
+        return DataLoader(_Given(len(order.examples)), batch_sampler=in_epoch, collate_fn=list, generator=generator)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        """The next step, its batches made when they are asked for; Trainer's hook."""
+        if self._steps_ahead is not epoch_iterator:
+            self.stop_reading()
+            self._steps_ahead = epoch_iterator
+            self._ahead = ReadAhead(epoch_iterator, self.feed.batch, self.feed.device, self.num_ahead)
+        assert self._ahead is not None
+        return [self._ahead.step()], None
+
+    def training_step(  # type: ignore[override]
+        self, model: Any, inputs: Iterator[tuple[Batch, bool]], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Forward and backward of all parts of a step; gives its loss, times the number of processes.
+
+        Trainer and DDP take means over processes, and a step's loss is the sum.
+        """
+        model.train()
+        before = self._waited
+        total = torch.zeros((), device=self.args.device)
+        for batch, is_last in inputs:
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
+                with self.compute_loss_context_manager():
+                    loss = forward_loss(model, batch, self._mask) * self.args.world_size
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        self.wait_seconds += self._waited - before
+        return total
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted: Trainer's estimate knows neither packs nor frozen weights."""
+        return 0
+
+    @property
+    def _waited(self) -> float:
+        return self._ahead.wait_seconds if self._ahead else 0.0
+
+    def stop_reading(self) -> None:
+        """End the thread that reads ahead."""
+        if self._ahead:
+            self._ahead.close()
+        self._ahead = self._steps_ahead = None
 
     @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The validation loss: the mean over all supervised tokens, however they fall into batches.
-
-        Trainer's own would be the mean of the batches' means, which changes with the batch size.
-        """
+        """The validation loss: over all samples, weighed as the training's is, however they fall into batches."""
+        assert self.eval_feed
         model: Any = self.model
         model.eval()
-        total, count = torch.zeros((), device=self.args.device), 0
-        for batch in self.get_eval_dataloader():
-            inputs = self._prepare_inputs(batch)
-            labels = inputs.pop("labels")
+        total = torch.zeros((), device=self.args.device)
+        ahead = ReadAhead(self.eval_feed.order.epoch(0), self.eval_feed.batch, self.eval_feed.device, self.num_ahead)
+        for batch, _ in ahead.step():
             with self.compute_loss_context_manager():
-                total += token_mean_loss(model(**inputs), labels, 1)
-            count += int((labels[:, 1:] != IGNORED).sum())
-        metrics = {"eval_loss": float(total) / max(count, 1)}
+                total += forward_loss(model, batch, self._mask)
+        ahead.close()
+        total = self.accelerator.reduce(total, "sum")
+        metrics = {"eval_loss": float(total)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 
-def token_mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    """The sum of the cross-entropies of `labels[:, 1:]` over `outputs.logits`, in float32, by `num_items_in_batch`.
+class EpochSteps(Sampler[list[Forward]]):
+    """The steps of the epoch that a training is in, as a batch sampler."""
 
-    `outputs.logits` is `[B, K, vocabulary]`, `labels` `[B, 1 + K]`, as `Collator` makes them. `num_items_in_batch` is
-    the number of supervised tokens of the whole optimizer step; without it, that of these labels.
-    """
-    targets = labels[:, 1:]
-    chosen = targets != IGNORED
-    total = cross_entropy(outputs.logits[chosen].float(), targets[chosen], reduction="sum")
-    return total / (chosen.sum() if num_items_in_batch is None else num_items_in_batch)
+    def __init__(self, order: Order, epoch: Any) -> None:
+        self.order, self._epoch = order, epoch
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[list[Forward]]:
+        return self.order.epoch(self._epoch())
+
+
+class _Given(Dataset[Forward]):
+    """What DataLoader takes items from; they are what the sampler gave."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, forward: Forward) -> Forward:
+        return forward
 
 
 def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> TrainingArguments:
@@ -102,8 +163,6 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
     Raises:
         UsageError: the precision or a library needs what is not here, or a name is not one of Trainer's.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("training in several processes is not supported yet; start it without torchrun, on one GPU")
     if run.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("train.tensorboard needs tensorboard; install it with: pip install 'lookonce[track]'")
     options, on_gpu = run.train, torch.cuda.is_available()
@@ -111,9 +170,6 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         raise UsageError("train.precision: fp16 needs a GPU, and there is none here; use bf16 or fp32")
     settings: dict[str, Any] = {
         "output_dir": str(folder),
-        "per_device_train_batch_size": run.batch.samples_per_forward,
-        "per_device_eval_batch_size": run.batch.samples_per_forward,
-        "gradient_accumulation_steps": run.batch.accumulation_steps,
         "num_train_epochs": options.epochs,
         "max_steps": options.steps or -1,
         "learning_rate": options.learning_rate,
@@ -127,11 +183,8 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "tf32": options.tf32 if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY else None,
         "use_cpu": not on_gpu,
         CHECKPOINTING: options.gradient_checkpointing,
-        "dataloader_num_workers": options.loader_workers,
-        "dataloader_prefetch_factor": options.prefetch if options.loader_workers else None,
-        "dataloader_pin_memory": options.pin_memory and on_gpu,
-        "accelerator_config": {"non_blocking": options.pin_memory and on_gpu},
-        "train_sampling_strategy": "random" if run.batch.order == "random" else "sequential",
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,
         "logging_steps": options.logging_steps,
         "logging_first_step": True,
         "logging_nan_inf_filter": False,

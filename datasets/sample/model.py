@@ -99,7 +99,8 @@ def write_model(
     if tower_only:
         _write_tower(folder, config, seed, dtype)
     else:
-        random_model(config, seed, dtype).save_pretrained(folder)
+        device = "cuda" if size != "tiny" and torch.cuda.is_available() else "cpu"  # billions of draws take minutes
+        random_model(config, seed, dtype, device).save_pretrained(folder)
     limits = (TINY_MIN_PIXELS, TINY_MAX_PIXELS) if size == "tiny" else (MIN_PIXELS, MAX_PIXELS)
     write_image_processor(folder, *limits)
 

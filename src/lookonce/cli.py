@@ -93,8 +93,8 @@ def main(debug: bool) -> None:
 @click.option("--images", "num_images", default=NUM_IMAGES, show_default=True, type=click.IntRange(8), help="Frames.")
 @click.option(
     "--sizes",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="CSV file with columns width and height to draw the frames' sizes from.",
+    type=PATH,
+    help="CSV file with columns width and height to draw the frames' sizes from; or kvasir, for Kvasir-VQA's.",
 )
 @click.option("--tower-only", is_flag=True, help="Leave the language model out: enough to make and measure caches.")
 @JSON

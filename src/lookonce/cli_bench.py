@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.cli_options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs
+from lookonce.cli_options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs, read_run
 
 
 @click.group()
@@ -16,26 +16,67 @@ def bench() -> None:
 
 
 @bench.command("step")
-@RUN
+@click.argument("run_file", metavar="[RUN.yaml]", type=PATH, required=False)
 @SET
+@click.option(
+    "--model", type=click.Choice(["2b", "4b", "8b"]), help="Instead of a run file: real size, random weights."
+)
+@click.option(
+    "--data",
+    type=click.Choice(["kvasir-shaped"]),
+    default="kvasir-shaped",
+    help="With --model: made-up frames like it.",
+)
+@click.option("--images", "num_images", default=160, show_default=True, type=click.IntRange(8), help="With --model.")
+@click.option("--tokenizer", type=PATH, help="With --model: a folder whose tokenizer to use instead of the sample's.")
+@click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: where its files go.")
+@click.option(
+    "--ways", default="plain,cached,shared", show_default=True, help="Of training, the first to compare with."
+)
 @click.option(
     "--steps", default=20, show_default=True, type=click.IntRange(2), help="Optimizer steps to measure, each way."
 )
 @JSON
-def bench_step(run_file: Path, assignments: tuple[str, ...], steps: int, as_json: bool) -> None:
-    """Train some steps from the cache and some from pixels: times and losses.
+def bench_step(
+    run_file: Path | None,
+    assignments: tuple[str, ...],
+    model: str | None,
+    data: str,
+    num_images: int,
+    tokenizer: Path | None,
+    place: Path,
+    ways: str,
+    steps: int,
+    as_json: bool,
+) -> None:
+    """Train some steps in several ways: times, memory and losses side by side.
+
+    Ways: plain (the stock Trainer with the tower), liger (with Liger's kernels), cached (rows, from the cache), tower
+    and packed (no padding, every question its own image, with the tower and from the cache), shared (ours).
 
     \b
     Examples:
       lookonce bench step experiments/sample.yaml
-      lookonce bench step run.yaml --steps 50 --json
+      lookonce bench step run.yaml --ways plain,liger,shared --steps 50 --json
+      lookonce bench step --model 8b --data kvasir-shaped --ways plain,liger,cached,tower,packed,shared
     """
-    from lookonce.train.compare import compare
-    from lookonce.train.run import Session
+    if (run_file is None) == (model is None):
+        raise click.UsageError("name a run file, or a --model to make one up; one of them")
+    from lookonce.train.bench_data import make_run
+    from lookonce.train.bench_step import bench_step as measure
+    from lookonce.train.inputs import Inputs
+    from lookonce.train.session import Session
+    from lookonce.train.ways import find_ways
 
-    session = Session.open(open_inputs(run_file, assignments))
-    comparison = compare(session.inputs, session.prompter, session.examples("train")[0], steps)
-    emit(comparison.to_json(), comparison.text(), as_json)
+    chosen = find_ways(ways.split(","))
+    if model:
+        inputs = Inputs.open(make_run(place, model, num_images, tokenizer, assignments))
+        inputs.build()
+    elif run_file:
+        inputs = Inputs.open(read_run(run_file, assignments))
+    session = Session.open(inputs)
+    report = measure(session, session.examples("train")[0], chosen, steps)
+    emit(report.to_json(), report.text(), as_json)
 
 
 @bench.command("cache")
