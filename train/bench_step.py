@@ -27,11 +27,16 @@ from lookonce.train.fast_layers import text_model, training_on_packs
 from lookonce.train.prompt import Example
 from lookonce.train.session import Session
 from lookonce.train.trainer import RunTrainer
+from lookonce.train.warm_up import warm_up
 from lookonce.train.ways import Way, set_up
 
 KVASIR_EPOCH = 41_079
 """Training samples of Kvasir-VQA, split by image 70/15/15."""
 NUM_WARMUP_STEPS = 2
+MIN_SECONDS = 8
+"""Fast ways make more steps than are asked for, until they have been timed so long."""
+MAX_STEPS = 100_000
+"""Nobody gets there."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Measured:
     """Of the time, what the language model's products would take at the card's own rate; None without a GPU."""
     peak_gb: float | None
     losses: list[float] = field(default_factory=list)
+    """Of the first steps, those that warm up included; as many for every way."""
 
     @property
     def ms_per_sample(self) -> float:
@@ -120,28 +126,32 @@ def bench_step(session: Session, examples: Sequence[Example], ways: Sequence[Way
 def _measure(way: Way, session: Session, examples: Sequence[Example], num_steps: int, rate: float | None) -> Measured:
     _free_memory()
     with tempfile.TemporaryDirectory() as folder:
-        model, trainer = set_up(way, session, examples, num_steps + NUM_WARMUP_STEPS, Path(folder))
-        clock = _Clock(trainer)
+        model, trainer = set_up(way, session, examples, MAX_STEPS, Path(folder))
+        clock = _Clock(trainer, num_steps)
         compiled = session.inputs.run.train.compile and torch.cuda.is_available()
         with training_on_packs(model, compiled=compiled) if way.has_packs else contextlib.nullcontext():
+            if way.has_packs:
+                warm_up(trainer)
             trainer.train()
-    seconds, waited = clock.measured()
-    num_samples = samples_seen(len(examples), session.inputs.run.batch.samples_per_step, num_steps + NUM_WARMUP_STEPS)
-    num_samples -= samples_seen(len(examples), session.inputs.run.batch.samples_per_step, NUM_WARMUP_STEPS)
+    seconds, waited, measured_steps = clock.measured()
+    in_step = session.inputs.run.batch.samples_per_step
+    num_samples = samples_seen(len(examples), in_step, measured_steps + NUM_WARMUP_STEPS)
+    num_samples -= samples_seen(len(examples), in_step, NUM_WARMUP_STEPS)
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     num_tokens = sum(example.num_tokens for example in examples)
     num_run = sum(trainer.feed.order.lengths(0)) if way.has_packs else num_tokens
     ran = num_run / len(examples) * num_samples
     return Measured(
         way=way.name,
         says=way.says,
-        num_steps=num_steps,
+        num_steps=measured_steps,
         num_samples=num_samples,
         seconds=seconds,
         wait_share=waited / seconds,
         tokens_per_second=num_tokens / len(examples) * num_samples / seconds,
         products_share=rate and 4 * weights_multiplied(model) * ran / rate / seconds,
         peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
-        losses=[log["loss"] for log in trainer.state.log_history if "loss" in log],
+        losses=losses[: num_steps + NUM_WARMUP_STEPS],
     )
 
 
@@ -172,7 +182,9 @@ def products_rate() -> float:
 class _Clock(TrainerCallback):
     """When each optimizer step of a trainer ended, and how long it had waited for data by then."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, num_steps: int) -> None:
+        """Stops the trainer after at least `num_steps` and `MIN_SECONDS`."""
+        self._num_steps = num_steps
         self._ends: list[float] = []
         self._waits: list[float] = []
         self._trainer, self._waited = trainer, 0.0
@@ -191,11 +203,14 @@ class _Clock(TrainerCallback):
             torch.cuda.synchronize()
         self._ends.append(time.perf_counter())
         self._waits.append(getattr(self._trainer, "wait_seconds", self._waited))
+        num_measured = len(self._ends) - NUM_WARMUP_STEPS
+        if num_measured >= self._num_steps and self.measured()[0] >= MIN_SECONDS:
+            control.should_training_stop = True
 
-    def measured(self) -> tuple[float, float]:
-        """Seconds of the steps after the first, and how many of these it waited."""
+    def measured(self) -> tuple[float, float, int]:
+        """Seconds of the steps after the first ones, how many of these it waited, and the number of these steps."""
         ends, waits = self._ends[NUM_WARMUP_STEPS - 1 :], self._waits[NUM_WARMUP_STEPS - 1 :]
-        return ends[-1] - ends[0], waits[-1] - waits[0]
+        return ends[-1] - ends[0], waits[-1] - waits[0], len(ends) - 1
 
 
 def _share(share: float | None) -> str:

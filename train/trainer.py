@@ -61,7 +61,7 @@ class RunTrainer(Trainer):
             eval_dataset=eval_feed.order.examples if eval_feed else None,
             callbacks=list(callbacks),
         )
-        self._mask = PackMask(round_up(feed.order.batch.tokens_per_pack, BLOCK), feed.device)
+        self.mask = PackMask(round_up(feed.order.batch.tokens_per_pack, BLOCK), feed.device)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Descriptions of steps, one an item, in the order of the epoch that Trainer is in."""
@@ -92,7 +92,7 @@ class RunTrainer(Trainer):
         for batch, is_last in inputs:
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
-                    loss = forward_loss(model, batch, self._mask) * self.args.world_size
+                    loss = forward_loss(model, batch, self.mask) * self.args.world_size
                 self.accelerator.backward(loss)
             total += loss.detach()
         self.wait_seconds += self._waited - before
@@ -122,7 +122,7 @@ class RunTrainer(Trainer):
         ahead = ReadAhead(self.eval_feed.order.epoch(0), self.eval_feed.batch, self.eval_feed.device, self.num_ahead)
         for batch, _ in ahead.step():
             with self.compute_loss_context_manager():
-                total += forward_loss(model, batch, self._mask)
+                total += forward_loss(model, batch, self.mask)
         ahead.close()
         total = self.accelerator.reduce(total, "sum")
         metrics = {"eval_loss": float(total)}
