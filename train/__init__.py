@@ -3,16 +3,31 @@
 run_file     what a run is: one YAML file
 inputs       what a run reads: checkpoint, records, distinct images, cache
 prompt       records to tokens, and which of them are supervised
+groups       examples that share their images: a prefix once, and a branch for each
+steps        which examples make up each optimizer step of an epoch
+packs        a step's groups as sequences that fit the GPU, dealt to the ranks
+order        all forward passes of a run, and what each example weighs in its step
+positions    where the tokens of text and images stand (mRoPE)
+batch        examples to tensors with a row for each
+pack_batch   a pack to tensors
+lengths      the few lengths that packs are padded to
 vision       where a batch's images come from: the cache, or pixels (to compare with)
-batch        examples to tensors
+feed         forward passes to batches on the device
+read_ahead   batches made while the steps before them run
 tower        the module that takes the tower's place
 model        the model without its tower, and LoRA on what is left
+attention    who attends to whom in a pack
+fast_layers  the decoder layers while they train on packs
+loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
 progress     one line a logging step
+session      what a run works with: inputs, opened cache, batches, trainer
 evaluate     greedy answers, exact match, baselines
 run          a training from start to end
 predict      one question about one image
-compare      cached and plain side by side
+ways         the ways to train that are compared
+bench_step   these ways side by side
+bench_data   made-up data and a model of real size to measure on
 run_folder   what a run leaves behind
 summary      what a person reads at the end
 """

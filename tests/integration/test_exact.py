@@ -12,13 +12,15 @@ from PIL import Image
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.train.batch import IGNORED, Batch, Collator
+from lookonce.train.batch import IGNORED, Collator
+from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
+from lookonce.train.loss import OF_LOSS, weighted_loss
 from lookonce.train.model import PRECISIONS, add_lora, load_with_tower, load_without_tower
 from lookonce.train.prompt import to_messages
 from lookonce.train.run import Session
-from lookonce.train.trainer import token_mean_loss
-from lookonce.train.vision import Pixels
+from lookonce.train.run_file import BatchSection
+from lookonce.train.vision import Batch, Pixels
 
 TOLERANCE = 1e-5
 NUM_SIZES = 5
@@ -98,12 +100,12 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 def through_lookonce(model: Any, batch: Batch) -> Outcome:
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    output = model(**inputs, use_cache=False)
-    loss = token_mean_loss(output, batch["labels"])
+    inputs = {name: tensor for name, tensor in batch.items() if name not in OF_LOSS}
+    logits = model(**inputs, use_cache=False).logits
+    loss = weighted_loss(logits, batch["targets"], batch["weights"])
     loss.backward()
-    chosen = batch["labels"][:, 1:] != IGNORED
-    return Outcome(output.logits[chosen].detach(), loss.detach(), gradients(model))
+    chosen = batch["targets"] != IGNORED
+    return Outcome(logits[chosen].detach(), loss.detach(), gradients(model))
 
 
 def through_stock(model: Any, processor: Any, session: Session) -> Outcome:
@@ -143,14 +145,14 @@ def test_the_plain_way_of_the_comparison_is_the_stock_way(session, sample, stock
 
 def test_a_step_cut_into_forward_passes_has_the_same_gradient(session):
     examples, _ = session.examples("train")
-    whole = with_lora(session, load_without_tower)
-    expected = through_lookonce(whole, session.collator(examples))
-    num_tokens = sum(int(example.supervised.sum()) for example in examples)
+    expected = through_lookonce(with_lora(session, load_without_tower), session.collator(examples))
+    options = BatchSection(mode="separate", samples_per_step=len(examples), samples_per_forward=2)
+    feed = Feed.of(examples, session.prompter, session.collator.vision, options, torch.device("cpu"), seed=0)
+    [step] = feed.order.epoch(0)
+    assert len(step) == 4
     cut = with_lora(session, load_without_tower)
-    for start in range(0, len(examples), 2):
-        batch = session.collator(examples[start : start + 2])
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        token_mean_loss(cut(**inputs, use_cache=False), batch["labels"], torch.tensor(num_tokens)).backward()
+    losses = [through_lookonce(cut, feed.batch(forward)).loss for forward in step]
+    assert distance(torch.stack(losses).sum(), expected.loss) < TOLERANCE
     for name, gradient in gradients(cut).items():
         assert distance(gradient, expected.gradients[name]) < TOLERANCE, name
 
@@ -169,11 +171,10 @@ def test_in_bfloat16_on_a_gpu_cached_differs_from_plain_no_more_than_bfloat16_do
     def loss_and_gradient(load: Any, collator: Collator, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
         model = with_lora(cached, load, PRECISIONS[precision]).cuda()
         batch = {name: tensor.cuda() for name, tensor in collator(cached.examples("train")[0]).items()}
-        labels = batch.pop("labels")
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            loss = token_mean_loss(model(**batch, use_cache=False), labels)
-        loss.backward()
-        return loss.detach().cpu(), torch.cat([grad.flatten().float().cpu() for grad in gradients(model).values()])
+            outcome = through_lookonce(model, batch)
+        gradient = torch.cat([grad.flatten().float().cpu() for grad in outcome.gradients.values()])
+        return outcome.loss.cpu(), gradient
 
     exact = loss_and_gradient(load_with_tower, pixels, "fp32")
     plain = loss_and_gradient(load_with_tower, pixels, "bf16")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
+import pytest
 import torch
 
 from lookonce.train.batch import IGNORED, Collator
@@ -20,7 +19,7 @@ class FakeVision:
     def grid_thw(self, key):
         return (1, 2, 2 * TOKENS_OF[key])
 
-    def load(self, keys):
+    def load(self, keys, device="cpu"):
         return torch.cat([torch.full((TOKENS_OF[key], 1, 1), float(ord(key))) for key in keys])
 
 
@@ -51,16 +50,27 @@ def test_text_is_padded_on_the_right_and_placeholders_are_expanded():
 def test_only_columns_before_a_supervised_token_are_predicted():
     batch = COLLATOR(EXAMPLES)
     assert batch["logits_to_keep"].tolist() == [0, 3, 5, 6]
-    assert batch["labels"].tolist() == [
-        [IGNORED, IGNORED, 7, IGNORED, IGNORED],
-        [IGNORED, IGNORED, IGNORED, 9, 10],
-        [IGNORED, 12, IGNORED, IGNORED, IGNORED],
+    assert batch["targets"].tolist() == [
+        [IGNORED, 7, IGNORED, IGNORED],
+        [IGNORED, IGNORED, 9, 10],
+        [12, IGNORED, IGNORED, IGNORED],
     ]
 
 
-def test_every_supervised_token_is_a_label_once():
-    labels = COLLATOR(EXAMPLES)["labels"]
-    assert (labels[:, 1:] != IGNORED).sum() == sum(e.supervised.sum() for e in EXAMPLES)
+def test_every_supervised_token_is_a_target_once():
+    targets = COLLATOR(EXAMPLES)["targets"]
+    assert (targets != IGNORED).sum() == sum(e.supervised.sum() for e in EXAMPLES)
+
+
+def test_a_target_weighs_what_is_said_of_its_example_and_the_rest_nothing():
+    batch = COLLATOR.texts(EXAMPLES, [0.5, 0.25, 2.0])
+    assert batch["weights"].tolist() == [[0, 0.5, 0, 0], [0, 0, 0.25, 0.25], [2, 0, 0, 0]]
+    assert "pixel_values" not in batch
+
+
+def test_a_batch_alone_weighs_all_its_targets_alike_and_1_in_all():
+    batch = COLLATOR(EXAMPLES)
+    assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
 
 
 def test_images_come_in_the_order_of_their_placeholders():
@@ -73,17 +83,9 @@ def test_prompts_are_padded_on_the_left():
     batch = COLLATOR.prompts(EXAMPLES[1:])
     assert batch["input_ids"][1].tolist() == [PAD] * 6 + [11, 12]
     assert batch["attention_mask"][1].tolist() == [0] * 6 + [1, 1]
-    assert "labels" not in batch
+    assert "targets" not in batch
 
 
 def test_a_batch_without_images_has_no_pixels():
     batch = COLLATOR(EXAMPLES[2:])
     assert "pixel_values" not in batch and "image_grid_thw" not in batch
-
-
-def test_a_collator_can_be_given_to_loader_workers(built):
-    from lookonce.train.vision import CachedFeatures
-
-    collator = Collator(CachedFeatures(built), IMAGE, PAD)
-    key = next(built.keys())
-    assert torch.equal(pickle.loads(pickle.dumps(collator)).vision.load([key]), built[key])

@@ -25,6 +25,16 @@ def test_three_keys_are_enough(tmp_path):
     assert run.lora.rank == 16 and run.train.precision == "bf16"
 
 
+def test_a_record_is_never_longer_than_the_sequence_it_is_packed_into(tmp_path):
+    def longest(*assignments: str) -> int:
+        return read(tmp_path, MINIMAL, "batch.max_tokens=900", *assignments).batch.longest_record
+
+    assert longest() == 900
+    assert longest("batch.tokens_per_pack=500") == 500
+    assert longest("batch.tokens_per_pack=500", "batch.mode=packed") == 500
+    assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == 900
+
+
 def test_what_was_resolved_reads_as_the_same_run(tmp_path):
     run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
     assert read(tmp_path, run.to_yaml()) == run
@@ -63,7 +73,9 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
         (MINIMAL + "train: {load_best_model_at_end: true, eval_steps: 3}\n", (), "save_steps to be a multiple"),
         (MINIMAL + "train: {load_best_model_at_end: true}\n", (), "needs data.val"),
-        (MINIMAL, ("batch.samples_per_step=6",), r"\(6\) must be a multiple of samples_per_forward \(4\)"),
+        (MINIMAL, ("batch.samples_per_step=0",), r"batch.samples_per_step: .* \(got 0\)"),
+        (MINIMAL, ("batch.mode=share",), r"batch.mode: .*'shared', 'packed' or 'separate' \(got 'share'\)"),
+        (MINIMAL, ("batch.questions_per_image=0",), r"batch.questions_per_image: .* \(got 0\)"),
         ("model: {path: m}\ndata: {train: []}\noutput: b\n", (), "data.train: .*at least 1 item"),
         ("model: {path: ''}\ndata: {train: a}\noutput: b\n", (), "model.path: .*at least 1 character"),
         ("- a\n- b\n", (), "mapping"),

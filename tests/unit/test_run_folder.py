@@ -61,7 +61,7 @@ def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"train": {"loader_workers": 3}}, {"cache": {"dir": "elsewhere"}}, {"model": {"path": "moved"}}]
+    "change", [{"train": {"prefetch": 3}}, {"cache": {"dir": "elsewhere"}}, {"model": {"path": "moved"}}]
 )
 def test_what_does_not_change_the_training_may_change(make_run, change):
     claim(RunFolder(make_run().output), make_run())
