@@ -27,7 +27,6 @@ from lookonce.train.fast_layers import text_model, training_on_packs
 from lookonce.train.prompt import Example
 from lookonce.train.session import Session
 from lookonce.train.trainer import RunTrainer
-from lookonce.train.warm_up import warm_up
 from lookonce.train.ways import Way, set_up
 
 KVASIR_EPOCH = 41_079
@@ -130,8 +129,6 @@ def _measure(way: Way, session: Session, examples: Sequence[Example], num_steps:
         clock = _Clock(trainer, num_steps)
         compiled = session.inputs.run.train.compile and torch.cuda.is_available()
         with training_on_packs(model, compiled=compiled) if way.has_packs else contextlib.nullcontext():
-            if way.has_packs:
-                warm_up(trainer)
             trainer.train()
     seconds, waited, measured_steps = clock.measured()
     in_step = session.inputs.run.batch.samples_per_step

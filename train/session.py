@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from lookonce.train.prompt import Example, Prompter, make_examples
 from lookonce.train.run_file import BatchSection
 from lookonce.train.trainer import RunTrainer
 from lookonce.train.vision import CachedFeatures, VisionSource
+from lookonce.train.warm_up import WarmUp
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,11 @@ def make_trainer(
     held_out: Sequence[Example] = (),
     callbacks: Sequence[Any] = (),
     vision: VisionSource | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> RunTrainer:
     """A trainer of a model on examples, validated with those `held_out`, that prints nothing by itself.
 
-    Images come from the session's cache, or from `vision`.
+    Images come from the session's cache, or from `vision`. `say` gets notes for a person.
     """
     options = session.inputs.run
     vision = vision or CachedFeatures(session.cache, int(options.train.host_cache_gb * 1e9))
@@ -77,4 +79,5 @@ def make_trainer(
     )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
+    trainer.add_callback(WarmUp(trainer, say))
     return trainer

@@ -1,20 +1,23 @@
-"""A trial of the longest packs before training: compiles for each length, and shows whether they fit the GPU.
+"""A trial of the longest packs as training begins: compiles for each length, and shows whether they fit the GPU.
 
 Design: measured and not computed, since what a pack needs depends on the model, the adapter, checkpointing and the
 compiler. It costs one forward and backward pass for each of a few lengths, and the time to compile, which would have to
-be spent anyhow, but in the middle of training.
+be spent anyhow, but in the middle of training. What is compiled for later than that should not have been, and is told.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from lookonce.errors import TrainingError
 from lookonce.text import duration, size
+from lookonce.train.fast_layers import num_graphs
 from lookonce.train.lengths import fitting
 from lookonce.train.loss import forward_loss
 from lookonce.train.order import Forward
@@ -22,8 +25,8 @@ from lookonce.train.trainer import RunTrainer
 
 
 @dataclass(frozen=True)
-class WarmUp:
-    """What the trial showed."""
+class Trial:
+    """What it showed."""
 
     lengths: list[int]
     seconds: float
@@ -38,26 +41,42 @@ class WarmUp:
         )
 
 
-def warm_up(trainer: RunTrainer) -> WarmUp | None:
-    """Run the fullest pack of each length forward and backward, and forget the gradients; on a GPU.
+class WarmUp(TrainerCallback):
+    """Makes the trial when a trainer has its model ready, and watches for what is compiled in later steps."""
+
+    def __init__(self, trainer: RunTrainer, say: Callable[[str], None]) -> None:
+        self._trainer, self._say = trainer, say
+        self._num_graphs = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer.feed.lengths:
+            self._say(try_out(self._trainer).text())
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._num_graphs = num_graphs()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer.feed.lengths and (new := num_graphs() - self._num_graphs):
+            self._say(f"step {state.global_step} compiled {new} graphs anew: its packs were longer than those tried")
+
+
+def try_out(trainer: RunTrainer) -> Trial:
+    """Run the fullest pack of each length forward and backward, and forget the gradients.
 
     Raises:
         TrainingError: one of them does not fit; says what to lower.
     """
-    if not trainer.feed.lengths or not torch.cuda.is_available():
-        return None
     torch.cuda.reset_peak_memory_stats()
-    start, model = time.perf_counter(), trainer.model
-    fullest = _fullest(trainer)
+    start, fullest = time.perf_counter(), _fullest(trainer)
     with torch.random.fork_rng(devices=[trainer.feed.device]):
         for length, forward in sorted(fullest.items(), reverse=True):
             try:
-                _run(trainer, model, forward)
+                _run(trainer, forward)
             except torch.OutOfMemoryError:
                 raise TrainingError(_too_long(trainer, length)) from None
     torch.cuda.synchronize()
     total = torch.cuda.get_device_properties(trainer.feed.device).total_memory
-    return WarmUp(sorted(fullest), time.perf_counter() - start, torch.cuda.max_memory_allocated(), total)
+    return Trial(sorted(fullest), time.perf_counter() - start, torch.cuda.max_memory_allocated(), total)
 
 
 def _fullest(trainer: RunTrainer) -> dict[int, Forward]:
@@ -70,11 +89,11 @@ def _fullest(trainer: RunTrainer) -> dict[int, Forward]:
     return found
 
 
-def _run(trainer: RunTrainer, model: Any, forward: Forward) -> None:
+def _run(trainer: RunTrainer, forward: Forward) -> None:
+    model: Any = trainer.model_wrapped  # as it trains: under autocast, and in several processes
     model.train()
-    with trainer.compute_loss_context_manager():
-        loss = forward_loss(model, trainer.feed.batch(forward), trainer.mask)
-    trainer.accelerator.backward(loss)
+    with trainer.accelerator.no_sync(model):
+        trainer.accelerator.backward(forward_loss(model, trainer.feed.batch(forward), trainer.mask))
     model.zero_grad(set_to_none=True)
 
 
