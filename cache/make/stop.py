@@ -1,38 +1,15 @@
-"""Being told to stop: SIGTERM and SIGUSR1, which Slurm sends before a time limit or a preemption.
+"""A build that is told to stop.
 
 Design: SIGUSR1 is notice (`--signal=B:USR1@120`), so the shard in work is finished first; SIGTERM means that a kill
-follows within seconds, so it is dropped; so does a second signal of either kind. Both end with exit code 75
-(EX_TEMPFAIL): not done, run me again. Ctrl-C stays what it is.
+follows within seconds, so it is dropped; so does a second signal of either kind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
-from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
-from lookonce.errors import Stopped
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-@contextlib.contextmanager
-def stopping_early() -> Iterator[None]:
-    """While nothing is in work yet, or any more: a signal ends the program at once, with the same exit code."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(f"stopped by {signal.Signals(number).name}; the same command goes on")
-
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stop) for number in SIGNALS} if on_main_thread else {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+from lookonce.stop import handling
 
 
 class StopSignals:
@@ -43,16 +20,14 @@ class StopSignals:
         """Of the first signal that came."""
         self.finish_shard = True
         """Whether there is time to."""
-        self._before: dict[signal.Signals, Any] = {}
+        self._handling = handling(self._note)
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.finish_shard = not self.name and number == signal.SIGUSR1

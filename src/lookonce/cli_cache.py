@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from lookonce.cache.make.stop import stopping_early
 from lookonce.cli_options import (
     JSON,
     RUN,
@@ -22,6 +21,7 @@ from lookonce.cli_options import (
     open_inputs,
     say,
 )
+from lookonce.stop import stopping_early
 from lookonce.text import count, duration
 
 
