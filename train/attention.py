@@ -60,8 +60,10 @@ class PackMask:
 
         `run` and `prefix` `[L]` say of each token which run it is in and which run is that one's prefix.
         """
-        if self.device.type != "cuda":
-            return dense_mask(run, prefix)
+        return self.blocks(run, prefix) if self.device.type == "cuda" else dense_mask(run, prefix)
+
+    def blocks(self, run: torch.Tensor, prefix: torch.Tensor) -> BlockMask:
+        """FlexAttention's."""
         length = len(run)
         self._run[:length].copy_(run, non_blocking=True)
         self._prefix[:length].copy_(prefix, non_blocking=True)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from lookonce.train.groups import Group
 
@@ -108,11 +109,9 @@ def _spread(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list[int
 
 
 def row_batches(step: Sequence[Group], samples_per_forward: int, num_ranks: int = 1) -> list[list[Pack]]:
-    """Groups of one example each, in their order, as batches of rows; every rank has as many, fillers included."""
-    rows = list(step)
-    packs = [
-        Pack(tuple(rows[start : start + samples_per_forward])) for start in range(0, len(rows), samples_per_forward)
-    ]
-    filler = replace(packs[-1], is_filler=True)
-    packs += [filler] * (-len(packs) % num_ranks)
+    """Groups of one example each, in their order, as even batches of rows; every rank has as many, fillers included."""
+    num_packs = num_ranks * math.ceil(len(step) / (samples_per_forward * num_ranks))
+    edges = [len(step) * number // num_packs for number in range(num_packs + 1)]
+    packs = [Pack(tuple(step[start:end])) for start, end in pairwise(edges) if end > start]
+    packs += [replace(packs[0], is_filler=True)] * (num_packs - len(packs))
     return [packs[rank::num_ranks] for rank in range(num_ranks)]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.train.groups import Group
-from lookonce.train.packs import Pack, pack_step
+from lookonce.train.packs import Pack, pack_step, row_batches
 from lookonce.train.steps import epoch_steps
 
 quick = settings(deadline=None, database=None, max_examples=80)
@@ -188,3 +188,63 @@ def test_the_longest_pack_of_a_large_step_is_little_longer_than_their_mean():
     for step in kvasir_steps(2000, 512):
         [packs] = pack_step(step, 8192)
         assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
+
+
+NUM_ROWS, ROWS = st.integers(1, 20), st.integers(1, 6)
+
+
+def rows_of(num_rows: int) -> list[Group]:
+    return groups_of([(10, [number + 1]) for number in range(num_rows)])
+
+
+@quick
+@given(NUM_ROWS, ROWS, RANKS)
+def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_ranks):
+    rows = rows_of(num_rows)
+    ranks = row_batches(rows, at_most, num_ranks)
+    found = [row for pack in packs_of(ranks) if not pack.is_filler for row in pack.groups]
+    assert sorted(found, key=rows.index) == rows
+    assert all(1 <= pack.num_samples <= at_most for pack in packs_of(ranks))
+
+
+@quick
+@given(NUM_ROWS, ROWS, RANKS)
+def test_every_rank_has_as_many_batches_of_rows(num_rows, at_most, num_ranks):
+    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
+    assert len(ranks) == num_ranks and len({len(packs) for packs in ranks}) == 1
+
+
+@quick
+@given(NUM_ROWS, ROWS)
+def test_one_rank_has_its_rows_in_their_order_and_needs_no_filler(num_rows, at_most):
+    rows = rows_of(num_rows)
+    [packs] = row_batches(rows, at_most)
+    assert [row for pack in packs for row in pack.groups] == rows
+    assert len(packs) == -(-num_rows // at_most)
+
+
+@quick
+@given(NUM_ROWS, ROWS, RANKS)
+def test_batches_of_rows_are_alike_and_need_fillers_only_where_each_has_one_row(num_rows, at_most, num_ranks):
+    packs = packs_of(row_batches(rows_of(num_rows), at_most, num_ranks))
+    sizes = [pack.num_samples for pack in packs]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == 1 or not any(pack.is_filler for pack in packs)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "at_most", "num_ranks", "expected"),
+    [
+        (5, 2, 1, [[1, 2, 2]]),
+        (8, 8, 2, [[4], [4]]),
+        (16, 4, 2, [[4, 4], [4, 4]]),
+        (18, 8, 2, [[4, 4], [5, 5]]),
+        (2, 8, 3, [[1], [1], [-1]]),
+    ],
+    ids=["one rank", "no rank is idle", "as many as allowed", "ranks alike", "fewer rows than ranks"],
+)
+def test_rows_are_dealt_as_the_table_says(num_rows, at_most, num_ranks, expected):
+    """Fillers are negative."""
+    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
+    found = [[-pack.num_samples if pack.is_filler else pack.num_samples for pack in packs] for packs in ranks]
+    assert found == expected
