@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from lookonce.datasets.sample.model import write_model
-from lookonce.train.compare import compare
+from lookonce.train.bench_step import bench_step
 from lookonce.train.inputs import Inputs
 from lookonce.train.run import Session, train
 from lookonce.train.run_file import RunFile
+from lookonce.train.ways import find_ways
 
-NUM_STEPS = 20
+NUM_STEPS, NUM_MEASURED = 20, 5
 
 
 @pytest.fixture
@@ -38,11 +39,15 @@ def test_eight_real_frames_and_56_questions_are_cached_and_trained_on(run):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-def test_cached_and_plain_steps_have_equal_losses(run):
+def test_with_the_tower_and_from_the_cache_steps_have_equal_losses_in_every_mode(run, monkeypatch):
+    monkeypatch.setattr("lookonce.train.bench_step.MIN_SECONDS", 0)
     inputs = Inputs.open(run)
     inputs.build()
     session = Session.open(inputs)
-    comparison = compare(inputs, session.prompter, session.examples("train")[0], NUM_STEPS)
-    assert len(comparison.cached.losses) >= NUM_STEPS
-    assert comparison.worst_loss_difference < 1e-5
-    assert comparison.cached.ms_per_sample < comparison.plain.ms_per_sample
+    ways = find_ways(["tower", "packed", "cached", "shared"])
+    report = bench_step(session, session.examples("train")[0], ways, NUM_MEASURED)
+    expected, *others = (measured.losses for measured in report.measured)
+    assert len(expected) >= NUM_MEASURED
+    for losses in others:
+        assert losses == pytest.approx(expected, rel=1e-4)
+    assert report.of("shared").ms_per_sample < report.of("tower").ms_per_sample
