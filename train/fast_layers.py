@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
+from lookonce.errors import ModelError
 from lookonce.train.attention import NAME
 
+FULL_ATTENTION = "full_attention"
+"""transformers' name for layers that attend to whatever their mask allows."""
 COMPILER: dict[str, Any] = {
     "recompile_limit": 128,
     "accumulated_recompile_limit": 4096,
@@ -27,8 +30,13 @@ COMPILER: dict[str, Any] = {
 
 @contextlib.contextmanager
 def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
-    """Give a model's decoder layers the attention of packs, and compile them; undone at the end."""
+    """Give a model's decoder layers the attention of packs, and compile them; undone at the end.
+
+    Raises:
+        ModelError: a layer attends in another way, which would mix the questions of a pack.
+    """
     text = text_model(model)
+    _check_layers(text.config)
     before = text.config._attn_implementation
     text.config._attn_implementation = NAME
     try:
@@ -41,6 +49,16 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
         text.config._attn_implementation = before
         for layer in text.layers:
             layer._compiled_call_impl = None
+
+
+def _check_layers(config: Any) -> None:
+    """A layer with a state that runs over its sequence, or with a window, knows nothing of who attends to whom."""
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL_ATTENTION})
+    if others:
+        raise ModelError(
+            f"{config.model_type} has layers of {', '.join(others)}, which can not keep the questions of a pack apart; "
+            "set batch.mode: separate"
+        )
 
 
 def text_model(model: Any) -> Any:
