@@ -27,7 +27,7 @@ from lookonce.train.fast_layers import text_model, training_on_packs
 from lookonce.train.prompt import Example
 from lookonce.train.session import Session
 from lookonce.train.trainer import RunTrainer
-from lookonce.train.ways import Way, set_up
+from lookonce.train.ways import Say, Way, set_up
 
 KVASIR_EPOCH = 41_079
 """Training samples of Kvasir-VQA, split by image 70/15/15."""
@@ -115,17 +115,22 @@ class StepReport:
         }
 
 
-def bench_step(session: Session, examples: Sequence[Example], ways: Sequence[Way], num_steps: int) -> StepReport:
-    """Train `num_steps` optimizer steps each way and measure them; nothing is saved."""
+def bench_step(
+    session: Session, examples: Sequence[Example], ways: Sequence[Way], num_steps: int, say: Say = lambda text: None
+) -> StepReport:
+    """Train `num_steps` optimizer steps each way, or more, and measure them; nothing is saved. `say` gets notes."""
     rate = products_rate() if torch.cuda.is_available() else None
-    measured = [_measure(way, session, examples, num_steps, rate) for way in ways]
+    measured = [_measure(way, session, examples, num_steps, rate, say) for way in ways]
     return StepReport(measured, session.inputs.run.batch.samples_per_step, rate and rate / 1e12)
 
 
-def _measure(way: Way, session: Session, examples: Sequence[Example], num_steps: int, rate: float | None) -> Measured:
+def _measure(
+    way: Way, session: Session, examples: Sequence[Example], num_steps: int, rate: float | None, say: Say
+) -> Measured:
     _free_memory()
     with tempfile.TemporaryDirectory() as folder:
-        model, trainer = set_up(way, session, examples, MAX_STEPS, Path(folder))
+        say(f"{way.name}: {way.says}")
+        model, trainer = set_up(way, session, examples, MAX_STEPS, Path(folder), say)
         clock = _Clock(trainer, num_steps)
         compiled = session.inputs.run.train.compile and torch.cuda.is_available()
         with training_on_packs(model, compiled=compiled) if way.has_packs else contextlib.nullcontext():

@@ -44,7 +44,7 @@ class Feed:
         feed = cls(order, prompter, vision, device)
         if batch.mode == "separate" or device.type != "cuda":
             return feed
-        return replace(feed, lengths=choose_lengths(order.lengths(0), batch.tokens_per_pack, BLOCK))
+        return replace(feed, lengths=choose_lengths(order.lengths_to_come(), batch.tokens_per_pack, BLOCK))
 
     def batch(self, forward: Forward) -> Batch:
         """What the model gets, `run` and `prefix` in place of the mask, and the targets and weights of the loss."""

@@ -1,42 +1,58 @@
 """The few lengths that packs are padded to on a GPU, where each length is compiled for once.
 
-Design: compiling takes some ten seconds a length, padding costs its share of every step. The lengths of an epoch's
-packs are known beforehand, so the best few are too: those with the least padding in all, found by dynamic programming
-over the lengths that occur. A length for whatever may come in another epoch, the longest allowed, is always there, and
-is compiled for when it is needed.
+Design: compiling takes some ten seconds a length, padding costs its share of every step. The lengths of the packs to
+come are known beforehand, so the best few are too: those with the least padding in all, found by dynamic programming
+over the lengths that occur; one more must be worth its compilation. A length for whatever may come in a later epoch,
+the longest allowed, is always there, and is compiled for when it is needed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-NUM_LENGTHS = 4
+MAX_LENGTHS = 8
+WORTH = 0.02
+"""Of all tokens, what a further length must save."""
 
 
 def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def choose_lengths(found: Sequence[int], longest: int, multiple: int, num_lengths: int = NUM_LENGTHS) -> list[int]:
-    """At most `num_lengths` multiples that hold all the lengths `found` with the least padding, and `longest`."""
+def choose_lengths(
+    found: Sequence[int], longest: int, multiple: int, max_lengths: int = MAX_LENGTHS, worth: float = WORTH
+) -> list[int]:
+    """The multiples that hold all the lengths `found` with little padding, and one that holds `longest`; sorted."""
     counts = sorted(Counter(round_up(length, multiple) for length in found).items())
+    best: list[int] = []
+    num_tokens = math.inf
+    for lengths, padded in _best_of_each_number(counts, max_lengths):
+        if num_tokens - padded < worth * sum(found):
+            break
+        best, num_tokens = lengths, padded
+    return sorted({*best, round_up(longest, multiple)})
+
+
+def _best_of_each_number(counts: Sequence[tuple[int, int]], max_lengths: int) -> Iterator[tuple[list[int], float]]:
+    """With one length, with two, ...: those that make the fewest tokens of `counts` (lengths and how often), and how
+    many that are."""
     sizes, numbers = [size for size, _ in counts], [number for _, number in counts]
-
-    def padded(first: int, last: int) -> int:
-        """Tokens if all from `first` to `last` are padded to the last."""
-        return sizes[last] * sum(numbers[first : last + 1])
-
+    below = [0, *itertools.accumulate(numbers)]
     best: list[tuple[float, list[int]]]
     best = [(0, []), *((math.inf, []) for _ in sizes)]  # for none of the sizes, for the first, the first two, ...
-    for _ in range(min(num_lengths, len(sizes))):
+    for _ in range(min(max_lengths, len(sizes))):
         best = [best[0]] + [
-            min((best[first][0] + padded(first, last), [*best[first][1], sizes[last]]) for first in range(last + 1))
+            min(
+                (best[first][0] + sizes[last] * (below[last + 1] - below[first]), [*best[first][1], sizes[last]])
+                for first in range(last + 1)
+            )
             for last in range(len(sizes))
         ]
-    return sorted({*best[-1][1], round_up(longest, multiple)})
+        yield best[-1][1], best[-1][0]
 
 
 def fitting(length: int, lengths: Sequence[int]) -> int:

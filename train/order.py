@@ -17,6 +17,9 @@ from lookonce.train.prompt import Example
 from lookonce.train.run_file import BatchSection
 from lookonce.train.steps import epoch_steps, num_steps
 
+ENOUGH_PACKS = 1000
+MAX_EPOCHS = 100
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -56,6 +59,14 @@ class Order:
     def lengths(self, number: int) -> list[int]:
         """Of all packs of an epoch on all ranks, in tokens."""
         return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
+
+    def lengths_to_come(self) -> list[int]:
+        """Of the packs of the first epochs, enough of them to tell which lengths occur."""
+        found: list[int] = []
+        for number in range(MAX_EPOCHS):
+            if len(found) < ENOUGH_PACKS:
+                found += self.lengths(number)
+        return found
 
     def _dealt(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
         options = self.batch

@@ -7,6 +7,7 @@ be spent anyhow, but in the middle of training. What is compiled for later than 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,13 +81,18 @@ def try_out(trainer: RunTrainer) -> Trial:
 
 
 def _fullest(trainer: RunTrainer) -> dict[int, Forward]:
-    """For each length that occurs in the first epoch, its pack with the most tokens."""
+    """For each length that occurs in the first epochs, its pack with the most tokens."""
     found: dict[int, Forward] = {}
-    for forward in (forward for step in trainer.feed.order.epoch(0) for forward in step):
-        length = fitting(forward.pack.num_tokens, trainer.feed.lengths)
+    order, lengths = trainer.feed.order, trainer.feed.lengths
+    num_left = len(order.lengths_to_come())
+    for forward in (forward for number in itertools.count() for step in order.epoch(number) for forward in step):
+        length = fitting(forward.pack.num_tokens, lengths)
         if length not in found or found[length].pack.num_tokens < forward.pack.num_tokens:
             found[length] = forward
-    return found
+        num_left -= order.num_ranks
+        if num_left <= 0:
+            return found
+    raise AssertionError("there is always another epoch")
 
 
 def _run(trainer: RunTrainer, forward: Forward) -> None:

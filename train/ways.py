@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from lookonce.train.session import Session, make_trainer
 from lookonce.train.trainer import training_arguments
 from lookonce.train.vision import Batch, Pixels
 
+Say = Callable[[str], None]
 PLAIN_ROWS = 4
 """A forward pass of the plain ways, as people train: more do not fit a GPU of 80 GB."""
 
@@ -86,8 +87,10 @@ def find_ways(names: Sequence[str]) -> list[Way]:
     return sorted((WAYS[name] for name in names), key=lambda way: way.name == "liger")
 
 
-def set_up(way: Way, session: Session, examples: Sequence[Example], num_steps: int, folder: Path) -> tuple[Any, Any]:
-    """The model with a fresh adapter and the trainer of so many steps, which saves nothing and prints nothing."""
+def set_up(
+    way: Way, session: Session, examples: Sequence[Example], num_steps: int, folder: Path, say: Say
+) -> tuple[Any, Any]:
+    """The model with a fresh adapter and the trainer of so many steps, which saves nothing; `say` gets its notes."""
     if way.name == "liger":
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3_vl
 
@@ -108,7 +111,8 @@ def set_up(way: Way, session: Session, examples: Sequence[Example], num_steps: i
     if way.mode is None:
         return model, _stock_trainer(session, model, examples, folder, arguments)
     pixels = Pixels(inputs.processor, inputs.images.path_of) if way.has_tower else None
-    return model, make_trainer(session, model, training_arguments(run, folder, **arguments), examples, vision=pixels)
+    settings = training_arguments(run, folder, **arguments)
+    return model, make_trainer(session, model, settings, examples, vision=pixels, say=say)
 
 
 def _run_of(way: Way, run: RunFile) -> RunFile:

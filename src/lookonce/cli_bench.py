@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.cli_options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs, read_run
+from lookonce.cli_options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs, read_run, say
 
 
 @click.group()
@@ -75,7 +75,7 @@ def bench_step(
     elif run_file:
         inputs = Inputs.open(read_run(run_file, assignments))
     session = Session.open(inputs)
-    report = measure(session, session.examples("train")[0], chosen, steps)
+    report = measure(session, session.examples("train")[0], chosen, steps, say)
     emit(report.to_json(), report.text(), as_json)
 
 

@@ -31,7 +31,7 @@ def test_no_other_lengths_need_less_padding(found, num_lengths):
         for number in range(num_lengths)
         for chosen in combinations(sizes[:-1], min(number, len(sizes) - 1))
     ]
-    chosen = choose_lengths(found, longest, MULTIPLE, num_lengths)
+    chosen = choose_lengths(found, longest, MULTIPLE, num_lengths, worth=0)
     assert padded(found, chosen) == min(padded(found, other) for other in others)
 
 
@@ -70,3 +70,9 @@ def test_the_shortest_that_holds_a_pack_fits_it(length, expected):
 @pytest.mark.parametrize(("number", "expected"), [(0, 0), (1, 8), (8, 8), (9, 16)])
 def test_numbers_are_rounded_up(number, expected):
     assert round_up(number, MULTIPLE) == expected
+
+
+def test_a_length_that_saves_little_is_not_compiled_for():
+    found = [1000] * 100 + [1100] + [8000] * 100
+    assert choose_lengths(found, 8192, 1) == [1100, 8000, 8192]
+    assert choose_lengths(found, 8192, 1, worth=0) == [1000, 1100, 8000, 8192]
