@@ -143,7 +143,7 @@ def _measure(
     num_tokens = sum(example.num_tokens for example in examples)
     num_run = sum(trainer.feed.order.lengths(0)) if way.has_packs else num_tokens
     ran = num_run / len(examples) * num_samples
-    return Measured(
+    measured = Measured(
         way=way.name,
         says=way.says,
         num_steps=measured_steps,
@@ -155,6 +155,8 @@ def _measure(
         peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
         losses=losses[: num_steps + NUM_WARMUP_STEPS],
     )
+    say(f"{way.name}: {measured.ms_per_sample:.2f} ms a sample")
+    return measured
 
 
 def samples_seen(num_samples: int, samples_per_step: int, num_steps: int) -> int:

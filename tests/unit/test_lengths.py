@@ -74,5 +74,5 @@ def test_numbers_are_rounded_up(number, expected):
 
 def test_a_length_that_saves_little_is_not_compiled_for():
     found = [1000] * 100 + [1100] + [8000] * 100
-    assert choose_lengths(found, 8192, 1) == [1100, 8000, 8192]
+    assert choose_lengths(found, 8192, 1) == [1000, 8000, 8192]
     assert choose_lengths(found, 8192, 1, worth=0) == [1000, 1100, 8000, 8192]
