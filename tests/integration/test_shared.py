@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.train.attention import PackMask
@@ -19,11 +22,15 @@ from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
 from lookonce.train.loss import forward_loss
 from lookonce.train.model import add_lora, load_without_tower
-from lookonce.train.run import Session
-from lookonce.train.run_file import BatchSection
+from lookonce.train.run_file import BatchSection, RunFile
+from lookonce.train.session import Session
+from lookonce.train.trainer import CHECKPOINTING
 
 TOLERANCE = 1e-5
 SIZES = {"min_pixels": 1, "max_pixels": 120_000}
+CPU = torch.device("cpu")
+ALL = 1000
+"""Samples a step: more than there are."""
 
 
 @dataclass
@@ -50,34 +57,22 @@ def assert_same(found: Step, expected: Step) -> None:
 def records(sample: Path) -> list[Record]:
     """Images of several sizes with 1 to 17 questions, a system text, several turns, two images, and no image."""
     everything = read_records(sample / "train.jsonl")
-    by_image: dict[tuple[Path, ...], list[Record]] = {}
-    for record in everything:
-        by_image.setdefault(record.images, []).append(record)
     turns = [record.turns[0] for record in everything]
-    rng = random.Random(0)
-    groups = list(by_image.items())[:7]
-    found = []
-    for number, (images, of_image) in enumerate(groups):
-        size = (1, 17, 9, 4, 12, 1, 6)[number]
-        asked = [*of_image, *(Record(images, (rng.choice(turns),)) for _ in range(size))][:size]
-        found += asked
-    first, second = groups[0][0], groups[1][0]
+    images = list(dict.fromkeys(record.images for record in everything))
+    rng, found = random.Random(0), []
+    for shown, num_questions in zip(images, (1, 17, 4), strict=False):
+        found += [Record(shown, (turn,)) for turn in rng.sample(turns, num_questions)]
+    first, second = images[:2]
     found += [Record(first, (turn,), system="Answer briefly.") for turn in turns[:3]]
-    found += [Record(first, (turns[4], turns[5]))]
-    found += [Record(first, (turns[4], turns[6]))]
+    found += [Record(first, (turns[4], turns[5])), Record(first, (turns[4], turns[6]))]
     found += [Record((*second, *first), (turn,)) for turn in turns[:2]]
-    found += [Record((), (Turn("Is there text?", "no"),)), Record((), (Turn("Is there text?", "yes"),))]
-    found += [
-        Record(first, (Turn("Which?", "this"),)),
-        Record(first, (Turn("Which?", "that"),)),
-    ]  # one prefix, two ends
+    found += [Record((), (Turn("Is there text?", answer),)) for answer in ("no", "yes")]
+    found += [Record(first, (Turn("Which?", answer),)) for answer in ("this", "that")]  # one prefix, two ends
     return found
 
 
 @pytest.fixture(scope="module")
 def make_session(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Session]:
-    from lookonce.train.run_file import RunFile
-
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
@@ -100,11 +95,7 @@ def make_session(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 def without_levels(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample's model with no DeepStack, as Qwen3.5 has none."""
     folder = tmp_path_factory.mktemp("flat") / "model"
-    import shutil
-
     shutil.copytree(sample / "model", folder)
-    from safetensors.torch import load_file, save_file
-
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["deepstack_visual_indexes"] = []
     (folder / "config.json").write_text(json.dumps(config))
@@ -115,6 +106,7 @@ def without_levels(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def with_lora(session: Session) -> Any:
+    """A model whose adapter does something: LoRA's B matrices start at zero."""
     inputs = session.inputs
     model = add_lora(load_without_tower(inputs.checkpoint, torch.float32), inputs.checkpoint, inputs.run.lora, seed=1)
     generator = torch.Generator().manual_seed(2)
@@ -124,20 +116,32 @@ def with_lora(session: Session) -> Any:
     return model
 
 
-def steps(session: Session, **batch: Any) -> list[Step]:
-    """All steps of an epoch, each from the same adapter."""
-    model, options = with_lora(session), BatchSection(**batch)
-    examples = session.examples("train")[0]
-    feed = Feed.of(examples, session.prompter, session.collator.vision, options, torch.device("cpu"), seed=3)
-    mask = PackMask(options.tokens_per_pack, torch.device("cpu"))
-    found = []
-    with training_on_packs(model, compiled=False):
-        for forwards in feed.order.epoch(0):
-            loss = sum(_backward(forward_loss(model, feed.batch(forward), mask)) for forward in forwards)
-            gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
-            model.zero_grad(set_to_none=True)
-            found.append(Step(loss, gradients, len(forwards)))
-    return found
+class Bench:
+    """A model that is never changed, and what its steps come to."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.model, self.examples = session, with_lora(session), session.examples("train")[0]
+        self.expected = cache(self.separate)
+
+    def feed(self, **batch: Any) -> Feed:
+        session, options = self.session, BatchSection(**batch)
+        return Feed.of(self.examples, session.prompter, session.collator.vision, options, CPU, seed=3)
+
+    def separate(self, **batch: Any) -> list[Step]:
+        """Every question for itself; remembered."""
+        return self.steps(self.feed(mode="separate", samples_per_forward=ALL, **batch))
+
+    def steps(self, feed: Feed) -> list[Step]:
+        """All steps of an epoch, each from the same adapter."""
+        mask, found = PackMask(feed.order.batch.tokens_per_pack, CPU), []
+        with training_on_packs(self.model, compiled=False):
+            for forwards in feed.order.epoch(0):
+                loss = sum(_backward(forward_loss(self.model, feed.batch(forward), mask)) for forward in forwards)
+                trained = [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
+                gradients = {name: weight.grad for name, weight in trained}
+                self.model.zero_grad(set_to_none=True)
+                found.append(Step(loss, gradients, len(forwards)))
+        return found
 
 
 def _backward(loss: torch.Tensor) -> float:
@@ -146,8 +150,8 @@ def _backward(loss: torch.Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def whole(make_session: Callable[..., Session]) -> Session:
-    return make_session()
+def bench(make_session: Callable[..., Session]) -> Bench:
+    return Bench(make_session())
 
 
 @pytest.mark.parametrize("loss", ["token", "sample"])
@@ -155,57 +159,69 @@ def whole(make_session: Callable[..., Session]) -> Session:
     "batch",
     [
         {"mode": "shared"},
-        {"mode": "shared", "tokens_per_pack": 900},
+        {"mode": "shared", "tokens_per_pack": 600},
         {"mode": "packed", "tokens_per_pack": 2000},
         {"mode": "separate", "samples_per_forward": 3},
     ],
+    ids=["shared", "shared in several packs", "packed", "separate"],
 )
-def test_a_step_is_the_same_however_it_goes_through_the_model(whole, batch, loss):
-    num_samples = len(whole.examples("train")[0])
-    common = {"samples_per_step": num_samples, "loss": loss}
-    [expected] = steps(whole, mode="separate", samples_per_forward=num_samples, **common)
-    [found] = steps(whole, **common, **batch)
-    assert found.num_forwards == 1 or batch != {"mode": "shared"}
+def test_a_step_is_the_same_however_it_goes_through_the_model(bench, batch, loss):
+    assert len({bench.session.cache.grid_thw(key) for example in bench.examples for key in example.image_keys}) >= 3
+    [expected] = bench.expected(samples_per_step=ALL, loss=loss)
+    [found] = bench.steps(bench.feed(samples_per_step=ALL, loss=loss, **batch))
+    assert (found.num_forwards == 1) == (batch == {"mode": "shared"})
     assert_same(found, expected)
 
 
 @pytest.mark.parametrize("questions_per_image", [None, 1, 4])
-def test_all_modes_train_on_the_same_steps(whole, questions_per_image):
-    common = {"samples_per_step": 16, "questions_per_image": questions_per_image}
-    expected = steps(whole, mode="separate", **common)
-    assert len(expected) == 4
+def test_all_modes_train_on_the_same_steps(bench, questions_per_image):
+    common = {"samples_per_step": 12, "questions_per_image": questions_per_image}
+    expected = bench.expected(**common)
+    assert len(expected) == 3
     for mode in ("shared", "packed"):
-        for found, right in zip(steps(whole, mode=mode, tokens_per_pack=1000, **common), expected, strict=True):
-            assert_same(found, right)
+        found = bench.steps(bench.feed(mode=mode, tokens_per_pack=1000, **common))
+        for step, right in zip(found, expected, strict=True):
+            assert_same(step, right)
 
 
 def test_it_holds_for_a_model_without_deepstack(make_session, without_levels):
-    session = make_session(without_levels)
-    assert session.cache.fingerprint.num_levels == 1
-    [expected] = steps(session, mode="separate", samples_per_step=1000)
-    [found] = steps(session, mode="shared", samples_per_step=1000)
-    assert_same(found, expected)
+    bench = Bench(make_session(without_levels))
+    assert bench.session.cache.fingerprint.num_levels == 1
+    [found] = bench.steps(bench.feed(samples_per_step=ALL))
+    assert_same(found, bench.expected(samples_per_step=ALL)[0])
 
 
-def test_a_pack_may_be_full_to_the_last_token(whole):
-    examples = whole.examples("train")[0]
-    order = Feed.of(
-        examples, whole.prompter, whole.collator.vision, BatchSection(samples_per_step=1000), torch.device("cpu"), 3
-    ).order
-    [length] = order.lengths(0)
-    [expected] = steps(whole, mode="separate", samples_per_step=1000)
-    [found] = steps(whole, mode="shared", samples_per_step=1000, tokens_per_pack=length)
+def test_a_pack_may_be_full_to_the_last_token(bench):
+    [length] = bench.feed(samples_per_step=ALL).order.lengths(0)
+    [found] = bench.steps(bench.feed(samples_per_step=ALL, tokens_per_pack=length))
     assert found.num_forwards == 1
-    assert_same(found, expected)
-    assert [step.num_forwards for step in steps(whole, samples_per_step=1000, tokens_per_pack=length - 1)] == [2]
+    assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
+    [step] = bench.feed(samples_per_step=ALL, tokens_per_pack=length - 1).order.epoch(0)
+    assert len(step) == 2
 
 
-def test_the_images_of_a_pack_are_shown_once(whole):
-    examples = whole.examples("train")[0]
-    options = BatchSection(samples_per_step=1000)
-    feed = Feed.of(examples, whole.prompter, whole.collator.vision, options, torch.device("cpu"), 3)
-    [[forward]] = feed.order.epoch(0)
-    shared = feed.batch(forward)
-    num_groups = len({(e.image_keys, e.token_ids[:20].tobytes()) for e in examples if e.image_keys})
-    assert len(shared["image_grid_thw"]) <= num_groups + 5 < len(examples) / 3
-    assert shared["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in examples)
+def test_padding_a_pack_changes_nothing(bench):
+    feed = bench.feed(samples_per_step=ALL, tokens_per_pack=1000)
+    padded = replace(feed, lengths=(512, 1024))
+    [step] = feed.order.epoch(0)
+    lengths = {padded.batch(forward)["input_ids"].shape[1] for forward in step}
+    assert lengths <= {512, 1024} and lengths != set(feed.order.lengths(0))
+    assert_same(bench.steps(padded)[0], bench.expected(samples_per_step=ALL, loss="token")[0])
+
+
+def test_gradient_checkpointing_changes_nothing(bench):
+    bench.model.train()  # else it has no effect
+    getattr(bench.model, f"{CHECKPOINTING}_enable")()
+    [found] = bench.steps(bench.feed(samples_per_step=ALL))
+    getattr(bench.model, f"{CHECKPOINTING}_disable")()
+    bench.model.eval()
+    assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
+
+
+def test_every_image_of_a_pack_is_shown_once_after_the_same_text(bench):
+    [[forward]] = bench.feed(samples_per_step=ALL).order.epoch(0)
+    batch = bench.feed(samples_per_step=ALL).batch(forward)
+    key_of = bench.session.inputs.key_of
+    begins = {(tuple(map(key_of, record.images)), record.system) for record in bench.session.inputs.records["train"]}
+    assert len(batch["image_grid_thw"]) == sum(len(keys) for keys, _ in begins)
+    assert batch["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in bench.examples)
