@@ -21,8 +21,11 @@ fast_layers  the decoder layers while they train on packs
 loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
 progress     one line a logging step
+ranks        the processes that train together, and what the first decides
+stopping     a training that is told to stop
 session      what a run works with: inputs, opened cache, batches, trainer
 evaluate     greedy answers, exact match, baselines
+begin        how a training finds its folder, and where it goes on
 run          a training from start to end
 predict      one question about one image
 ways         the ways to train that are compared

@@ -24,7 +24,7 @@ STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 
 
 class StepLines(TrainerCallback):
-    """Prints what Trainer logs to stderr and appends it to `path`, one JSON object a line.
+    """Prints what Trainer logs to stderr and appends it to `path`, one JSON object a line; on the first rank.
 
     Rates are of the steps alone, waiting for data included; validation and checkpoints do not count.
     """
@@ -53,7 +53,8 @@ class StepLines(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step
         self._at = (state.global_step, self.busy_seconds, self._trainer.wait_seconds)
-        self._forget_after(state.global_step)
+        if state.is_world_process_zero:
+            self._forget_after(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began = time.perf_counter()
@@ -62,11 +63,14 @@ class StepLines(TrainerCallback):
         self.busy_seconds += time.perf_counter() - self._began
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if logs is None:
-            return
+        if logs and "loss" in logs:
+            _check_finite(logs, state.global_step)
+        if logs and state.is_world_process_zero:
+            self._show(state, logs)
+
+    def _show(self, state: Any, logs: dict[str, Any]) -> None:
         place = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
         if "loss" in logs:
-            _check_finite(logs, state.global_step)
             measured = self._measure(state)
             tqdm.write(f"{place}  {step_line(logs, measured)}", file=sys.stderr)
             self._append(state, logs | measured)

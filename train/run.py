@@ -3,102 +3,136 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 
-from lookonce.cache.store.uses import note_use
 from lookonce.datasets.records import Record
-from lookonce.errors import RunFolderError, UsageError
+from lookonce.errors import Stopped, UsageError
 from lookonce.files import follow_umask, write_json, write_text
+from lookonce.train.begin import Say, claim, is_finished
 from lookonce.train.bench_step import StepReport, bench_step
 from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import PRECISIONS, add_lora, load_trained, load_without_tower
 from lookonce.train.progress import StepLines
+from lookonce.train.prompt import Example
+from lookonce.train.ranks import Ranks
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
 from lookonce.train.session import Session, make_trainer
+from lookonce.train.stopping import GO_ON, StopAfterStep
 from lookonce.train.summary import Summary, Trained, summarise
 from lookonce.train.trainer import training_arguments
 from lookonce.train.ways import find_ways, way_of
 
-Say = Callable[[str], None]
 
-
-def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say = print) -> Summary:
+def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say = print) -> Summary | None:
     """Train what a run file says; gives the summary, which is also in the run's folder.
 
     A finished run is not trained again. `resume` goes on from the last checkpoint, `restart` moves what is there away
-    first. Needs the cache; `say` gets notes for a person.
+    first. Needs the cache; `say` gets notes for a person. Started by torchrun it gives None on all ranks but the first,
+    which alone evaluates the adapter.
 
     Raises:
-        LookonceError: anything a user can mend.
+        Stopped: a signal asked for it; the step in work is saved.
+        LookonceError: anything else a user can mend.
     """
-    folder, inputs = RunFolder(run.output), Inputs.open(run)
-    identity = inputs.identity()
-    if not restart:
-        folder.check(run, identity)
-        if folder.is_finished:
-            say(f"{run.output} is trained already; what follows was measured then (--restart trains it anew)")
-            return Summary.read(folder)
-        if folder.last_checkpoint and not resume:
-            raise RunFolderError(
-                f"{run.output} holds this run, unfinished, with {folder.last_checkpoint.name}; "
-                "add --resume to go on from there, or --restart to begin anew"
-            )
+    folder = RunFolder(run.output)
+    arguments = training_arguments(run, folder.checkpoints)  # what can be refused is refused before all work
+    ranks = Ranks.of(arguments)
+    say = say if ranks.is_first else _silent
+    inputs = Inputs.open(run)
+    identity = ranks.first_decides(inputs.identity)
+    if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
+        say(f"{run.output} is trained already; what follows was measured then (--restart trains it anew)")
+        return Summary.read(folder) if ranks.is_first else None
     session = Session.open(inputs)
-    if run.cache.stage and run.cache.stage not in session.cache.folder.parents:
-        say(f"no complete copy of the cache in {run.cache.stage}; reads {session.cache.folder}")
-    if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
-        say("features are stored in bfloat16, so this fp32 training sees them rounded; cache.dtype: float32 keeps them")
-    training_arguments(run, folder.checkpoints)  # all that can be refused is refused before the folder is touched
-    if restart and (moved := folder.move_away()):
-        say(f"moved the run that was there to {moved}")
-    folder.claim(run, identity)
-    note_use(inputs.cache_folder, run.output)
-    trained, model = _train(session, folder, say)
-    evaluation = evaluate(session, model, run.eval.split) if inputs.records[run.eval.split] else None
-    if evaluation:
-        save_evaluation(folder, run.eval.split, evaluation)
+    _warn(session, say)
+    begin = ranks.first_decides(lambda: claim(folder, inputs, identity, restart, say))
+    model = None if begin.is_trained else _train(session, folder, arguments, ranks, begin.checkpoint, say)
+    if not ranks.is_first:
+        return None
+    evaluation = _evaluate_trained(session, folder, model)
     del model
-    summary = summarise(inputs, session.cache, trained, evaluation, _compare(session, say))
+    trained = Trained(**json.loads(folder.trained.read_text()))
+    summary = summarise(inputs, session.cache, trained, evaluation, _compare(session, ranks, say))
     write_json(folder.folder / "summary.json", summary.to_json())
     return summary
 
 
-def _train(session: Session, folder: RunFolder, say: Say) -> tuple[Trained, Any]:
+def _silent(note: str) -> None:
+    """What ranks say but the first."""
+
+
+def _warn(session: Session, say: Say) -> None:
+    run = session.inputs.run
+    if run.cache.stage and run.cache.stage not in session.cache.folder.parents:
+        say(f"no complete copy of the cache in {run.cache.stage}; reads {session.cache.folder}")
+    if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
+        say("features are stored in bfloat16, so this fp32 training sees them rounded; cache.dtype: float32 keeps them")
+
+
+def _train(
+    session: Session,
+    folder: RunFolder,
+    arguments: TrainingArguments,
+    ranks: Ranks,
+    checkpoint: Path | None,
+    say: Say,
+) -> Any:
+    """Train and save the adapter; gives the model."""
     run, inputs = session.inputs.run, session.inputs
-    examples, num_too_long = session.examples("train")
-    held_out, num_held_out_too_long = session.examples("val") if inputs.records["val"] else ([], 0)
-    for split, number in (("train", num_too_long), ("val", num_held_out_too_long)):
-        if number:
-            num_records = len(inputs.records[split])
-            say(f"left out {number} of {num_records} {split} records, longer than {run.batch.longest_record} tokens")
+    examples, num_too_long = _examples(session, "train", say)
+    held_out, _ = _examples(session, "val", say) if inputs.records["val"] else ([], 0)
     model = load_without_tower(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
     model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
-    lines = StepLines(folder.log, run.batch.samples_per_step)
-    trainer = make_trainer(session, model, training_arguments(run, folder.checkpoints), examples, held_out, [lines])
+    lines, stop = StepLines(folder.log, run.batch.samples_per_step), StopAfterStep(ranks)
+    trainer = make_trainer(session, model, arguments, examples, held_out, [lines, stop], say=say)
     lines.attach(trainer)
-    checkpoint = folder.last_checkpoint
-    if checkpoint:
-        say(f"going on from {checkpoint.name}")
-    with training_on_packs(model, compiled=run.train.compile and torch.cuda.is_available()):
-        result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    model.save_pretrained(str(folder.adapter))
-    follow_umask(folder.folder)
-    trained = Trained(
-        num_steps=result.global_step,
-        first_step=lines.first_step,
-        num_samples=round(len(examples) * float(trainer.state.epoch or 0)),
-        num_too_long=num_too_long,
-        seconds=float(result.metrics["train_runtime"]),
-        wait_share=lines.wait_share,
-    )
-    return trained, model
+    with stop.heeding():
+        with training_on_packs(model, compiled=run.train.compile and torch.cuda.is_available()):
+            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        ranks.part()
+        if not ranks.is_first:
+            return model
+        model.save_pretrained(str(folder.adapter))
+        follow_umask(folder.folder)
+        trained = Trained(
+            num_steps=result.global_step,
+            first_step=lines.first_step,
+            num_samples=round(len(examples) * float(trainer.state.epoch or 0)),
+            num_too_long=num_too_long,
+            seconds=float(result.metrics["train_runtime"]),
+            wait_share=lines.wait_share,
+        )
+        write_json(folder.trained, asdict(trained))
+    if stop.name:
+        raise Stopped(f"stopped by {stop.name} after the last step; the adapter is saved; {GO_ON} and evaluates it")
+    return model
+
+
+def _examples(session: Session, split: str, say: Say) -> tuple[list[Example], int]:
+    examples, num_too_long = session.examples(split)
+    if num_too_long:
+        limit, num_records = session.inputs.run.batch.longest_record, len(session.inputs.records[split])
+        say(f"left out {num_too_long} of {num_records} {split} records, longer than {limit} tokens")
+    return examples, num_too_long
+
+
+def _evaluate_trained(session: Session, folder: RunFolder, model: Any) -> Evaluation | None:
+    """Evaluate what was trained, which is `model` or lies in the run's folder; None if there are no questions."""
+    inputs, split = session.inputs, session.inputs.run.eval.split
+    if not inputs.records[split]:
+        return None
+    evaluation = evaluate(session, model or load_trained(inputs.checkpoint, inputs.run, folder.adapter), split)
+    save_evaluation(folder, split, evaluation)
+    return evaluation
 
 
 def evaluate(session: Session, model: Any, split: str, records: Sequence[Record] | None = None) -> Evaluation:
@@ -168,9 +202,11 @@ def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> No
     write_json(folder.metrics(split), evaluation.to_json())
 
 
-def _compare(session: Session, say: Say) -> StepReport | None:
+def _compare(session: Session, ranks: Ranks, say: Say) -> StepReport | None:
     num_steps = session.inputs.run.train.compare_steps
-    if not num_steps:
+    if num_steps and ranks.number > 1:
+        say("train.compare_steps measures one process and is left out; compare with: lookonce bench step")
+    if not num_steps or ranks.number > 1:
         return None
     say(f"measuring {num_steps} steps, the plain way and as trained")
     return bench_step(

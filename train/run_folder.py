@@ -6,6 +6,7 @@ environment.json    versions and device
 log.jsonl           one line a logging step
 checkpoints/        Trainer's own, to resume from; TensorBoard's files in checkpoints/runs
 adapter/            the trained adapter, as PEFT saves it
+trained.json        what the training did, written after the adapter: nothing of it is left to do
 predictions/        one JSONL a split
 metrics/            one JSON a split
 summary.json        written last: a folder that has it is finished
@@ -42,6 +43,7 @@ class RunFolder:
         self.folder = folder
         self.adapter = folder / "adapter"
         self.checkpoints = folder / "checkpoints"
+        self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
 
     def predictions(self, split: str) -> Path:
@@ -67,7 +69,7 @@ class RunFolder:
     @property
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint to resume from."""
-        found = [path for path in self.checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+        found = [path for path in self.checkpoints.glob("checkpoint-*") if _is_whole(path)]
         return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
     def check(self, run: RunFile, identity: dict[str, Any]) -> None:
@@ -141,6 +143,14 @@ class RunFolder:
             raise RunFolderError(f"{self.folder} is no run's folder; make one with: lookonce train RUN.yaml") from None
         except (ValueError, KeyError) as error:
             raise RunFolderError(f"{self._record} is broken: {error}") from None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether it was written to its end: Trainer's state is its last file."""
+    try:
+        return bool(json.loads((checkpoint / "trainer_state.json").read_text()))
+    except (OSError, ValueError):
+        return False
 
 
 def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -70,8 +70,18 @@ class RunTrainer(Trainer):
         generator = torch.Generator()  # else each epoch would draw from the state that dropout draws from
         return DataLoader(_Given(len(order.examples)), batch_sampler=in_epoch, collate_fn=list, generator=generator)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, and no thread is left over."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.stop_reading()
+
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The next step, its batches made when they are asked for; Trainer's hook."""
+        if self.state.global_step >= self.state.max_steps:  # a training is resumed that had made its last step
+            self.control.should_training_stop = True
+            return [], None
         if self._steps_ahead is not epoch_iterator:
             self.stop_reading()
             self._steps_ahead = epoch_iterator
@@ -97,6 +107,11 @@ class RunTrainer(Trainer):
             total += loss.detach()
         self.wait_seconds += self._waited - before
         return total
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Trainer's, for all ranks before the first writes the file that makes a checkpoint whole."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: Trainer's estimate knows neither packs nor frozen weights."""

@@ -22,6 +22,7 @@ from lookonce.cli_cache import cache
 from lookonce.cli_options import JSON, PATH, RUN, SET, emit, read_run, say
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
+from lookonce.stop import stopping_early
 from lookonce.version import __version__
 
 
@@ -136,19 +137,24 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
 
     Evaluates it on the validation split and ends with a summary.
 
+    SIGUSR1 and SIGTERM finish the step in work, write a checkpoint and exit 75: go on with --resume.
+
     \b
     Examples:
       lookonce train experiments/sample.yaml
       lookonce train experiments/sample.yaml --set train.epochs=5 --set output=runs/longer
       lookonce train run.yaml --resume
+      torchrun --nproc-per-node 2 -m lookonce train run.yaml
     """
     if resume and restart:
         raise click.UsageError("--resume goes on and --restart begins anew; give one of them")
-    run = read_run(run_file, assignments)
-    from lookonce.train.run import train as train_run
+    with stopping_early("the same command with --resume goes on"):
+        run = read_run(run_file, assignments)
+        from lookonce.train.run import train as train_run
 
-    summary = train_run(run, resume=resume, restart=restart, say=say)
-    emit(summary.to_json(), summary.text(), as_json)
+        summary = train_run(run, resume=resume, restart=restart, say=say)
+    if summary:
+        emit(summary.to_json(), summary.text(), as_json)
 
 
 @main.command("eval")

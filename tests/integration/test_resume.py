@@ -4,56 +4,157 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+from itertools import chain
 
 import pytest
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+from lookonce.cache.store.read import VisionCache
 from lookonce.errors import CacheError, RunFolderError
+from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
 from lookonce.train.progress import StepLines
 from lookonce.train.run import evaluate_run, train
 
+MODES = ["shared", "separate"]
+QUIET = {"say": lambda note: None}
 
-class StoppedAtStep6(StepLines):
-    """Stands for a cluster that ends the job."""
+
+class InterruptedLines(StepLines):
+    """Stands for a cluster that ends the job after a step."""
+
+    stops_at: int
 
     def on_step_end(self, args, state, control, **kwargs):
         super().on_step_end(args, state, control, **kwargs)
-        if state.global_step == 6:
+        if state.global_step == self.stops_at:
             raise KeyboardInterrupt
 
 
-def adapter_of(run):
-    return load_file(run.output / "adapter" / "adapter_model.safetensors")
+def train_until(run, step, monkeypatch, **how):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lookonce.train.run.StepLines", type("Lines", (InterruptedLines,), {"stops_at": step}))
+        train(run, **QUIET, **how)
 
 
-@pytest.mark.parametrize("loader_workers", [0, 2])
-def test_resumed_equals_uninterrupted(make_run, monkeypatch, tmp_path, sample, loader_workers):
-    """Over the end of an epoch (11 steps), with dropout, which draws from the random state."""
-    notes: list[str] = []
-    options = {
-        "data": {"train": str(sample / "test.jsonl"), "val": str(sample / "test.jsonl"), "test": []},
-        "train": {"steps": 13, "save_steps": 4, "eval_steps": 3, "loader_workers": loader_workers},
-        "lora": {"dropout": 0.1},
-    }
-    whole, parts = make_run(output=str(tmp_path / "whole"), **options), make_run(**options)
-    Inputs.open(whole).build()
-    train(whole, say=notes.append)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("interrupted", "goes_on_from"),
+    [(6, 4), (13, 11), (18, 16)],
+    ids=["in the first epoch", "at its edge", "in a later one"],
+)
+def test_resumed_equals_uninterrupted(trainings, monkeypatch, mode, interrupted, goes_on_from):
+    notes = []
+    run = trainings.parts(mode, save_steps=goes_on_from)
+    train_until(run, interrupted, monkeypatch)
+    assert not (run.output / "summary.json").exists()
+    with pytest.raises(RunFolderError, match=f"unfinished, with checkpoint-{goes_on_from}; add --resume"):
+        train(run, say=notes.append)
+    summary = train(run, resume=True, say=notes.append)
+    assert f"going on from checkpoint-{goes_on_from}" in notes and summary.first_step == goes_on_from
+    trainings.assert_same_adapter(run, trainings.whole(mode))
+    assert trainings.log(run) == trainings.log(trainings.whole(mode))
+
+
+def test_interrupted_again_and_again_it_is_still_the_same(trainings, monkeypatch):
+    run = trainings.parts("shared")
+    for step in (5, 10, 15, 20):
+        train_until(run, step, monkeypatch, resume=True)
+    assert train(run, resume=True, **QUIET).first_step == 16
+    trainings.assert_same_adapter(run, trainings.whole("shared"))
+
+
+KILLED = """
+import os, signal, sys
+import lookonce.train.run as run
+from lookonce.cli import main
+
+class KilledLines(run.StepLines):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+run.StepLines = KilledLines
+main(["train", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_process_that_was_killed_loses_the_steps_since_its_checkpoint_and_no_more(trainings, tmp_path, mode):
+    run = trainings.parts(mode)
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run.yaml")], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert train(run, resume=True, **QUIET).first_step == 4
+    trainings.assert_same_adapter(run, trainings.whole(mode))
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_does_not_count(trainings, monkeypatch):
+    run = trainings.parts("shared")
+    train_until(run, 9, monkeypatch)
+    (run.output / "checkpoints" / "checkpoint-8" / "trainer_state.json").write_text('{"best_global')
+    assert train(run, resume=True, **QUIET).first_step == 4
+    trainings.assert_same_adapter(run, trainings.whole("shared"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_resuming_reads_nothing_and_makes_no_batches_of_the_steps_that_were_done(
+    make_run, trainings, monkeypatch, mode
+):
+    trainings.whole(mode)
+    options = trainings.options(mode, steps=9, save_steps=8, eval_steps=None)
+    options["data"]["val"] = []
+    run = make_run(**options)
+    train_until(run, 9, monkeypatch)
+
+    read, made, orders = [], [], []
+    get_many, batch = VisionCache.get_many, Feed.batch
+
+    def counted_get_many(self, keys, **how):
+        read.extend(keys)
+        return get_many(self, keys, **how)
+
+    def counted_batch(self, forward):
+        made.append(forward)
+        orders.append(self.order)
+        return batch(self, forward)
+
+    monkeypatch.setattr(VisionCache, "get_many", counted_get_many)
+    monkeypatch.setattr(Feed, "batch", counted_batch)
+    assert train(run, resume=True, **QUIET).first_step == 8
+    steps = list(orders[0].epoch(0))
+    left = list(chain.from_iterable(steps[8:]))
+    assert len(steps[8]) <= len(made) <= len(steps[8]) + run.train.prefetch + 1 < sum(map(len, steps[:8]))
+    assert made == left[: len(made)]
+    shown = [
+        key
+        for forward in made
+        for group in forward.pack.groups
+        for key in orders[0].examples[group.examples[0]].image_keys
+    ]
+    assert set(read) == set(shown)
+
+
+def test_a_training_whose_adapter_could_not_be_saved_makes_no_step_more(trainings, monkeypatch):
+    """Trainer would make one: it looks at the number of steps only after a step."""
+    run = trainings.parts("shared")
+    save = PeftModel.save_pretrained
+
+    def interrupted(self, folder, **how):
+        if str(folder) == str(run.output / "adapter"):
+            raise KeyboardInterrupt
+        save(self, folder, **how)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.train.run.StepLines", StoppedAtStep6)
-        train(parts, say=notes.append)
-    assert not (parts.output / "summary.json").exists()
-    with pytest.raises(RunFolderError, match="unfinished, with checkpoint-4; add --resume"):
-        train(parts, say=notes.append)
-    summary = train(parts, resume=True, say=notes.append)
-
-    assert "going on from checkpoint-4" in notes and summary.first_step == 4
-    expected, found = adapter_of(whole), adapter_of(parts)
-    assert expected.keys() == found.keys()
-    assert all((expected[name] == found[name]).all() for name in expected)
-    lines = [json.loads(line) for line in (parts.output / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 14))
+        patch.setattr(PeftModel, "save_pretrained", interrupted)
+        train(run, **QUIET)
+    assert train(run, resume=True, **QUIET).num_steps == trainings.num_steps
+    trainings.assert_same_adapter(run, trainings.whole("shared"))
+    assert trainings.log(run) == trainings.log(trainings.whole("shared"))
 
 
 def test_a_finished_run_is_not_trained_again(make_run):
@@ -67,20 +168,20 @@ def test_a_finished_run_is_not_trained_again(make_run):
     assert (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == before
 
 
-def test_restart_trains_anew_and_keeps_the_old_run(make_run):
+def test_restart_trains_anew_and_keeps_the_old_run(make_run, trainings):
     run = make_run(train={"steps": 2})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
-    before = adapter_of(run)
-    train(run, restart=True, say=lambda note: None)
+    train(run, **QUIET)
+    before = trainings.adapter(run)
+    train(run, restart=True, **QUIET)
     assert json.loads((run.output.with_name("run.old-1") / "summary.json").read_text())["num_steps"] == 2
-    assert all((before[name] == weight).all() for name, weight in adapter_of(run).items())
+    assert all((before[name] == weight).all() for name, weight in trainings.adapter(run).items())
 
 
 def test_checkpoints_and_log_are_what_the_run_file_asks_for(make_run):
     run = make_run(train={"steps": 6, "save_steps": 1, "save_total_limit": 2, "logging_steps": 2})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
+    train(run, **QUIET)
     assert sorted(path.name for path in (run.output / "checkpoints").iterdir()) == ["checkpoint-5", "checkpoint-6"]
     lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 4, 6]
@@ -94,7 +195,7 @@ def test_checkpoints_and_log_are_what_the_run_file_asks_for(make_run):
 def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answers(make_run):
     run = make_run(train={"steps": 8, "precision": "bf16"}, lora={"modules_to_save": ["embed_tokens"]})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
+    train(run, **QUIET)
     predictions = run.output / "predictions" / "val.jsonl"
     before = predictions.read_text()
     evaluate_run(run.output)
@@ -113,7 +214,7 @@ def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path
     shutil.copytree(sample / "model", tmp_path / "model")
     run = make_run(model={"path": str(tmp_path / "model")}, train={"steps": 1})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
+    train(run, **QUIET)
     weights = load_file(tmp_path / "model" / "model.safetensors")
     name = "model.language_model.layers.0.mlp.down_proj.weight"
     save_file(weights | {name: weights[name] * 0}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
@@ -128,16 +229,16 @@ def test_other_questions_may_be_asked_of_a_trained_run(make_run, sample, tmp_pat
     data = {"test": str(tmp_path / "test.jsonl"), "image_root": str(sample)}
     run = make_run(data=data, train={"steps": 1})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
+    train(run, **QUIET)
     (tmp_path / "test.jsonl").write_text("".join(lines[:3]))
     assert evaluate_run(run.output, "test")[0].overall.num_questions == 3
-    assert train(run, resume=True, say=lambda note: None).num_steps == 1
+    assert train(run, resume=True, **QUIET).num_steps == 1
 
 
 def test_a_refused_restart_leaves_the_old_run_where_it_is(make_run):
     run = make_run(train={"steps": 1})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
+    train(run, **QUIET)
     with pytest.raises(CacheError):
-        train(make_run(train={"steps": 1}, cache={"max_pixels": 9_999}), restart=True, say=lambda note: None)
+        train(make_run(train={"steps": 1}, cache={"max_pixels": 9_999}), restart=True, **QUIET)
     assert (run.output / "summary.json").exists()
