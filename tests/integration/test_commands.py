@@ -17,6 +17,7 @@ from lookonce.cli import main
 def lookonce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs the command line in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lookonce.train.bench_step.MIN_SECONDS", 0)
 
     def run(*words: str, code: int = 0) -> Result:
         done = CliRunner().invoke(main, words)
@@ -55,6 +56,18 @@ def test_from_nothing_to_an_answer(lookonce, run_file, tmp_path):
     cache = next((tmp_path / "caches").iterdir())
     assert "is used by" in lookonce("cache", "gc", run_file, "--delete", "--cache", cache.name, code=1).stderr
     assert "64 images" in lookonce("cache", "verify", run_file).stdout
+
+
+def test_ways_of_training_are_measured_side_by_side_and_nothing_is_left(lookonce, run_file, tmp_path):
+    lookonce("sample", "data/sample")
+    lookonce("cache", "build", run_file)
+    report = json.loads(lookonce("bench", "step", run_file, "--steps", "2", "--json").stdout)
+    plain, cached, shared = report["ways"]
+    assert [way["way"] for way in report["ways"]] == ["plain", "cached", "shared"]
+    assert cached["losses"] == pytest.approx(shared["losses"], rel=1e-4)
+    assert min(way["ms_per_sample"] for way in report["ways"]) > 0
+    assert not (tmp_path / "runs").exists()
+    assert "no way of training is named 'best'" in lookonce("bench", "step", run_file, "--ways", "best", code=2).stderr
 
 
 def test_bad_input_is_told_and_loses_nothing(lookonce, run_file, tmp_path):
