@@ -58,13 +58,13 @@ class Ranks:
             self.leave()
         return found  # type: ignore[no-any-return]
 
-    def any(self, flag: bool) -> bool:
-        """Whether it is true on any rank; the same on all."""
+    def largest(self, number: int) -> int:
+        """Of the numbers that the ranks give here, on all of them."""
         if self.number == 1:
-            return flag
-        flags = torch.tensor(int(flag))
-        distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self.group)
-        return bool(flags)
+            return number
+        numbers = torch.tensor(number)
+        distributed.all_reduce(numbers, distributed.ReduceOp.MAX, group=self.group)
+        return int(numbers)
 
     def wait(self) -> None:
         """Until all ranks have come here."""

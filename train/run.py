@@ -15,7 +15,7 @@ from lookonce.datasets.records import Record
 from lookonce.errors import Stopped, UsageError
 from lookonce.files import follow_umask, write_json, write_text
 from lookonce.train.begin import Say, claim, is_finished
-from lookonce.train.bench_step import StepReport, bench_step
+from lookonce.train.bench_step import bench_step
 from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
@@ -26,6 +26,7 @@ from lookonce.train.ranks import Ranks
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
 from lookonce.train.session import Session, make_trainer
+from lookonce.train.step_report import StepReport
 from lookonce.train.stopping import GO_ON, StopAfterStep
 from lookonce.train.summary import Summary, Trained, summarise
 from lookonce.train.trainer import training_arguments
@@ -112,8 +113,8 @@ def _train(
             wait_share=lines.wait_share,
         )
         write_json(folder.trained, asdict(trained))
-    if stop.name:
-        raise Stopped(f"stopped by {stop.name} after the last step; the adapter is saved; {GO_ON} and evaluates it")
+    if stop.signal:
+        raise Stopped(f"stopped by {stop.signal.name} after the last step; the adapter is saved; {GO_ON}: it evaluates")
     return model
 
 

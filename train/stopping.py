@@ -29,12 +29,13 @@ class StopAfterStep(TrainerCallback):
     """Ends a training after the step in which a signal came, with a checkpoint."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.name = ""
-        """Of the first signal that came."""
+        self.signal: signal.Signals | None = None
+        """The first that came to this rank."""
         self._came = 0.0
+        self._agreed = 0
+        """The number of one that came to any."""
         self._ranks = ranks
-        self._is_in_step = False
-        self._is_agreed = self._is_leaving = False
+        self._is_in_step = self._is_leaving = False
 
     @contextlib.contextmanager
     def heeding(self) -> Iterator[None]:
@@ -43,13 +44,13 @@ class StopAfterStep(TrainerCallback):
             yield
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        name, now = signal.Signals(number).name, time.monotonic()
+        came, now = signal.Signals(number), time.monotonic()
         if not self._is_in_step:
-            raise Stopped(f"stopped by {name} before the first step; {GO_ON}")
-        if self.name and now - self._came > REPEAT_S:
-            raise Stopped(f"stopped by {name} before a checkpoint could be written; {GO_ON} from the last one")
-        if not self.name:
-            self.name, self._came = name, now
+            raise Stopped(f"stopped by {came.name} before the first step; {GO_ON}")
+        if self.signal and now - self._came > REPEAT_S:
+            raise Stopped(f"stopped by {came.name} before a checkpoint could be written; {GO_ON} from the last one")
+        if not self.signal:
+            self.signal, self._came = came, now
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._is_in_step = True
@@ -57,10 +58,10 @@ class StopAfterStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:
             return  # the training ends in order
-        self._is_agreed = self._is_agreed or self._ranks.any(bool(self.name))
+        self._agreed = self._agreed or self._ranks.largest(self.signal or 0)
         # a checkpoint that is not due, of the best step so far, would later be taken for the best that was saved
         is_free = control.should_save or not (control.should_evaluate and args.load_best_model_at_end)
-        self._is_leaving = self._is_agreed and is_free
+        self._is_leaving = bool(self._agreed) and is_free
         if self._is_leaving:
             control.should_log = True
             control.should_save = not state.epoch.is_integer()  # an epoch's end may have to validate first
@@ -78,6 +79,6 @@ class StopAfterStep(TrainerCallback):
         if not self._ranks.is_first:
             self._ranks.leave()
         raise Stopped(
-            f"stopped by {self.name or 'a signal to another process'} after step {state.global_step:,} of "
-            f"{state.max_steps:,}, which is saved; {GO_ON}"
+            f"stopped by {signal.Signals(self._agreed).name} after step {state.global_step:,} of {state.max_steps:,}, "
+            f"which is saved; {GO_ON}"
         )

@@ -8,6 +8,7 @@ are imported inside the commands, so that help needs no torch.
 
 from __future__ import annotations
 
+import os
 import traceback
 import warnings
 from dataclasses import asdict
@@ -38,8 +39,14 @@ class Commands(click.Group):
             if ctx.params["debug"]:
                 traceback.print_exc()
             code, message = _explain(error)
-            click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+            click.echo(f"{click.style('Error:', fg='red')} {_rank()}{message}", err=True)
             ctx.exit(code)
+
+
+def _rank() -> str:
+    """Who speaks, if it is one of several processes and not the first; torchrun says so."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f"rank {rank}: "
 
 
 def _explain(error: BaseException) -> tuple[int, str]:
@@ -207,8 +214,6 @@ main.add_command(bench)
 
 def _hush_libraries() -> None:
     """Their progress bars and deprecation notes would bury ours."""
-    import os
-
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
