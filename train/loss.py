@@ -22,9 +22,11 @@ OF_MASK = ("run", "prefix")
 
 def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The sum of weighted cross-entropies: `logits` `[B, K, vocabulary]`, `targets` and `weights` `[B, K]`."""
-    chosen = targets != IGNORED
-    each = cross_entropy(logits[chosen].float(), targets[chosen], reduction="none")
-    return (each * weights[chosen]).sum()
+    if len(targets) > 1:  # of a pack all are chosen, and to ask would make the CPU wait for the GPU
+        chosen = targets != IGNORED
+        logits, targets, weights = logits[chosen][None], targets[chosen][None], weights[chosen][None]
+    each = cross_entropy(logits[0].float(), targets[0], reduction="none", ignore_index=IGNORED)
+    return (each * weights[0]).sum()
 
 
 def forward_loss(model: Any, batch: Batch, mask: PackMask) -> torch.Tensor:

@@ -13,10 +13,10 @@ from typing import Any
 
 from lookonce.cache.store.read import VisionCache
 from lookonce.text import count, duration, faster, rows, size
-from lookonce.train.bench_step import StepReport
 from lookonce.train.evaluate import Evaluation
 from lookonce.train.inputs import Inputs
 from lookonce.train.run_folder import RunFolder
+from lookonce.train.step_report import StepReport
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,6 @@ def set_up(
     model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
     arguments: dict[str, Any] = {
         "max_steps": num_steps,
-        "logging_steps": 1,
         "eval_strategy": "no",
         "save_strategy": "no",
         "load_best_model_at_end": False,

@@ -27,14 +27,17 @@ def bench() -> None:
     default="kvasir-shaped",
     help="With --model: made-up frames like it.",
 )
-@click.option("--images", "num_images", default=160, show_default=True, type=click.IntRange(8), help="With --model.")
+@click.option("--images", "num_images", default=64, show_default=True, type=click.IntRange(8), help="With --model.")
 @click.option("--tokenizer", type=PATH, help="With --model: a folder whose tokenizer to use instead of the sample's.")
 @click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: where its files go.")
 @click.option(
     "--ways", default="plain,cached,shared", show_default=True, help="Of training, the first to compare with."
 )
 @click.option(
-    "--steps", default=20, show_default=True, type=click.IntRange(2), help="Optimizer steps to measure, each way."
+    "--steps",
+    default=0,
+    type=click.IntRange(0),
+    help="Optimizer steps to measure, each way; by default an epoch or more.",
 )
 @JSON
 def bench_step(
