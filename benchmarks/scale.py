@@ -31,6 +31,7 @@ from lookonce.cache.store.receipts import RECEIPTS, Entry, Receipt, finished_sha
 from lookonce.cache.store.shards import SHARDS, shard_path
 
 IMAGES_PER_SHARD, NUM_TOKENS, HEADER_BYTES = 50, 1_280, 20_480
+STAMP = (123_456, 1_763_712_345_123_456_789)
 NUM_LOOKUPS = 100_000
 FINGERPRINT = Fingerprint(2, "0" * 64, {"out_hidden_size": 4096}, {}, 4, "bfloat16")
 IMAGE_BYTES = NUM_TOKENS * FINGERPRINT.bytes_per_token
@@ -64,7 +65,7 @@ def write_receipts(folder: Path, num_images: int) -> None:
 def write_plan(folder: Path, num_images: int) -> Work:
     """In two parts: most images, then a tenth more."""
     files = (f"/data/kvasir/images/frame-{number:08d}.jpg" for number in range(num_images))
-    images = [PlannedImage(key_of(number), NUM_TOKENS, (file,)) for number, file in enumerate(files)]
+    images = [PlannedImage(key_of(number), NUM_TOKENS, (file,), (STAMP,)) for number, file in enumerate(files)]
     first = num_images // 10 * 9
 
     def write() -> None:

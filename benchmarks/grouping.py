@@ -1,0 +1,181 @@
+"""Does it hurt learning that the questions about an image stay together in a step?
+
+    python benchmarks/grouping.py --folder /tmp/grouping --images 2000 --processes 6
+
+Trains the sample's tiny model on a larger sample in several orders, three seeds each, and asks the held-out questions
+at marks on the way: exact match against samples seen and against seconds of training. Everything goes through the engine
+as users run it. Writes `curves.json`, prints a table, and draws `samples.png` and `seconds.png` if matplotlib is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from lookonce.datasets.sample.write import write_sample
+from lookonce.train.fast_layers import training_on_packs
+from lookonce.train.inputs import Inputs
+from lookonce.train.model import PRECISIONS, add_lora, load_without_tower
+from lookonce.train.run import evaluate
+from lookonce.train.run_file import RunFile
+from lookonce.train.session import Session, make_trainer
+from lookonce.train.trainer import training_arguments
+
+ORDERS = {"random": 1, "4 an image": 4, "all of an image": None}
+STEPS = {16: 2.5e-3, 64: 5e-3}
+"""Samples a step and learning rate, which grows with the root of it."""
+SEEDS = (0, 1, 2)
+NUM_MARKS = 16
+
+
+def name_of(order: str, samples_per_step: int, seed: int) -> str:
+    return f"{order}, {samples_per_step} a step, seed {seed}"
+
+
+def run_file(folder: Path, order: str, samples_per_step: int, seed: int, epochs: float) -> RunFile:
+    sample = folder / "sample"
+    return RunFile.model_validate(
+        {
+            "model": {"path": str(sample / "model")},
+            "data": {split: str(sample / f"{split}.jsonl") for split in ("train", "val")},
+            "cache": {"dir": str(folder / "caches"), "dtype": "float32"},
+            "lora": {"rank": 32, "alpha": 64, "modules_to_save": ["embed_tokens"]},
+            "batch": {"samples_per_step": samples_per_step, "questions_per_image": ORDERS[order]},
+            "train": {
+                "epochs": epochs,
+                "precision": "fp32",
+                "learning_rate": STEPS[samples_per_step],
+                "warmup": 0.05,
+                "seed": seed,
+                "compile": False,
+            },
+            "eval": {"max_new_tokens": 16, "batch_size": 256},
+            "output": str(folder / "unused"),
+        }
+    )
+
+
+class Marks(TrainerCallback):
+    """Asks the held-out questions at marks; the time for that does not count."""
+
+    def __init__(self, session: Session, model: Any, num_steps: int) -> None:
+        self.session, self.model = session, model
+        self.points: list[dict[str, float]] = []
+        self._every = max(num_steps // NUM_MARKS, 1)
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self._every and state.global_step != state.max_steps:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._began
+        found = evaluate(self.session, self.model, "val").overall
+        samples = state.global_step * self.session.inputs.run.batch.samples_per_step
+        self.points.append(
+            {"samples": samples, "seconds": seconds, "exact_match": found.exact_match, "majority": found.majority}
+        )
+        self._began = time.perf_counter() - seconds
+
+
+def train_one(run: RunFile) -> list[dict[str, float]]:
+    """Train and give the points of its curve."""
+    session = Session.open(Inputs.open(run))
+    examples, _ = session.examples("train")
+    model = load_without_tower(session.inputs.checkpoint, PRECISIONS[run.train.precision])
+    model = add_lora(model, session.inputs.checkpoint, run.lora, run.train.seed)
+    arguments = training_arguments(
+        run, Path(run.output), eval_strategy="no", save_strategy="no", report_to="none", logging_steps=1000
+    )
+    trainer = make_trainer(session, model, arguments, examples)
+    num_steps = round(len(trainer.feed.order) * run.train.epochs)
+    marks = Marks(session, model, num_steps)
+    trainer.add_callback(marks)
+    with training_on_packs(model, compiled=False):
+        trainer.train()
+    return marks.points
+
+
+def prepare(folder: Path, num_images: int) -> None:
+    write_sample(folder / "sample", num_images=num_images)
+    Inputs.open(run_file(folder, "random", 16, 0, 1)).build()
+
+
+def all_curves(folder: Path, epochs: float, num_processes: int) -> dict[str, list[dict[str, float]]]:
+    def one(of: tuple[str, int, int]) -> tuple[str, list[dict[str, float]]]:
+        command = [sys.executable, __file__, "--folder", str(folder), "--epochs", str(epochs), "--one", json.dumps(of)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        print(name_of(*of), file=sys.stderr, flush=True)
+        return name_of(*of), json.loads(done.stdout.splitlines()[-1])
+
+    with ThreadPoolExecutor(num_processes) as threads:
+        return dict(threads.map(one, itertools.product(ORDERS, STEPS, SEEDS)))
+
+
+def table(curves: dict[str, list[dict[str, float]]]) -> str:
+    """Exact match at a quarter, a half and the end of all samples, and seconds: means and spreads over seeds."""
+    lines = [f"{'':32}{'quarter':>16}{'half':>16}{'end':>16}{'seconds':>10}"]
+    for order, size in itertools.product(ORDERS, STEPS):
+        found = [curves[name_of(order, size, seed)] for seed in SEEDS]
+        cells = []
+        for share in (0.25, 0.5, 1.0):
+            at = [curve[max(round(len(curve) * share) - 1, 0)]["exact_match"] for curve in found]
+            cells.append(f"{statistics.mean(at):.1%} ±{statistics.stdev(at):.1%}")
+        seconds = statistics.mean(curve[-1]["seconds"] for curve in found)
+        lines.append(f"{f'{order}, {size} a step':32}" + "".join(f"{cell:>16}" for cell in cells) + f"{seconds:>10.0f}")
+    return "\n".join(lines)
+
+
+def draw(curves: dict[str, list[dict[str, float]]], folder: Path) -> None:
+    from matplotlib import pyplot
+
+    for axis, label in (("samples", "samples seen"), ("seconds", "seconds of training")):
+        figure, places = pyplot.subplots(1, len(STEPS), figsize=(11, 4.2), sharey=True)
+        for place, size in zip(places, STEPS, strict=True):
+            for color, order in zip(("tab:blue", "tab:orange", "tab:green"), ORDERS, strict=True):
+                for seed in SEEDS:
+                    curve = curves[name_of(order, size, seed)]
+                    x, y = [point[axis] for point in curve], [point["exact_match"] for point in curve]
+                    place.plot(x, y, color=color, alpha=0.8, label=order if seed == SEEDS[0] else None)
+            place.axhline(curve[-1]["majority"], color="gray", linestyle=":")
+            place.set(title=f"{size} samples a step", xlabel=label)
+        places[0].set(ylabel="exact match, held-out images")
+        places[0].legend()
+        figure.tight_layout()
+        figure.savefig(folder / f"{axis}.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--epochs", type=float, default=12)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(train_one(run_file(options.folder, *json.loads(options.one), options.epochs))))
+        return
+    prepare(options.folder, options.images)
+    curves = all_curves(options.folder, options.epochs, options.processes)
+    (options.folder / "curves.json").write_text(json.dumps(curves))
+    print(table(curves))
+    try:
+        draw(curves, options.folder)
+    except ImportError:
+        print("matplotlib is not here, so nothing is drawn", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
