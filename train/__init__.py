@@ -18,8 +18,10 @@ tower        the module that takes the tower's place
 model        the model without its tower, and LoRA on what is left
 attention    who attends to whom in a pack
 fast_layers  the decoder layers while they train on packs
+sharding     the frozen weights spread over the GPUs (FSDP2)
 loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
+warm_up      a trial of the longest packs as training begins
 progress     one line a logging step
 ranks        the processes that train together, and what the first decides
 stopping     a training that is told to stop
@@ -30,6 +32,8 @@ run          a training from start to end
 predict      one question about one image
 ways         the ways to train that are compared
 bench_step   these ways side by side
+operations   what a step's matrix products cost
+step_report  what measuring them has shown, as a table
 bench_data   made-up data and a model of real size to measure on
 run_folder   what a run leaves behind
 summary      what a person reads at the end

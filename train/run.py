@@ -26,6 +26,7 @@ from lookonce.train.ranks import Ranks
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
 from lookonce.train.session import Session, make_trainer
+from lookonce.train.sharding import is_sharded, shard_frozen
 from lookonce.train.step_report import StepReport
 from lookonce.train.stopping import GO_ON, StopAfterStep
 from lookonce.train.summary import Summary, Trained, summarise
@@ -54,12 +55,12 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
         say(f"{run.output} is trained already; what follows was measured then (--restart trains it anew)")
         return Summary.read(folder) if ranks.is_first else None
     session = Session.open(inputs)
-    _warn(session, say)
+    _warn(session, ranks, say)
     begin = ranks.first_decides(lambda: claim(folder, inputs, identity, restart, say))
     model = None if begin.is_trained else _train(session, folder, arguments, ranks, begin.checkpoint, say)
     if not ranks.is_first:
         return None
-    evaluation = _evaluate_trained(session, folder, model)
+    evaluation = _evaluate_trained(session, folder, model, say)
     del model
     trained = Trained(**json.loads(folder.trained.read_text()))
     summary = summarise(inputs, session.cache, trained, evaluation, _compare(session, ranks, say))
@@ -71,8 +72,10 @@ def _silent(note: str) -> None:
     """What ranks say but the first."""
 
 
-def _warn(session: Session, say: Say) -> None:
+def _warn(session: Session, ranks: Ranks, say: Say) -> None:
     run = session.inputs.run
+    if run.train.fsdp and ranks.number == 1:
+        say("train.fsdp spreads the model over several processes, started by torchrun; here is one, and it is whole")
     if run.cache.stage and run.cache.stage not in session.cache.folder.parents:
         say(f"no complete copy of the cache in {run.cache.stage}; reads {session.cache.folder}")
     if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
@@ -87,12 +90,14 @@ def _train(
     checkpoint: Path | None,
     say: Say,
 ) -> Any:
-    """Train and save the adapter; gives the model."""
+    """Train and save the adapter; gives the model, unless its weights are spread over the ranks."""
     run, inputs = session.inputs.run, session.inputs
     examples, num_too_long = _examples(session, "train", say)
     held_out, _ = _examples(session, "val", say) if inputs.records["val"] else ([], 0)
     model = load_without_tower(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
     model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
+    if run.train.fsdp and ranks.number > 1:
+        model = shard_frozen(model, arguments.device)
     lines, stop = StepLines(folder.log, run.batch.samples_per_step), StopAfterStep(ranks)
     trainer = make_trainer(session, model, arguments, examples, held_out, [lines, stop], say=say)
     lines.attach(trainer)
@@ -115,7 +120,7 @@ def _train(
         write_json(folder.trained, asdict(trained))
     if stop.signal:
         raise Stopped(f"stopped by {stop.signal.name} after the last step; the adapter is saved; {GO_ON}: it evaluates")
-    return model
+    return None if is_sharded(model) else model
 
 
 def _examples(session: Session, split: str, say: Say) -> tuple[list[Example], int]:
@@ -126,12 +131,18 @@ def _examples(session: Session, split: str, say: Say) -> tuple[list[Example], in
     return examples, num_too_long
 
 
-def _evaluate_trained(session: Session, folder: RunFolder, model: Any) -> Evaluation | None:
-    """Evaluate what was trained, which is `model` or lies in the run's folder; None if there are no questions."""
+def _evaluate_trained(session: Session, folder: RunFolder, model: Any, say: Say) -> Evaluation | None:
+    """Evaluate what was trained, which is `model` or lies in the run's folder; None if that can not be."""
     inputs, split = session.inputs, session.inputs.run.eval.split
     if not inputs.records[split]:
         return None
-    evaluation = evaluate(session, model or load_trained(inputs.checkpoint, inputs.run, folder.adapter), split)
+    try:
+        evaluation = evaluate(session, model or load_trained(inputs.checkpoint, inputs.run, folder.adapter), split)
+    except torch.OutOfMemoryError:
+        if not inputs.run.train.fsdp:
+            raise
+        say(f"the model does not fit one GPU to answer questions; on a larger one: lookonce eval {folder.folder}")
+        return None
     save_evaluation(folder, split, evaluation)
     return evaluation
 

@@ -133,6 +133,8 @@ class TrainSection(Section):
     gradient_checkpointing: bool = False
     compile: bool = True
     """Compile the decoder layers, on a GPU; takes some ten seconds once, for each of a few lengths."""
+    fsdp: bool = False
+    """Spread the frozen weights over the GPUs of a training in several processes, for models too large for one."""
     prefetch: Count = 2
     """Forward passes that are read ahead."""
     host_cache_gb: Annotated[float, Field(ge=0)] = 0

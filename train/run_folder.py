@@ -29,7 +29,7 @@ from lookonce.train.run_file import RunFile, read_run_file
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
-    *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.compare_steps"),
+    *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.compare_steps", "train.fsdp"),
     *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
 }
 """Keys that may change between a run and its continuation: they do not change what is trained. Where models, records
@@ -148,9 +148,10 @@ class RunFolder:
 def _is_whole(checkpoint: Path) -> bool:
     """Whether it was written to its end: Trainer's state is its last file."""
     try:
-        return bool(json.loads((checkpoint / "trainer_state.json").read_text()))
+        json.loads((checkpoint / "trainer_state.json").read_text())
     except (OSError, ValueError):
         return False
+    return True
 
 
 def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lookonce.train.loss import forward_loss
 from lookonce.train.order import Forward, Order
 from lookonce.train.read_ahead import ReadAhead
 from lookonce.train.run_file import RunFile
+from lookonce.train.sharding import average_gradients, is_sharded
 from lookonce.train.vision import Batch
 
 CHECKPOINTING = next(
@@ -105,8 +106,22 @@ class RunTrainer(Trainer):
                     loss = forward_loss(model, batch, self.mask) * self.args.world_size
                 self.accelerator.backward(loss)
             total += loss.detach()
+        if is_sharded(model):
+            average_gradients(model)
         self.wait_seconds += self._waited - before
         return total
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        """Trainer's; a model that is sharded is where it should be."""
+        if not is_sharded(model):
+            super()._move_model_to_device(model, device)
+
+    def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's; one that is sharded gets autocast and no DDP, which would put it together again."""
+        if is_sharded(model) and not getattr(model, "_is_accelerate_prepared", False):
+            self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+            model._is_accelerate_prepared = True
+        return super()._wrap_model(model, *args, **kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Trainer's, for all ranks before the first writes the file that makes a checkpoint whole."""
@@ -139,6 +154,8 @@ class RunTrainer(Trainer):
             with self.compute_loss_context_manager():
                 total += forward_loss(model, batch, self.mask)
         ahead.close()
+        if is_sharded(model):
+            model.reshard()  # else saving would do so on the first rank alone, and the next step wait for it for ever
         total = self.accelerator.reduce(total, "sum")
         metrics = {"eval_loss": float(total)}
         self.log(metrics)
