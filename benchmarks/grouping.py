@@ -3,8 +3,9 @@
     python benchmarks/grouping.py --folder /tmp/grouping --images 2000 --processes 6
 
 Trains the sample's tiny model on a larger sample in several orders, three seeds each, and asks the held-out questions
-at marks on the way: exact match against samples seen and against seconds of training. Everything goes through the engine
-as users run it. Writes `curves.json`, prints a table, and draws `samples.png` and `seconds.png` if matplotlib is there.
+at marks on the way: exact match against samples seen and against seconds of training. Everything goes through the
+engine as users run it. Writes `curves.json`, prints a table, and draws `samples.png` and `seconds.png` if matplotlib is
+there.
 """
 
 from __future__ import annotations
