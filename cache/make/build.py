@@ -162,6 +162,8 @@ class _Build:
                     time.sleep(min(POLL_S, self.options.expiry_s / 4))
         except RuntimeError:
             time.sleep(SIGNAL_S)
+            for name in self._claimed:
+                remove_leftovers(self.folder, name)  # torch raises it wherever we are, also where a writer cleans up
             self._heed_signals()  # which the processes that decode were sent too, and ended with an error here
             raise
         finally:
