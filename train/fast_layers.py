@@ -25,6 +25,7 @@ COMPILER: dict[str, Any] = {
     "recompile_limit": 128,
     "accumulated_recompile_limit": 4096,
     "fail_on_recompile_limit_hit": True,
+    "optimize_ddp": False,  # would cut graphs to exchange gradients sooner; a layer a graph does that already
 }
 
 
