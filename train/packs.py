@@ -21,6 +21,9 @@ from itertools import pairwise
 
 from lookonce.train.groups import Group
 
+MORE = 0.01
+"""Of the packs so far, that are tried in addition: so that as many as a whole validation split has are found soon."""
+
 
 @dataclass(frozen=True)
 class Pack:
@@ -49,7 +52,7 @@ def pack_step(step: Sequence[Group], tokens_per_pack: int, num_ranks: int = 1) -
     groups = [part for group in step for part in _fitting_parts(group, tokens_per_pack)]
     num_packs = num_ranks * math.ceil(sum(group.num_tokens for group in groups) / (tokens_per_pack * num_ranks))
     while _most_tokens(packs := _packs(groups, num_packs)) > tokens_per_pack:
-        num_packs += num_ranks
+        num_packs += num_ranks * math.ceil(num_packs / num_ranks * MORE)
     filler = replace(min(packs, key=lambda pack: pack.num_tokens), is_filler=True)
     packs += [filler] * (num_packs - len(packs))
     dealt = _spread([pack.num_tokens for pack in packs], num_ranks, num_packs // num_ranks)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lookonce.train import packs as module
 from lookonce.train.groups import Group
 from lookonce.train.packs import Pack, pack_step, row_batches
 from lookonce.train.steps import epoch_steps
@@ -188,6 +189,14 @@ def test_the_longest_pack_of_a_large_step_is_little_longer_than_their_mean():
     for step in kvasir_steps(2000, 512):
         [packs] = pack_step(step, 8192)
         assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
+
+
+def test_packs_of_as_many_images_as_a_validation_split_has_are_found_in_a_few_attempts(monkeypatch):
+    attempts, packs = [], module._packs
+    monkeypatch.setattr(module, "_packs", lambda groups, number: attempts.append(number) or packs(groups, number))
+    step = [group for step in kvasir_steps(4000, 512) for group in step]
+    assert fill(pack_step(step, 8192), 8192) > 0.93
+    assert attempts[-1] > 500 and len(attempts) < 10
 
 
 NUM_ROWS, ROWS = st.integers(1, 20), st.integers(1, 6)
