@@ -77,18 +77,20 @@ main(arguments)
 """
 
 
-def start(folder, run, *flags, ranks=2, **watch):
-    """A training in so many processes, whose ranks leave notes in `folder`."""
+def start(folder, run, *flags, ranks=2, on_gpu=False, **watch):
+    """A training in so many processes, whose ranks leave notes in `folder`; on the CPU if it is not to be on GPUs."""
     folder.mkdir(exist_ok=True)
     (folder / "run.yaml").write_text(run.to_yaml())
     (folder / "watched.py").write_text(WATCHED)
     program = [str(folder / "watched.py"), json.dumps({"folder": str(folder)} | watch)]
     launcher = TORCHRUN if ranks > 1 else [sys.executable]
     command = [*launcher, *program, "train", str(folder / "run.yaml"), *flags]
-    return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, start_new_session=True, env=environment, **pipes)
 
 
-def finish(process, timeout_s=120):
+def finish(process, timeout_s=300):
     """What it said, on stdout and stderr; a process that hangs is killed with all that it has started."""
     try:
         return process.communicate(timeout=timeout_s)
@@ -128,14 +130,14 @@ def make(make_run, sample, tmp_path):
     [one] = (sample / "test.jsonl").read_text().splitlines()[:1]
     (tmp_path / "one.jsonl").write_text(one + "\n")
 
-    def make(name, val=None, fsdp=False, **batch):
+    def make(name, val=None, train=None, **batch):
         questions = str(sample / "test.jsonl")
         data = {"train": questions, "val": str(val or questions), "test": [], "image_root": str(sample)}
         often = {"steps": 7, "eval_steps": 1, "save_steps": 2, "load_best_model_at_end": True}
         run = make_run(
             data=data,
             batch={"samples_per_step": 43} | batch,
-            train=often | {"max_grad_norm": 0.5, "fsdp": fsdp},
+            train=often | {"max_grad_norm": 0.5} | (train or {}),
             eval={"split": "test"},
             output=str(tmp_path / name),
         )
@@ -155,7 +157,7 @@ def make(make_run, sample, tmp_path):
 )
 def test_two_ranks_do_what_one_does(make, tmp_path, batch, val, fsdp):
     val = val and tmp_path / val
-    one, two = make("one", val, **batch), make("two", val, fsdp=fsdp, **batch)
+    one, two = make("one", val, **batch), make("two", val, {"fsdp": fsdp}, **batch)
     alone, together = tmp_path / "alone", tmp_path / "together"
     trained(alone, one, ranks=1)
     out, error = trained(together, two)
@@ -238,3 +240,22 @@ def test_the_first_rank_evaluates_when_the_others_have_gone(make_run, tmp_path):
     out, error = trained(tmp_path / "notes", run, waits_for_others=True)
     assert "exact match" in out
     assert error.count("train.compare_steps measures one process and is left out") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_on_gpus_two_ranks_are_no_further_from_one_than_rounding_is(make, tmp_path, fsdp):
+    """By NCCL, compiled, with FlexAttention; the yardstick is how far bfloat16 is from float32."""
+
+    def gradient(name, ranks, **train):
+        run = make(
+            name, train={"steps": 1, "save_steps": 1, "tf32": False} | train, mode="shared", tokens_per_pack=1024
+        )
+        trained(tmp_path / f"notes-{name}", run, ranks=ranks, on_gpu=True)
+        weights = load_file(tmp_path / f"notes-{name}" / "gradients-0-0.safetensors")
+        return torch.cat([weights[name].flatten().double() for name in sorted(weights)]).cpu()
+
+    exact, one = gradient("exact", 1, precision="fp32"), gradient("one", 1, precision="bf16")
+    two = gradient("two", 2, precision="bf16", fsdp=fsdp)
+    assert 0 < (two - one).norm() <= (one - exact).norm()
