@@ -19,6 +19,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from lookonce.errors import TrainingError
 from lookonce.files import write_text
 
+MUCH_WAITING = 0.05
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """What Trainer would print with; removed in favour of these lines."""
 
@@ -32,13 +33,14 @@ class StepLines(TrainerCallback):
     def __init__(self, path: Path, samples_per_step: int) -> None:
         self.path, self.samples_per_step = path, samples_per_step
         self.busy_seconds = 0.0
-        """Spent in steps after their data had come."""
+        """Spent in steps, waiting for their data included."""
         self.first_step = 0
         """Step from which this training went on."""
         self._trainer: Any = None
         self._began = 0.0
-        self._at = (0, 0.0, 0.0)
-        """Step, busy seconds and seconds waited at the line before."""
+        self._at = (0, 0.0, 0.0, 0)
+        """Step, busy seconds, seconds waited and bytes read at the line before."""
+        self._has_told = False
 
     def attach(self, trainer: Any) -> None:
         """Read the time spent waiting for data from this trainer."""
@@ -48,11 +50,11 @@ class StepLines(TrainerCallback):
     def wait_share(self) -> float:
         """Of all steps so far, the share of time spent waiting for data."""
         waited: float = self._trainer.wait_seconds
-        return waited / max(waited + self.busy_seconds, 1e-9)
+        return waited / max(self.busy_seconds, 1e-9)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step
-        self._at = (state.global_step, self.busy_seconds, self._trainer.wait_seconds)
+        self._at = self._now(state)
         if state.is_world_process_zero:
             self._forget_after(state.global_step)
 
@@ -74,20 +76,35 @@ class StepLines(TrainerCallback):
             measured = self._measure(state)
             tqdm.write(f"{place}  {step_line(logs, measured)}", file=sys.stderr)
             self._append(state, logs | measured)
+            self._tell_of_reading(measured)
         elif "eval_loss" in logs:
             tqdm.write(f"{place}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
             self._append(state, {"eval_loss": logs["eval_loss"]})
 
+    def _now(self, state: Any) -> tuple[int, float, float, int]:
+        return state.global_step, self.busy_seconds, self._trainer.wait_seconds, self._trainer.bytes_read
+
     def _measure(self, state: Any) -> dict[str, float]:
-        step, busy, waited = self._at
-        self._at = (state.global_step, self.busy_seconds, self._trainer.wait_seconds)
-        waiting = self._at[2] - waited
-        seconds, num_steps = max(self._at[1] - busy + waiting, 1e-9), max(state.global_step - step, 1)
+        step, busy, waited, read = self._at
+        self._at = self._now(state)
+        seconds, num_steps = max(self._at[1] - busy, 1e-9), max(state.global_step - step, 1)
         return {
             "samples_per_second": num_steps * self.samples_per_step / seconds,
-            "wait_share": waiting / seconds,
+            "wait_share": (self._at[2] - waited) / seconds,
+            "read_mb_per_second": (self._at[3] - read) / seconds / 1e6,
             "eta_seconds": (state.max_steps - state.global_step) * seconds / num_steps,
         }
+
+    def _tell_of_reading(self, measured: dict[str, float]) -> None:
+        """Once, if features come too slowly."""
+        if measured["wait_share"] > MUCH_WAITING and not self._has_told:
+            self._has_told = True
+            tqdm.write(
+                f"training waits {measured['wait_share']:.0%} of its time for features, which come at "
+                f"{measured['read_mb_per_second']:,.0f} MB/s; keep them in memory (train.host_cache_gb) or on a nearer "
+                "disk (lookonce cache stage, cache.stage)",
+                file=sys.stderr,
+            )
 
     def _append(self, state: Any, values: dict[str, Any]) -> None:
         values = {name: _or_none(value) for name, value in values.items()}

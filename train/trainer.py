@@ -133,6 +133,11 @@ class RunTrainer(Trainer):
         return 0
 
     @property
+    def bytes_read(self) -> int:
+        """Of features, from disk so far; 0 if images come from elsewhere."""
+        return int(getattr(self.feed.vision, "bytes_read", 0))
+
+    @property
     def _waited(self) -> float:
         return self._ahead.wait_seconds if self._ahead else 0.0
 
