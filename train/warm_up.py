@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,18 +81,20 @@ def try_out(trainer: RunTrainer) -> Trial:
 
 
 def _fullest(trainer: RunTrainer) -> dict[int, Forward]:
-    """For each length that occurs in the first epochs, its pack with the most tokens."""
+    """For each length that occurs in the first epochs, its pack with the most tokens, on any rank.
+
+    All ranks try the same packs: weights that are spread over them are put together by all at once.
+    """
     found: dict[int, Forward] = {}
     order, lengths = trainer.feed.order, trainer.feed.lengths
-    num_left = len(order.lengths_to_come())
-    for forward in (forward for number in itertools.count() for step in order.epoch(number) for forward in step):
+    orders = [replace(order, rank=rank) for rank in range(order.num_ranks)]
+    epochs = (epoch for number in itertools.count() for epoch in (of_rank.epoch(number) for of_rank in orders))
+    forwards = (forward for epoch in epochs for step in epoch for forward in step)
+    for forward in itertools.islice(forwards, len(order.lengths_to_come())):
         length = fitting(forward.pack.num_tokens, lengths)
         if length not in found or found[length].pack.num_tokens < forward.pack.num_tokens:
             found[length] = forward
-        num_left -= order.num_ranks
-        if num_left <= 0:
-            return found
-    raise AssertionError("there is always another epoch")
+    return found
 
 
 def _run(trainer: RunTrainer, forward: Forward) -> None:
