@@ -379,31 +379,34 @@ def test_a_closed_cache_opens_its_files_again(folder):
         cache.close()
 
 
-def num_threads_left() -> int:
-    """Threads of `get_many`, once those of caches that are gone have had time to end."""
+def threads() -> set[threading.Thread]:
+    """Those of `get_many`."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("features")}
+
+
+def threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
+    """Those that are new, once those of a cache that is gone have had time to end."""
     gc.collect()
     deadline = time.monotonic() + 10
-    while (threads := [t for t in threading.enumerate() if t.name.startswith("features")]) and (
-        time.monotonic() < deadline
-    ):
+    while (left := threads() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return len(threads)
+    return left
 
 
 @pytest.mark.parametrize("end", ["close", "__del__"])
 def test_files_and_threads_end_with_close_and_with_the_cache(folder, end):
-    assert num_threads_left() == 0
+    before = threads()  # of the cache that all tests share
     cache = VisionCache.open(folder)
     assert num_open_files(folder) == 0
     assert many_as_bytes(cache) == AS_BYTES
     assert num_open_files(folder) == 2
-    assert any(thread.name.startswith("features") for thread in threading.enumerate())
+    assert threads() - before
     if end == "close":
         cache.close()
-        assert not any(thread.name.startswith("features") for thread in threading.enumerate())
+        assert not threads() - before
     else:
         del cache
-    assert num_threads_left() == 0
+    assert not threads_left(before)
     assert num_open_files(folder) == 0
 
 
