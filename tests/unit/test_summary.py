@@ -90,7 +90,7 @@ def test_the_next_command_can_be_typed_as_it_is(tmp_path, monkeypatch, called, o
 
 def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
     lines = StepLines(tmp_path / "log.jsonl", samples_per_step=8)
-    lines.attach(SimpleNamespace(wait_seconds=0.0))
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0))
     state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.0, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
     lines.on_step_begin(None, state, None)
@@ -110,7 +110,7 @@ def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
 def resumed(tmp_path):
     """A training that goes on from step 4 where the log has gone on to step 6."""
     lines = StepLines(tmp_path / "log.jsonl", samples_per_step=8)
-    lines.attach(SimpleNamespace(wait_seconds=0.0))
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (2, 4, 6)))
     state = SimpleNamespace(global_step=4, max_steps=100, epoch=0.0, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
