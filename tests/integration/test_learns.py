@@ -36,9 +36,7 @@ def trained(root: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) 
     values["cache"] |= {"dir": str(folder / "caches")}
     run = RunFile.model_validate(values | {"output": str(folder / "run")})
     Inputs.open(run).build()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lookonce.train.bench_step.MIN_SECONDS", 0)
-        train(run, say=lambda note: None)
+    train(run, say=lambda note: None)
     return run
 
 

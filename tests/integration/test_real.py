@@ -39,8 +39,7 @@ def test_eight_real_frames_and_56_questions_are_cached_and_trained_on(run):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-def test_with_the_tower_and_from_the_cache_steps_have_equal_losses_in_every_mode(run, monkeypatch):
-    monkeypatch.setattr("lookonce.train.bench_step.MIN_SECONDS", 0)
+def test_with_the_tower_and_from_the_cache_steps_have_equal_losses_in_every_mode(run):
     inputs = Inputs.open(run)
     inputs.build()
     session = Session.open(inputs)

@@ -20,6 +20,8 @@ CPU = torch.device("cpu")
 VISION = SimpleNamespace(grid_thw=None)  # there are no images
 PROMPTER = SimpleNamespace(image_token_id=99, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=0))
 
+SLOW_S = 0.08
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fine on a GPU")
 def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
@@ -52,7 +54,7 @@ def example(answer: list[int]) -> Example:
 
 class SlowFeed(Feed):
     def batch(self, forward):
-        time.sleep(0.05)
+        time.sleep(SLOW_S)
         return super().batch(forward)
 
 
@@ -112,4 +114,4 @@ def test_the_waiting_time_is_measured(make_run, tmp_path):
     trainer = trainer_of(make_run, tmp_path, [example([0])] * 16, kind=SlowFeed, **batch)
     trainer.train()
     trainer.stop_reading()
-    assert trainer.wait_seconds >= 0.9 * 8 * 0.05
+    assert 0.5 * 8 * SLOW_S < trainer.wait_seconds  # some are made while steps run
