@@ -42,14 +42,14 @@ class Feed:
         """Feed `examples`; on a GPU packs are padded to a few lengths, so that little is compiled."""
         order = Order.of(examples, prompter.image_token_id, batch, seed, **kind)
         feed = cls(order, prompter, vision, device)
-        if batch.mode == "separate" or device.type != "cuda":
+        if not batch.has_packs or device.type != "cuda":
             return feed
         return replace(feed, lengths=choose_lengths(order.lengths_to_come(), batch.tokens_per_pack, BLOCK))
 
     def batch(self, forward: Forward) -> Batch:
         """What the model gets, `run` and `prefix` in place of the mask, and the targets and weights of the loss."""
         examples, groups = self.order.examples, forward.pack.groups
-        if self.order.batch.mode == "separate":
+        if not self.order.batch.has_packs:
             rows = [examples[number] for group in groups for number in group.examples]
             batch, shown = self._rows.texts(rows, forward.weights), rows
         else:

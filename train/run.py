@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -102,7 +103,9 @@ def _train(
     trainer = make_trainer(session, model, arguments, examples, held_out, [lines, stop], say=say)
     lines.attach(trainer)
     with stop.heeding():
-        with training_on_packs(model, compiled=run.train.compile and torch.cuda.is_available()):
+        compiled = run.train.compile and torch.cuda.is_available()
+        packs = training_on_packs(model, compiled=compiled) if run.batch.has_packs else contextlib.nullcontext()
+        with packs:
             result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         ranks.part()
         if not ranks.is_first:

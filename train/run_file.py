@@ -107,9 +107,14 @@ class BatchSection(Section):
     """The mean over all supervised tokens of a step, or over its samples of each one's mean."""
 
     @property
+    def has_packs(self) -> bool:
+        """Sequences and not padded rows go through the model."""
+        return self.mode != "separate"
+
+    @property
     def longest_record(self) -> int:
         """In tokens; longer ones are left out."""
-        return self.max_tokens if self.mode == "separate" else min(self.max_tokens, self.tokens_per_pack)
+        return min(self.max_tokens, self.tokens_per_pack) if self.has_packs else self.max_tokens
 
 
 class TrainSection(Section):

@@ -70,7 +70,7 @@ WAYS = {
 
 def way_of(run: RunFile) -> str:
     """The way that a run file trains."""
-    return "cached" if run.batch.mode == "separate" else run.batch.mode
+    return run.batch.mode if run.batch.has_packs else "cached"
 
 
 def find_ways(names: Sequence[str]) -> list[Way]:

@@ -22,6 +22,7 @@ from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
 from lookonce.train.loss import forward_loss
 from lookonce.train.model import add_lora, load_without_tower
+from lookonce.train.run import train
 from lookonce.train.run_file import BatchSection, RunFile
 from lookonce.train.session import Session
 from lookonce.train.trainer import CHECKPOINTING
@@ -225,3 +226,11 @@ def test_every_image_of_a_pack_is_shown_once_after_the_same_text(bench):
     begins = {(tuple(map(key_of, record.images)), record.system) for record in bench.session.inputs.records["train"]}
     assert len(batch["image_grid_thw"]) == sum(len(keys) for keys, _ in begins)
     assert batch["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in bench.examples)
+
+
+def test_padded_rows_need_no_attention_of_packs(make_run, monkeypatch):
+    """So models that packs are refused for can be trained in `separate`."""
+    monkeypatch.setattr("lookonce.train.run.training_on_packs", lambda *_, **__: pytest.fail("it was used"))
+    run = make_run(batch={"mode": "separate"}, train={"steps": 1})
+    Inputs.open(run).build()
+    assert train(run, say=lambda note: None).num_steps == 1
