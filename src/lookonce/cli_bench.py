@@ -27,7 +27,14 @@ def bench() -> None:
     default="kvasir-shaped",
     help="With --model: made-up frames like it.",
 )
-@click.option("--images", "num_images", default=64, show_default=True, type=click.IntRange(8), help="With --model: how many frames.")
+@click.option(
+    "--images",
+    "num_images",
+    default=64,
+    show_default=True,
+    type=click.IntRange(8),
+    help="With --model: how many frames.",
+)
 @click.option("--tokenizer", type=PATH, help="With --model: a folder whose tokenizer to use instead of the sample's.")
 @click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: where its files go.")
 @click.option(
