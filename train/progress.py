@@ -73,10 +73,12 @@ class StepLines(TrainerCallback):
     def _show(self, state: Any, logs: dict[str, Any]) -> None:
         place = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
         if "loss" in logs:
+            is_first_line = self._at[0] == self.first_step  # there is always something to wait for at the start
             measured = self._measure(state)
             tqdm.write(f"{place}  {step_line(logs, measured)}", file=sys.stderr)
             self._append(state, logs | measured)
-            self._tell_of_reading(measured)
+            if not is_first_line:
+                self._tell_of_reading(measured)
         elif "eval_loss" in logs:
             tqdm.write(f"{place}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
             self._append(state, {"eval_loss": logs["eval_loss"]})

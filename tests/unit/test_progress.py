@@ -44,6 +44,7 @@ def test_waiting_is_a_part_of_the_time_of_steps(run):
 
 
 def test_that_reading_is_too_slow_is_told_once_with_numbers(run, capsys):
+    run(seconds=2.0, waited=1.0)  # before the first step nothing is ready
     run(seconds=2.0, waited=0.05)
     assert "waits" not in capsys.readouterr().err
     run(seconds=2.0, waited=0.5, read=10**9)
