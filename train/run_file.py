@@ -42,6 +42,7 @@ class ModelSection(Section):
     revision: str | None = None
     """Of a Hub model: branch, tag or commit."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Of padded rows and of answers; training on packs has its own."""
 
 
 class DataSection(Section):

@@ -58,7 +58,10 @@ class WarmUp(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.feed.lengths and (new := num_graphs() - self._num_graphs):
-            self._say(f"step {state.global_step} compiled {new} graphs anew: its packs were longer than those tried")
+            self._say(
+                f"step {state.global_step} compiled {new} graphs anew, which took its time: something in it, such as a "
+                "pack's length, was not in the trial"
+            )
 
 
 def try_out(trainer: RunTrainer) -> Trial:
