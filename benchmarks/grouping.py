@@ -2,10 +2,10 @@
 
     python benchmarks/grouping.py --folder /tmp/grouping --images 2000 --processes 6
 
-Trains the sample's tiny model on a larger sample in several orders, three seeds each, and asks the held-out questions
-at marks on the way: exact match against samples seen and against seconds of training. Everything goes through the
-engine as users run it. Writes `curves.json`, prints a table, and draws `samples.png` and `seconds.png` if matplotlib is
-there.
+Trains the sample's tiny model on a larger sample in several orders, three seeds each, and asks held-out questions at
+marks on the way: exact match against samples seen and against seconds of training. Everything goes through the engine
+as users run it. Writes a file for each training to `FOLDER/curves`, so that an interrupted study goes on where it was,
+prints a table, and draws `samples.png` and `seconds.png` if matplotlib is there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from lookonce.datasets.records import read_records, write_records
 from lookonce.datasets.sample.write import write_sample
+from lookonce.files import write_text
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import PRECISIONS, add_lora, load_without_tower
@@ -37,7 +40,9 @@ ORDERS = {"random": 1, "4 an image": 4, "all of an image": None}
 STEPS = {16: 2.5e-3, 64: 5e-3}
 """Samples a step and learning rate, which grows with the root of it."""
 SEEDS = (0, 1, 2)
-NUM_MARKS = 16
+NUM_MARKS = 12
+NUM_ASKED = 1000
+"""Held-out questions, the same at every mark."""
 
 
 def name_of(order: str, samples_per_step: int, seed: int) -> str:
@@ -49,7 +54,7 @@ def run_file(folder: Path, order: str, samples_per_step: int, seed: int, epochs:
     return RunFile.model_validate(
         {
             "model": {"path": str(sample / "model")},
-            "data": {split: str(sample / f"{split}.jsonl") for split in ("train", "val")},
+            "data": {"train": str(sample / "train.jsonl"), "val": str(sample / "asked.jsonl")},
             "cache": {"dir": str(folder / "caches"), "dtype": "float32"},
             "lora": {"rank": 32, "alpha": 64, "modules_to_save": ["embed_tokens"]},
             "batch": {"samples_per_step": samples_per_step, "questions_per_image": ORDERS[order]},
@@ -109,19 +114,26 @@ def train_one(run: RunFile) -> list[dict[str, float]]:
 
 
 def prepare(folder: Path, num_images: int) -> None:
-    write_sample(folder / "sample", num_images=num_images)
+    sample = folder / "sample"
+    write_sample(sample, num_images=num_images)
+    held_out = read_records(sample / "val.jsonl")
+    write_records(sample / "asked.jsonl", random.Random(0).sample(held_out, min(NUM_ASKED, len(held_out))))
     Inputs.open(run_file(folder, "random", 16, 0, 1)).build()
 
 
 def all_curves(folder: Path, epochs: float, num_processes: int) -> dict[str, list[dict[str, float]]]:
     def one(of: tuple[str, int, int]) -> tuple[str, list[dict[str, float]]]:
-        command = [sys.executable, __file__, "--folder", str(folder), "--epochs", str(epochs), "--one", json.dumps(of)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        print(name_of(*of), file=sys.stderr, flush=True)
-        return name_of(*of), json.loads(done.stdout.splitlines()[-1])
+        path = folder / "curves" / f"{name_of(*of)}.json"
+        if not path.exists():
+            command = [sys.executable, __file__, "--folder", str(folder), "--epochs", str(epochs)]
+            done = subprocess.run([*command, "--one", json.dumps(of)], check=True, stdout=subprocess.PIPE, text=True)
+            write_text(path, done.stdout.splitlines()[-1])
+            print(name_of(*of), file=sys.stderr, flush=True)
+        return name_of(*of), json.loads(path.read_text())
 
+    every = [(order, size, seed) for seed, size, order in itertools.product(SEEDS, STEPS, ORDERS)]
     with ThreadPoolExecutor(num_processes) as threads:
-        return dict(threads.map(one, itertools.product(ORDERS, STEPS, SEEDS)))
+        return dict(threads.map(one, every))
 
 
 def table(curves: dict[str, list[dict[str, float]]]) -> str:
@@ -161,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--epochs", type=float, default=12)
+    parser.add_argument("--epochs", type=float, default=4)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -170,7 +182,6 @@ def main() -> None:
         return
     prepare(options.folder, options.images)
     curves = all_curves(options.folder, options.epochs, options.processes)
-    (options.folder / "curves.json").write_text(json.dumps(curves))
     print(table(curves))
     try:
         draw(curves, options.folder)

@@ -1,6 +1,6 @@
 """The command line: parse, call, print. What commands do is in `cache` and `train`.
 
-`lookonce cache` is in cli_cache and cli_care, `lookonce bench` in cli_bench.
+Groups of commands are in `commands`.
 
 Data goes to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal. Modules
 are imported inside the commands, so that help needs no torch.
@@ -17,10 +17,13 @@ from typing import Any
 
 import click
 
-import lookonce.cli_care  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
-from lookonce.cli_bench import bench
-from lookonce.cli_cache import cache
-from lookonce.cli_options import JSON, PATH, RUN, SET, emit, read_run, say
+import lookonce.commands.audit  # noqa: F401  (adds audit and pack to the group `data`)
+import lookonce.commands.care  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
+import lookonce.commands.records  # noqa: F401  (adds convert to the group `data`)
+from lookonce.commands.bench import bench
+from lookonce.commands.cache import cache
+from lookonce.commands.data import data
+from lookonce.commands.options import JSON, PATH, RUN, SET, emit, read_run, say
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
 from lookonce.stop import stopping_early
@@ -130,6 +133,7 @@ def sample(
     emit(asdict(report), report.text(), as_json)
 
 
+main.add_command(data)
 main.add_command(cache)
 
 

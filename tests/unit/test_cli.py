@@ -176,7 +176,7 @@ def test_a_status_is_watched_until_all_is_there(run_file, monkeypatch):
         waits.append(seconds)
         run("cache", "build", run_file)
 
-    monkeypatch.setattr("lookonce.cli_cache.time.sleep", build)
+    monkeypatch.setattr("lookonce.commands.cache.time.sleep", build)
     result = run("cache", "status", run_file, "--watch", 0.5)
     assert waits == [0.5] and result.exit_code == 0
     first, last = result.stdout.splitlines()
@@ -190,7 +190,7 @@ def test_a_watch_ends_quietly_when_interrupted(run_file, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lookonce.cli_cache.time.sleep", interrupt)
+    monkeypatch.setattr("lookonce.commands.cache.time.sleep", interrupt)
     result = run("cache", "status", run_file, "--watch", 1)
     assert (result.exit_code, result.stderr) == (0, "")
 
@@ -282,4 +282,4 @@ def test_whatever_goes_wrong_is_a_message(monkeypatch, run_file, error, code, me
 
 def test_debug_shows_where():
     result = run("--debug", "cache", "build", "nothing.yaml")
-    assert result.exit_code == 2 and "Traceback" in result.stderr and "cli_options.py" in result.stderr
+    assert result.exit_code == 2 and "Traceback" in result.stderr and "options.py" in result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.cli_options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs, read_run, say
+from lookonce.commands.options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs, read_run, say
 
 
 @click.group()

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from lookonce.cli_options import (
+from lookonce.commands.options import (
     JSON,
     RUN,
     SET,

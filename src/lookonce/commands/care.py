@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from lookonce.cli_cache import cache
-from lookonce.cli_options import (
+from lookonce.commands.cache import cache
+from lookonce.commands.options import (
     JSON,
     PATH,
     PLACE,
