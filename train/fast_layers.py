@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 
 from lookonce.errors import ModelError
 from lookonce.train.attention import NAME
+from lookonce.train.no_waits import without_waiting
 
 FULL_ATTENTION = "full_attention"
 """transformers' name for layers that attend to whatever their mask allows."""
@@ -31,7 +32,7 @@ COMPILER: dict[str, Any] = {
 
 @contextlib.contextmanager
 def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
-    """Give a model's decoder layers the attention of packs, and compile them; undone at the end.
+    """Let a model train on packs: the attention of its decoder layers, compiled; undone at the end.
 
     Raises:
         ModelError: a layer attends in another way, which would mix the questions of a pack.
@@ -41,7 +42,7 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
     before = text.config._attn_implementation
     text.config._attn_implementation = NAME
     try:
-        with torch._dynamo.config.patch(COMPILER):
+        with torch._dynamo.config.patch(COMPILER), without_waiting(base_model(model)):
             if compiled:
                 for layer in text.layers:
                     layer.compile(dynamic=False)
@@ -64,8 +65,12 @@ def _check_layers(config: Any) -> None:
 
 def text_model(model: Any) -> Any:
     """The language model within a model that may wear an adapter."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base.model.language_model
+    return base_model(model).model.language_model
+
+
+def base_model(model: Any) -> Any:
+    """transformers' model within one that may wear an adapter."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def num_graphs() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -32,6 +33,7 @@ class OneImage:
 
     features: torch.Tensor
     grid: Grid
+    has_tower: ClassVar[bool] = False
 
     def grid_thw(self, key: str) -> Grid:
         return self.grid

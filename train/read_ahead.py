@@ -56,7 +56,8 @@ class ReadAhead:
                 stream = torch.cuda.current_stream(self._device)
                 stream.wait_event(ready)
                 for tensor in batch.values():
-                    tensor.record_stream(stream)
+                    if tensor.is_cuda:
+                        tensor.record_stream(stream)
             yield batch, is_last
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -24,6 +24,9 @@ Batch = dict[str, torch.Tensor]
 
 class VisionSource(Protocol):
     """What the model gets as `pixel_values`, and each image's grid."""
+
+    has_tower: ClassVar[bool]
+    """Whether they go through a tower, which computes with grids; else these stay where the CPU reads them at once."""
 
     def grid_thw(self, key: str) -> Grid:
         """The patch grid of an image."""
@@ -41,8 +44,8 @@ def images(vision: VisionSource, keys: Sequence[str], device: torch.device = CPU
     """What a model takes of these images; nothing if there are none."""
     if not keys:
         return {}
-    grids = torch.tensor([vision.grid_thw(key) for key in keys])
-    return {"pixel_values": vision.load(keys, device), "image_grid_thw": grids.to(device, non_blocking=True)}
+    grids = torch.tensor([vision.grid_thw(key) for key in keys], device=device if vision.has_tower else CPU)
+    return {"pixel_values": vision.load(keys, device), "image_grid_thw": grids}
 
 
 class CachedFeatures:
@@ -51,6 +54,8 @@ class CachedFeatures:
     The images used last stay in memory, up to `max_bytes`; on a GPU, in page-locked memory. Each image of a batch is
     read once, however often it occurs there.
     """
+
+    has_tower: ClassVar[bool] = False
 
     def __init__(self, cache: VisionCache, max_bytes: int = 0) -> None:
         self.cache, self.max_bytes = cache, max_bytes
@@ -89,6 +94,8 @@ class CachedFeatures:
 
 class Pixels:
     """Patches made anew from the image files each time, for a stock model."""
+
+    has_tower: ClassVar[bool] = True
 
     def __init__(self, processor: ImageProcessor, path_of: Mapping[str, Path]) -> None:
         self.processor, self.path_of = processor, path_of

@@ -16,6 +16,8 @@ TOKENS_OF = {"a": 2, "b": 3}
 class FakeVision:
     """One level of one number per token, which names the image."""
 
+    has_tower = False
+
     def grid_thw(self, key):
         return (1, 2, 2 * TOKENS_OF[key])
 

@@ -26,6 +26,8 @@ OF_IMAGES = {"pixel_values", "image_grid_thw"}
 class FakeVision:
     """One level of one number per token, which names the image."""
 
+    has_tower = False
+
     def grid_thw(self, key):
         return (1, 2, 2 * TOKENS_OF[key])
 
