@@ -4,6 +4,8 @@ Design: times are of whole epochs, so that every way runs the same samples, wait
 machine, without the first steps, which warm up. Nothing in between makes the CPU wait for the GPU but what the way does
 itself. Tokens are counted as each sample has them when it stands alone, so that ways which run fewer do not look slower
 for it. Beside each stands what its matrix products alone would take at the rate that this card reaches in large ones.
+
+Under torchrun the processes share each step as they do in training, and times are of all of them together.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -47,7 +50,8 @@ def bench_step(
     """
     rate = products_rate() if torch.cuda.is_available() else None
     measured = [_measure(way, session, examples, num_steps, rate, say) for way in ways]
-    return StepReport(measured, session.inputs.run.batch.samples_per_step, rate and rate / 1e12)
+    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    return StepReport(measured, session.inputs.run.batch.samples_per_step, rate and rate / 1e12, num_ranks)
 
 
 def _measure(
@@ -76,7 +80,7 @@ def _measure(
         seconds=clock.seconds,
         wait_share=clock.waited / clock.seconds,
         tokens_per_second=sum(example.num_tokens for example in examples) * share_of_epoch / clock.seconds,
-        products_share=rate and operations / rate / clock.seconds,
+        products_share=rate and operations / rate / trainer.args.world_size / clock.seconds,
         peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
         losses=[log["loss"] for log in trainer.state.log_history if "loss" in log],
     )
@@ -129,7 +133,12 @@ class _Clock(TrainerCallback):
         elif self.num_steps > 0 and self.num_steps % self._multiple == 0:
             seconds, waited = self._now()
             self.seconds, self.waited = seconds - self._began[0], waited - self._began[1]
-            control.should_training_stop = bool(self._wanted) or self.seconds >= MIN_SECONDS
+            control.should_training_stop = self._agreed(bool(self._wanted) or self.seconds >= MIN_SECONDS)
+
+    def _agreed(self, is_over: bool) -> bool:
+        """Whether one of all processes says so, whose clocks differ."""
+        accelerator = self._trainer.accelerator
+        return bool(accelerator.reduce(torch.tensor(float(is_over), device=accelerator.device), "sum"))
 
     def _now(self) -> tuple[float, float]:
         if torch.cuda.is_available():

@@ -47,6 +47,8 @@ class StepReport:
     samples_per_step: int
     tflops: float | None
     """That the card reaches in large products."""
+    num_ranks: int = 1
+    """Processes that shared each step."""
 
     def speedup(self, way: str) -> float:
         """Against the first."""
@@ -75,13 +77,17 @@ class StepReport:
         notes = [f"  {one.way}: {one.says} ({one.num_steps} steps)" for one in self.measured]
         rate = [f"  products: their share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
         epoch = f"  epoch: {KVASIR_EPOCH:,} samples, Kvasir-VQA's training split"
-        return "\n".join([table(head, lines), *notes, *rate, epoch, f"  {self.samples_per_step} samples a step"])
+        steps = f"  {self.samples_per_step} samples a step" + (
+            f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
+        )
+        return "\n".join([table(head, lines), *notes, *rate, epoch, steps])
 
     def to_json(self) -> dict[str, Any]:
         return {
             "ways": [one.to_json() for one in self.measured],
             "samples_per_step": self.samples_per_step,
             "tflops": self.tflops,
+            "num_ranks": self.num_ranks,
         }
 
 

@@ -128,11 +128,12 @@ def _stock_trainer(
 ) -> Any:
     inputs, run = session.inputs, session.inputs.run
     rows = min(PLAIN_ROWS, run.batch.samples_per_step)
+    at_once = rows * int(os.environ.get("WORLD_SIZE", 1))
     settings = training_arguments(
         run,
         folder,
         per_device_train_batch_size=rows,
-        gradient_accumulation_steps=max(run.batch.samples_per_step // rows, 1),
+        gradient_accumulation_steps=max(run.batch.samples_per_step // at_once, 1),
         dataloader_num_workers=_num_loader_workers(),
         dataloader_pin_memory=torch.cuda.is_available(),
         **arguments,

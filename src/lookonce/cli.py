@@ -23,7 +23,7 @@ import lookonce.commands.records  # noqa: F401  (adds convert to the group `data
 from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
 from lookonce.commands.data import data
-from lookonce.commands.options import JSON, PATH, RUN, SET, emit, read_run, say
+from lookonce.commands.options import JSON, PATH, RUN, SET, emit, is_first, read_run, say
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
 from lookonce.stop import stopping_early
@@ -48,8 +48,7 @@ class Commands(click.Group):
 
 def _rank() -> str:
     """Who speaks, if it is one of several processes and not the first; torchrun says so."""
-    rank = os.environ.get("RANK", "0")
-    return "" if rank == "0" else f"rank {rank}: "
+    return "" if is_first() else f"rank {os.environ['RANK']}: "
 
 
 def _explain(error: BaseException) -> tuple[int, str]:

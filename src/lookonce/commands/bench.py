@@ -7,7 +7,21 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, PLACE, RUN, SET, cache_folder, emit, open_inputs, read_run, say
+from lookonce.commands.options import (
+    JSON,
+    PATH,
+    PLACE,
+    RUN,
+    SET,
+    cache_folder,
+    emit,
+    is_first,
+    is_one_of_several,
+    open_inputs,
+    read_run,
+    say,
+)
+from lookonce.errors import UsageError
 
 
 @click.group()
@@ -63,13 +77,14 @@ def bench_step(
 
     Ways: plain (the stock Trainer with the tower), liger (with Liger's kernels), cached (rows, from the cache), tower
     and packed (no padding, every question its own image, with the tower and from the cache), shared (ours).
-    --model writes a checkpoint of 4 to 18 GB to --place, and leaves it there for the next time.
+    --model writes a checkpoint of 4 to 18 GB and a run file to --place, and leaves them there for the next time.
 
     \b
     Examples:
       lookonce bench step experiments/sample.yaml
       lookonce bench step run.yaml --ways plain,liger,shared --steps 50 --json
       lookonce bench step --model 8b --data kvasir-shaped --ways plain,liger,cached,tower,packed,shared
+      torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --ways shared
     """
     if (run_file is None) == (model is None):
         raise click.UsageError("name a run file, or a --model to make one up; one of them")
@@ -80,14 +95,20 @@ def bench_step(
     from lookonce.train.ways import find_ways
 
     chosen = find_ways(ways.split(","))
+    if model and is_one_of_several():
+        raise UsageError(
+            "--model writes files, which one process must do; run it once without torchrun, and then "
+            f"torchrun with the run file that it leaves in {place / f'{model}-{num_images}'}"
+        )
     if model:
         inputs = Inputs.open(make_run(place, model, num_images, tokenizer, assignments))
         inputs.build()
     elif run_file:
         inputs = Inputs.open(read_run(run_file, assignments))
     session = Session.open(inputs)
-    report = measure(session, session.examples("train")[0], chosen, steps, say)
-    emit(report.to_json(), report.text(), as_json)
+    report = measure(session, session.examples("train")[0], chosen, steps, say if is_first() else lambda note: None)
+    if is_first():
+        emit(report.to_json(), report.text(), as_json)
 
 
 @bench.command("cache")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,3 +85,13 @@ def emit(value: Any, text: str, as_json: bool) -> None:
 def say(note: str) -> None:
     """Print a note to stderr."""
     click.echo(note, err=True)
+
+
+def is_first() -> bool:
+    """Whether this process is the first of those that torchrun started, or alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_one_of_several() -> bool:
+    """Whether torchrun has started other processes too."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
