@@ -48,6 +48,8 @@ def bench_step(
 
     Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0.
     """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # else all processes would measure on the first
     rate = products_rate() if torch.cuda.is_available() else None
     measured = [_measure(way, session, examples, num_steps, rate, say) for way in ways]
     num_ranks = int(os.environ.get("WORLD_SIZE", 1))
