@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.store.read import VisionCache
@@ -70,6 +70,25 @@ def test_the_mask_of_blocks_is_the_law(images, padding):
     if length:
         found = create_mask(mask.blocks(run, prefix).mask_mod, None, None, length, length, "cpu")
         assert torch.equal(found[0, 0], by_the_words(images, padding))
+
+
+TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_are_those_that_pytorch_finds(seed):
+    torch.manual_seed(seed)
+    images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
+    run, prefix = columns(images, padding=37 * seed)
+    mask = PackMask(len(run), CPU)
+    ours = mask.blocks(run, prefix)
+    pytorchs = create_block_mask(ours.mask_mod, None, None, len(run), len(run), "cpu", BLOCK)
+    assert ours.seq_lengths == pytorchs.seq_lengths and ours.BLOCK_SIZE == pytorchs.BLOCK_SIZE
+    for name in TENSORS:
+        found, expected = getattr(ours, name), getattr(pytorchs, name)
+        assert torch.equal(found, expected) and found.dtype == expected.dtype, name
+    assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
 
 
 @quick
