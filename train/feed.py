@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
 from lookonce.train.attention import BLOCK
 from lookonce.train.batch import Collator, image_keys
-from lookonce.train.lengths import choose_lengths, fitting
+from lookonce.train.lengths import COMPILE_TOKENS, choose_lengths, fitting
 from lookonce.train.order import Forward, Order
 from lookonce.train.pack_batch import PackCollator
 from lookonce.train.prompt import Example, Prompter
@@ -37,14 +38,18 @@ class Feed:
         batch: BatchSection,
         device: torch.device,
         seed: int,
+        num_epochs: float = 1,
         **kind: int,
     ) -> Feed:
-        """Feed `examples`; on a GPU packs are padded to a few lengths, so that little is compiled."""
+        """Feed `examples` in training of `num_epochs`; on a GPU packs are padded to a few lengths, so that little is
+        compiled."""
         order = Order.of(examples, prompter.image_token_id, batch, seed, **kind)
         feed = cls(order, prompter, vision, device)
         if not batch.has_packs or device.type != "cuda":
             return feed
-        return replace(feed, lengths=choose_lengths(order.lengths_to_come(), batch.tokens_per_pack, BLOCK))
+        epochs = order.lengths_to_come()
+        worth = COMPILE_TOKENS * order.num_ranks * len(epochs) / num_epochs
+        return replace(feed, lengths=choose_lengths(list(chain(*epochs)), batch.tokens_per_pack, BLOCK, worth))
 
     def batch(self, forward: Forward) -> Batch:
         """What the model gets, `run` and `prefix` in place of the mask, and the targets and weights of the loss."""

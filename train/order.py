@@ -60,12 +60,11 @@ class Order:
         """Of all packs of an epoch on all ranks, in tokens."""
         return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
 
-    def lengths_to_come(self) -> list[int]:
-        """Of the packs of the first epochs, enough of them to tell which lengths occur."""
-        found: list[int] = []
-        for number in range(MAX_EPOCHS):
-            if len(found) < ENOUGH_PACKS:
-                found += self.lengths(number)
+    def lengths_to_come(self) -> list[list[int]]:
+        """Of the packs of the first epochs, one after the other, enough of them to tell which lengths occur."""
+        found: list[list[int]] = []
+        while len(found) < MAX_EPOCHS and sum(map(len, found)) < ENOUGH_PACKS:
+            found.append(self.lengths(len(found)))
         return found
 
     def _dealt(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:

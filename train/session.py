@@ -16,6 +16,7 @@ from lookonce.train.inputs import Inputs
 from lookonce.train.progress import STOCK_PRINTERS
 from lookonce.train.prompt import Example, Prompter, make_examples
 from lookonce.train.run_file import BatchSection
+from lookonce.train.steps import num_steps
 from lookonce.train.trainer import RunTrainer
 from lookonce.train.vision import CachedFeatures, VisionSource
 from lookonce.train.warm_up import WarmUp
@@ -65,9 +66,12 @@ def make_trainer(
     vision = vision or CachedFeatures(session.cache, int(options.train.host_cache_gb * 1e9))
     whole = options.batch.model_copy(update={"samples_per_step": max(len(held_out), 1), "order": "as_given"})
     ranks = {"rank": arguments.process_index, "num_ranks": arguments.world_size}
+    in_epoch = num_steps(len(examples), options.batch.samples_per_step)
+    num_epochs = arguments.max_steps / in_epoch if arguments.max_steps > 0 else arguments.num_train_epochs
 
     def feed(examples: Sequence[Example], batch: BatchSection) -> Feed:
-        return Feed.of(examples, session.prompter, vision, batch, arguments.device, options.train.seed, **ranks)
+        prompter, device, seed = session.prompter, arguments.device, options.train.seed
+        return Feed.of(examples, prompter, vision, batch, device, seed, num_epochs, **ranks)
 
     trainer = RunTrainer(
         model,

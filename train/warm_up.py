@@ -93,7 +93,7 @@ def _fullest(trainer: RunTrainer) -> dict[int, Forward]:
     orders = [replace(order, rank=rank) for rank in range(order.num_ranks)]
     epochs = (epoch for number in itertools.count() for epoch in (of_rank.epoch(number) for of_rank in orders))
     forwards = (forward for epoch in epochs for step in epoch for forward in step)
-    for forward in itertools.islice(forwards, len(order.lengths_to_come())):
+    for forward in itertools.islice(forwards, sum(map(len, order.lengths_to_come()))):
         length = fitting(forward.pack.num_tokens, lengths)
         if length not in found or found[length].pack.num_tokens < forward.pack.num_tokens:
             found[length] = forward

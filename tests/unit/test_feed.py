@@ -45,8 +45,12 @@ EXAMPLES = [example("a", 1), example("b", 1), example("a", 2), example("", 1)]
 
 
 def feed(mode: str, device: str = "cpu", **batch: object) -> Feed:
-    options = BatchSection(mode=mode, samples_per_step=4, order="as_given", **batch)
-    return Feed.of(EXAMPLES, PROMPTER, FakeVision(), options, torch.device(device), seed=0)
+    return feed_of(EXAMPLES, mode, device, **batch)
+
+
+def feed_of(examples: list[Example], mode: str, device: str, num_epochs: float = 1, **batch: object) -> Feed:
+    options = BatchSection(**{"mode": mode, "samples_per_step": 4, "order": "as_given"} | batch)
+    return Feed.of(examples, PROMPTER, FakeVision(), options, torch.device(device), seed=0, num_epochs=num_epochs)
 
 
 def batches(feed: Feed) -> list[dict[str, torch.Tensor]]:
@@ -97,3 +101,15 @@ def test_only_packs_on_a_gpu_are_padded():
     assert feed("shared", "cuda", tokens_per_pack=1000).lengths == [BLOCK, 8 * BLOCK]
     assert feed("packed", "cuda", tokens_per_pack=1000).lengths == [BLOCK, 8 * BLOCK]
     assert feed("separate", "cuda").lengths == feed("shared").lengths == ()
+
+
+def test_a_longer_training_is_given_more_lengths():
+    """Every second pack has one block of tokens and the others two: worth it for many of them alone."""
+    tokens = np.full(BLOCK + 1, 5, np.int32)
+    long = Example(tokens, np.arange(len(tokens)) == BLOCK, (), (), "")
+    one_a_step = {"samples_per_step": 1, "tokens_per_pack": 4 * BLOCK}
+    few, many = (
+        feed_of([example("", 1), long], "shared", "cuda", num_epochs, **one_a_step).lengths
+        for num_epochs in (1, 100_000)
+    )
+    assert few == [2 * BLOCK, 4 * BLOCK] and many == [BLOCK, 2 * BLOCK, 4 * BLOCK]

@@ -31,21 +31,21 @@ def test_no_other_lengths_need_less_padding(found, num_lengths):
         for number in range(num_lengths)
         for chosen in combinations(sizes[:-1], min(number, len(sizes) - 1))
     ]
-    chosen = choose_lengths(found, longest, MULTIPLE, num_lengths, worth=0)
+    chosen = choose_lengths(found, longest, MULTIPLE, 0, num_lengths)
     assert padded(found, chosen) == min(padded(found, other) for other in others)
 
 
 @quick
 @given(FOUND, NUM, st.integers(100, 200))
 def test_they_are_few_multiples_and_the_longest_allowed_is_one_of_them(found, num_lengths, longest):
-    chosen = choose_lengths(found, longest, MULTIPLE, num_lengths)
+    chosen = choose_lengths(found, longest, MULTIPLE, 10, num_lengths)
     assert chosen == sorted(set(chosen)) and len(chosen) <= num_lengths + 1
     assert all(length % MULTIPLE == 0 for length in chosen)
     assert chosen[-1] == round_up(longest, MULTIPLE) >= max(found)
 
 
 def test_where_there_is_nothing_to_choose_from_the_longest_does_for_all():
-    assert choose_lengths([], 100, MULTIPLE) == [104]
+    assert choose_lengths([], 100, MULTIPLE, 0) == [104]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_where_there_is_nothing_to_choose_from_the_longest_does_for_all():
     ],
 )
 def test_lengths_that_occur_often_have_the_least_padding(found, num_lengths, expected):
-    assert choose_lengths(found, 96, MULTIPLE, num_lengths) == expected
+    assert choose_lengths(found, 96, MULTIPLE, 0, num_lengths) == expected
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1, 16), (16, 16), (17, 64), (64, 64), (65, 96), (96, 96)])
@@ -74,5 +74,7 @@ def test_numbers_are_rounded_up(number, expected):
 
 def test_a_length_that_saves_little_is_not_compiled_for():
     found = [1000] * 100 + [1100] + [8000] * 100
-    assert choose_lengths(found, 8192, 1) == [1000, 8000, 8192]
-    assert choose_lengths(found, 8192, 1, worth=0) == [1000, 1100, 8000, 8192]
+    saved = 8000 - 1100
+    assert choose_lengths(found, 8192, 1, worth=saved) == [1000, 1100, 8000, 8192]
+    assert choose_lengths(found, 8192, 1, worth=saved + 1) == [1000, 8000, 8192]
+    assert choose_lengths(found, 8192, 1, worth=10**6) == [8000, 8192]
