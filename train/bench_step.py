@@ -42,11 +42,16 @@ MAX_STEPS = 100_000
 
 
 def bench_step(
-    session: Session, examples: Sequence[Example], ways: Sequence[Way], num_steps: int = 0, say: Say = lambda text: None
+    session: Session,
+    examples: Sequence[Example],
+    ways: Sequence[Way],
+    num_steps: int = 0,
+    say: Say = lambda text: None,
 ) -> StepReport:
     """Train some ways and measure them; nothing is saved. `say` gets notes.
 
-    Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0.
+    Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0. Packs are padded to as many lengths
+    as are worth it in a training of the run's epochs.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # else all processes would measure on the first
@@ -57,7 +62,12 @@ def bench_step(
 
 
 def _measure(
-    way: Way, session: Session, examples: Sequence[Example], num_steps: int, rate: float | None, say: Say
+    way: Way,
+    session: Session,
+    examples: Sequence[Example],
+    num_steps: int,
+    rate: float | None,
+    say: Say,
 ) -> Measured:
     _free_memory()
     batch = session.inputs.run.batch
@@ -80,6 +90,7 @@ def _measure(
         num_steps=clock.num_steps,
         num_samples=round(len(examples) * share_of_epoch),
         seconds=clock.seconds,
+        warm_up_seconds=clock.warm_up_seconds,
         wait_share=clock.waited / clock.seconds,
         tokens_per_second=sum(example.num_tokens for example in examples) * share_of_epoch / clock.seconds,
         products_share=rate and operations / rate / trainer.args.world_size / clock.seconds,
@@ -114,9 +125,11 @@ class _Clock(TrainerCallback):
         """After `num_steps`, or if that is 0 after `MIN_SECONDS`, at a multiple of so many steps."""
         self._wanted, self._multiple = num_steps, multiple
         self.num_steps = 0
+        self.warm_up_seconds = 0.0
+        """Of what came before, from the beginning of training: compilation, mostly."""
         self.seconds = self.waited = 0.0
         """Of these steps, and how long they waited for data."""
-        self._began = (0.0, 0.0)
+        self._began = (time.perf_counter(), 0.0)
         self._trainer, self._waited = trainer, 0.0
         if not isinstance(trainer, RunTrainer):
             self._get, trainer.get_batch_samples = trainer.get_batch_samples, self._timed
@@ -131,7 +144,8 @@ class _Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.num_steps = state.global_step - NUM_WARMUP_STEPS
         if self.num_steps == 0:
-            self._began = self._now()
+            ready = self._now()
+            self.warm_up_seconds, self._began = ready[0] - self._began[0], ready
         elif self.num_steps > 0 and self.num_steps % self._multiple == 0:
             seconds, waited = self._now()
             self.seconds, self.waited = seconds - self._began[0], waited - self._began[1]

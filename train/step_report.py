@@ -20,6 +20,8 @@ class Measured:
     num_steps: int
     num_samples: int
     seconds: float
+    warm_up_seconds: float
+    """Before these: the trial of each length of packs, with its compilation, and the first steps."""
     wait_share: float
     """Of the time, spent waiting for data."""
     tokens_per_second: float
@@ -69,14 +71,27 @@ class StepReport:
                 _share(one.wait_share),
                 "-" if one.peak_gb is None else f"{one.peak_gb:.1f}",
                 duration(one.ms_per_sample * KVASIR_EPOCH / 1e3),
+                duration(one.warm_up_seconds),
                 f"{one.losses[0]:.4f}",
             )
             for one in self.measured
         ]
-        head = ("", "samples/s", "ms/sample", "", "tokens/s", "products", "wait", "peak GB", "epoch", "first loss")
+        head = (
+            "",
+            "samples/s",
+            "ms/sample",
+            "",
+            "tokens/s",
+            "products",
+            "wait",
+            "peak GB",
+            "epoch",
+            "before",
+            "first loss",
+        )
         notes = [f"  {one.way}: {one.says} ({one.num_steps} steps)" for one in self.measured]
         rate = [f"  products: their share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
-        epoch = f"  epoch: {KVASIR_EPOCH:,} samples, Kvasir-VQA's training split"
+        epoch = f"  epoch: {KVASIR_EPOCH:,} samples, Kvasir-VQA's training split; before: compilation and first steps"
         steps = f"  {self.samples_per_step} samples a step" + (
             f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
         )

@@ -88,7 +88,12 @@ def find_ways(names: Sequence[str]) -> list[Way]:
 
 
 def set_up(
-    way: Way, session: Session, examples: Sequence[Example], num_steps: int, folder: Path, say: Say
+    way: Way,
+    session: Session,
+    examples: Sequence[Example],
+    num_steps: int,
+    folder: Path,
+    say: Say,
 ) -> tuple[Any, Any]:
     """The model with a fresh adapter and the trainer of so many steps, which saves nothing; `say` gets its notes."""
     if way.name == "liger":
@@ -111,7 +116,7 @@ def set_up(
         return model, _stock_trainer(session, model, examples, folder, arguments)
     pixels = Pixels(inputs.processor, inputs.images.path_of) if way.has_tower else None
     settings = training_arguments(run, folder, **arguments)
-    return model, make_trainer(session, model, settings, examples, vision=pixels, say=say)
+    return model, make_trainer(session, model, settings, examples, vision=pixels, say=say, num_epochs=run.train.epochs)
 
 
 def _run_of(way: Way, run: RunFile) -> RunFile:

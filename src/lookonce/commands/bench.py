@@ -106,7 +106,8 @@ def bench_step(
     elif run_file:
         inputs = Inputs.open(read_run(run_file, assignments))
     session = Session.open(inputs)
-    report = measure(session, session.examples("train")[0], chosen, steps, say if is_first() else lambda note: None)
+    notes = say if is_first() else lambda note: None
+    report = measure(session, session.examples("train")[0], chosen, steps, notes)
     if is_first():
         emit(report.to_json(), report.text(), as_json)
 
