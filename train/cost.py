@@ -1,4 +1,4 @@
-"""What records cost a training: tokens a record and an image, and tokens of an epoch with and without the shared prefix.
+"""What records cost a training, in tokens: a record, an image, and an epoch with and without the shared prefix.
 
 Design: nothing is estimated. Records become examples, groups and packs by the very code that trains (prompt.py,
 groups.py, steps.py, packs.py), for a model of which only the tokenizer and the image processor's settings are needed.
@@ -22,12 +22,12 @@ from transformers import AutoConfig, Qwen3VLConfig
 
 from lookonce.cache.make.planner import planned_tokens
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.audit.findings import Finding, Item, find, share
+from lookonce.datasets.audit.findings import Finding, Item, find
 from lookonce.datasets.audit.material import Material, RecordsFile
+from lookonce.datasets.audit.page import Section
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.text import count, table
-from lookonce.train.groups import group_examples
 from lookonce.train.order import Order
 from lookonce.train.prompt import Example, Prompter
 from lookonce.train.run_file import BatchSection
@@ -111,9 +111,8 @@ class Costs:
             "tokenizer": self.tokenizer,
             "batch": self.batch.model_dump(include={"samples_per_step", "tokens_per_pack", "max_tokens"}),
             "files": [cost.to_json() for cost in self.files],
-            "image_tokens": asdict(Spread.of(self.image_tokens)) | {
-                "images": {str(number): images for number, images in sorted(self.image_tokens.items())}
-            },
+            "image_tokens": asdict(Spread.of(self.image_tokens))
+            | {"images": {str(number): images for number, images in sorted(self.image_tokens.items())}},
             "num_unknown_images": self.num_unknown,
             "assumed_image_tokens": self.assumed,
         }
@@ -135,14 +134,14 @@ class Costs:
         ]
 
     def text(self) -> str:
-        """Two tables: of records, and of an epoch."""
-        parts = [self._records()]
-        if self.image_tokens:
-            cells = Spread.of(self.image_tokens).cells()
-            parts.append(table(("tokens an image", "mean", "median", "99 %", "most"), [("", *cells)]))
-        if note := self.unknown():
-            parts.append(note)
-        return "\n".join([*parts, "", self._epochs()])
+        """Tables: of records, of images, of an epoch."""
+        tables = [table(header, lines) for header, lines in self._tables()]
+        return "\n\n".join([*tables, *([self.unknown()] if self.num_unknown else [])])
+
+    def section(self) -> Section:
+        """The same for a page, with a plot of tokens an image."""
+        says = f"Counted by the code that trains, with {self.tokenizer}. {self.unknown()}"
+        return Section("Tokens per image, and of an epoch", says, self._tables(), self.image_tokens, "tokens", "images")
 
     def unknown(self) -> str:
         """What is to be known of images of unknown size."""
@@ -153,27 +152,30 @@ class Costs:
             return f"{images} count no tokens, so this is text alone; `--image-tokens 400` counts each as so many"
         return f"{images} count {self.assumed:,} tokens each, as `--image-tokens` says"
 
-    def _records(self) -> str:
-        lines = [
+    def _tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+        records = [
             (cost.file, *cost.record_tokens.cells(), f"{cost.num_supervised:,}", f"{len(cost.too_long):,}")
             for cost in self.files
         ]
-        return table(("tokens a record", "mean", "median", "99 %", "most", "supervised in all", "too long"), lines)
-
-    def _epochs(self) -> str:
-        lines = [
+        epochs = [
             (
                 cost.file,
                 f"{cost.num_separate:,}",
                 f"{cost.num_shared:,}",
                 f"{cost.num_packed:,}",
                 f"{cost.num_packs:,}",
-                f"{cost.times:.1f} times fewer",
+                f"{cost.times:.1f}",
             )
             for cost in self.files
         ]
-        steps = f"steps of {self.batch.samples_per_step}"
-        return table(("tokens of an epoch", "separate", "shared prefix", steps, "packs", ""), lines)
+        steps = f"in steps of {self.batch.samples_per_step}"
+        spread = ("mean", "median", "99 %", "most")
+        images = [(("tokens an image", *spread), [("all files", *Spread.of(self.image_tokens).cells())])]
+        return [
+            (("tokens a record", *spread, "supervised in all", "too long"), records),
+            *(images if self.image_tokens else []),
+            (("tokens of an epoch", "separate", "shared prefix", steps, "packs", "times fewer"), epochs),
+        ]
 
 
 class Ruler:
@@ -209,9 +211,7 @@ class Ruler:
         return self.prompter.example(record, [""] * num_images, [(1, 1, 1)] * num_images)
 
 
-def measure(
-    material: Material, ruler: Ruler, tokenizer: str, batch: BatchSection, assumed: int | None = None
-) -> Costs:
+def measure(material: Material, ruler: Ruler, tokenizer: str, batch: BatchSection, assumed: int | None = None) -> Costs:
     """The tokens of each file. `assumed` is what an image of unknown size counts."""
     known = {
         picture.key: planned_tokens(ruler.processor, picture.size)

@@ -14,6 +14,7 @@ audit       all of it together
 report      as text
 markup      HTML and SVG, escaped
 plots       bars, stacked bars and scattered points as SVG
+style       the page's colours and type
 sheet       some images beside their questions, drawn from a seed
 page        as one HTML page
 """

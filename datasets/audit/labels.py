@@ -93,7 +93,9 @@ def _separators(answers: Answers) -> list[Finding]:
         "warning",
         items if len(items) > 1 else [],
         f"labels are separated in {len(items)} ways",
-        lambda item: f"{quoted(item['separator'])} in {count(item['answers'], 'answer')}, as in {quoted(item['example'])}",
+        lambda item: (
+            f"{quoted(item['separator'])} in {count(item['answers'], 'answer')}, as in {quoted(item['example'])}"
+        ),
     )
 
 
@@ -108,9 +110,7 @@ def _units(answers: Answers) -> list[Finding]:
             match = UNIT.fullmatch(label)
             if match and match[1] in labels:
                 items.append({"question": question, "answers": {label: number, match[1]: labels[match[1]]}})
-    return find(
-        "units", "warning", items, f"{count(len(items), 'label')} with and without its unit", _example
-    )
+    return find("units", "warning", items, f"{count(len(items), 'label')} with and without its unit", _example)
 
 
 def _example(item: Item) -> str:

@@ -1,7 +1,7 @@
 """Images that two files share, by content: also under other names.
 
-What is tested on images that were trained on says little about others. That files ask the same questions is as it should
-be; that they ask them about the same images is a leak. Images that are not there are compared by their paths.
+What is tested on images that were trained on says little about others. That files ask the same questions is as it
+should be; that they ask them about the same images is a leak. Images that are not there are compared by their paths.
 """
 
 from __future__ import annotations
@@ -87,15 +87,14 @@ def _names(material: Material, name: str) -> dict[str, set[str]]:
     return found
 
 
-def _leak(
-    pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[Asked]]
-) -> Leak:
+def _leak(pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[Asked]]) -> Leak:
     one, other = names[pair[0]], names[pair[1]]
     shared = [image for image in one if image in other]
     in_both = _answers(asked[pair[0]]), _answers(asked[pair[1]])
     both = in_both[0].keys() & in_both[1].keys()
     return Leak(
-        *(_side(name, names[name], asked[name], set(shared)) for name in pair),
+        one=_side(pair[0], one, asked[pair[0]], set(shared)),
+        other=_side(pair[1], other, asked[pair[1]], set(shared)),
         num_images=len(shared),
         num_renamed=sum(one[image].isdisjoint(other[image]) for image in shared),
         num_asked_in_both=len(both),

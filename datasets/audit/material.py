@@ -40,7 +40,9 @@ class Material:
         if twice:
             raise UsageError(f"{twice[0]} is named twice; name each records file once")
         names = short_names(paths)
-        files = [RecordsFile(name, path, read_records(path, image_root)) for name, path in zip(names, paths)]
+        files = [
+            RecordsFile(name, path, read_records(path, image_root)) for name, path in zip(names, paths, strict=True)
+        ]
         images = {image for file in files for record in file.records for image in record.images}
         return cls(tuple(files), look_at_pictures(images, decode=decode))
 

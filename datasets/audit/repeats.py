@@ -31,8 +31,8 @@ def find_repeats(questions: Iterable[Asked]) -> list[Finding]:
             "contradictions",
             "error",
             contradictions,
-            f"{count(len(contradictions), 'question')} about an image, asked again with another answer; merge them into "
-            "one record with several `references`, or drop them",
+            f"{count(len(contradictions), 'question')} about an image, asked again with another answer; merge them "
+            "into one record with several `references`, or drop them",
             _example,
         ),
         *find(

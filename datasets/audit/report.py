@@ -17,11 +17,11 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
     """All of it for a terminal; `more` are further parts, as text, before the vocabulary."""
     parts = [
         summary(audit),
-        _files(audit),
+        table(*file_lines(audit)),
         _findings(audit.findings),
         *more,
         _per_image(audit),
-        _sizes(audit),
+        table(*size_lines(audit)) if audit.sizes else "",
         _baselines(audit),
         _questions(audit),
     ]
@@ -47,22 +47,23 @@ def verdict(audit: Audit) -> str:
     return f"{listed}." + (" Mend the errors before you train." if audit.count("error") else "")
 
 
-def _files(audit: Audit) -> str:
-    lines = [
+def file_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Header and lines of a table of the files."""
+    numbers = [
         (
-            file.name,
-            f"{file.num_records:,}",
-            f"{file.num_questions:,}",
-            f"{file.num_paths:,}",
-            f"{file.num_images:,}",
-            f"{file.num_unusable:,}",
-            f"{file.num_text_only:,}",
-            f"{file.num_several_images:,}",
+            file.num_records,
+            file.num_questions,
+            file.num_paths,
+            file.num_images,
+            file.num_unusable,
+            file.num_text_only,
+            file.num_several_images,
         )
         for file in audit.files
     ]
     header = ("file", "records", "questions", "image names", "distinct", "unusable", "no image", "several images")
-    return table(header, lines)
+    lines = [(file.name, *(f"{n:,}" for n in line)) for file, line in zip(audit.files, numbers, strict=True)]
+    return header, list(lines)
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -81,11 +82,11 @@ def _per_image(audit: Audit) -> str:
         return ""
     mean = sum(n * images for n, images in audit.questions_per_image.items()) / audit.num_images
     if len(numbers) > NUM_BARS:
-        numbers = grouped(audit.questions_per_image)
+        numbers = grouped(audit.questions_per_image, NUM_BARS)
     return f"questions an image ({mean:.1f} on average), and how many images have so many\n{bars(numbers)}"
 
 
-def grouped(counts: Mapping[int, int], num_groups: int = NUM_BARS) -> list[tuple[str, int]]:
+def grouped(counts: Mapping[int, int], num_groups: int) -> list[tuple[str, int]]:
     """Numbers and how often each occurs, in at most so many ranges of the same width."""
     low, high = min(counts), max(counts)
     width = -(-(high - low + 1) // num_groups)
@@ -98,12 +99,13 @@ def grouped(counts: Mapping[int, int], num_groups: int = NUM_BARS) -> list[tuple
     ]
 
 
-def _sizes(audit: Audit) -> str:
+def size_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Header and lines of a table of the most frequent image sizes."""
     lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.sizes.items()]
     if len(lines) > NUM_SIZES:
         rest = sum(list(audit.sizes.values())[NUM_SIZES:])
-        lines = [*lines[:NUM_SIZES], (f"{count(len(lines) - NUM_SIZES, 'other size')}", f"{rest:,}")]
-    return table(("image size", "images"), lines) if lines else ""
+        lines = [*lines[:NUM_SIZES], (count(len(lines) - NUM_SIZES, "other size"), f"{rest:,}")]
+    return ("image size", "images"), list(lines)
 
 
 def _baselines(audit: Audit) -> str:

@@ -1,18 +1,19 @@
 """Words that look like misspellings of other words of the same files.
 
-The rule: two words of at least five letters that differ by one letter, left out, put in or replaced before the last two,
-where inflections are; and one of them is twenty times as frequent as the other. Or that differ by two neighbours
+The rule: two words of at least five letters that differ by one letter, left out, put in or replaced before the last
+two, where inflections are; and one of them is twenty times as frequent as the other. Or that differ by two neighbours
 changed round, which real words hardly do: then the one with more relatives is right, words that differ by a final
 "s" being related. "instrumnets" is in more rows of Kvasir-VQA than "instruments", but "instrument" is there too.
 
 Design: no dictionary, since none knows "oesophagitis", and no list of known typos: only what the files say themselves.
-Each word is filed under all that is left of it without one letter; words that meet there are compared, so the work grows
-with the number of words and not with its square (https://github.com/wolfgarbe/SymSpell). Of more than `MAX_WORDS`
+Each word is filed under all that is left of it without one letter; words that meet there are compared, so the work
+grows with the number of words and not with its square (https://github.com/wolfgarbe/SymSpell). Of more than `MAX_WORDS`
 different words the most frequent are looked at. It only ever hints: "affect" and "effect" are both words.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ def find_misspellings(questions: Mapping[str, int], answers: Mapping[str, int]) 
     texts = Counter(questions)
     texts.update(answers)
     words = count_words(texts)
-    items = [
+    items: list[Item] = [
         {"word": wrong, "count": words[wrong], "like": right, "like_count": words[right], "texts": []}
         for wrong, right in look_alikes(dict(words.most_common(MAX_WORDS)))
     ]
@@ -96,7 +97,7 @@ def _near(words: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 def _num_common(one: str, other: str) -> int:
     """How many letters both begin with."""
-    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return len(os.path.commonprefix([one, other]))
 
 
 def _words_of(text: str) -> set[str]:
