@@ -12,7 +12,7 @@ report says so. Padding is not counted: neither that of rows, nor that of packs 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -129,7 +129,7 @@ class Costs:
                 "warning",
                 too_long,
                 f"{count(len(too_long), 'record')} of more than {limit:,} tokens, which training leaves out",
-                lambda item: f"{item['tokens']:,} tokens ({item['record']})",
+                lambda item: f"{item['tokens']:,} tokens ({item['place']})",
             ),
         ]
 
@@ -237,7 +237,7 @@ def measure(material: Material, ruler: Ruler, tokenizer: str, batch: BatchSectio
 def _cost(
     file: RecordsFile, material: Material, ruler: Ruler, batch: BatchSection, tokens_of: Callable[[str], int]
 ) -> Cost:
-    examples, refused = _examples(file.records, material, ruler, tokens_of)
+    examples, refused = _examples(file, material, ruler, tokens_of)
     kept = [example for example in examples if example.num_tokens <= batch.longest_record]
     long = [example for example in examples if example.num_tokens > batch.longest_record]
     order = Order.of(kept, ruler.prompter.image_token_id, batch, seed=0)
@@ -247,7 +247,7 @@ def _cost(
     return Cost(
         file=file.name,
         num_records=len(kept),
-        too_long=tuple({"record": example.origin, "tokens": example.num_tokens} for example in long),
+        too_long=tuple({"place": example.origin, "tokens": example.num_tokens} for example in long),
         refused=tuple(refused),
         record_tokens=Spread.of(Counter(example.num_tokens for example in examples)),
         num_text_tokens=num_separate - num_image_tokens,
@@ -261,16 +261,17 @@ def _cost(
 
 
 def _examples(
-    records: Iterable[Record], material: Material, ruler: Ruler, tokens_of: Callable[[str], int]
+    file: RecordsFile, material: Material, ruler: Ruler, tokens_of: Callable[[str], int]
 ) -> tuple[list[Example], list[Item]]:
     """Of all records that training takes, and why it refuses the others."""
     examples, refused = [], []
-    for record in records:
+    for record in file.records:
+        record = replace(record, origin=file.place(record))
         keys = [material.identity(image) for image in record.images]
         try:
             examples.append(ruler.example(record, keys, [tokens_of(key) for key in keys]))
         except RecordsError as error:
-            refused.append({"record": record.origin, "reason": str(error)})
+            refused.append({"place": record.origin, "reason": str(error)})
     return examples, refused
 
 

@@ -19,7 +19,8 @@ class Asked(NamedTuple):
     """One question and its answer."""
 
     file: str
-    origin: str
+    place: str
+    """Where its record stands."""
     images: tuple[str, ...]
     """What they are known by; see `Material.identity`."""
     name: str
@@ -46,7 +47,7 @@ def _of(file: RecordsFile, record: Record, material: Material) -> Iterator[Asked
     for number, turn in enumerate(record.turns):
         yield Asked(
             file.name,
-            record.origin,
+            file.place(record),
             images,
             name_of(record.images),
             (record.system, record.turns[:number]),

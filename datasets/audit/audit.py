@@ -136,11 +136,11 @@ def audit(material: Material) -> Audit:
 def find_picture_problems(material: Material) -> list[Finding]:
     """Images that are missing, broken or strange, and copies under other names."""
     pictures = material.pictures.values()
-    origins = _origins(material)
+    places = _places(material)
 
     def items(chosen: Iterable[Picture], reason: str = "problem") -> list[Item]:
         return [
-            {"image": str(picture.path), "record": origins[str(picture.path)], "reason": getattr(picture, reason)}
+            {"image": str(picture.path), "place": places[str(picture.path)], "reason": getattr(picture, reason)}
             for picture in chosen
         ]
 
@@ -176,16 +176,16 @@ def _says_missing(number: int, of: int) -> str:
 
 def _example(item: Item) -> str:
     named = "" if item["image"] in item["reason"] else f"{item['image']}: "
-    return f"{named}{item['reason']} ({item['record']})"
+    return f"{named}{item['reason']} ({item['place']})"
 
 
-def _origins(material: Material) -> dict[str, str]:
+def _places(material: Material) -> dict[str, str]:
     """The first record that names each image."""
     found: dict[str, str] = {}
     for file in material.files:
         for record in file.records:
             for image in record.images:
-                found.setdefault(str(image), record.origin)
+                found.setdefault(str(image), file.place(record))
     return found
 
 

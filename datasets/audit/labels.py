@@ -42,8 +42,8 @@ def _order(answers: Answers) -> list[Finding]:
         "label-order",
         "warning",
         items,
-        f"{count(len(items), 'set')} of labels in more than one order, {_rarer(items):,} answers not in their most "
-        "frequent one; exact match calls the other order wrong",
+        f"{count(len(items), 'set')} of labels in more than one order; exact match calls "
+        f"{count(_rarer(items), 'answer')} wrong that only differ in it",
         _example,
     )
 

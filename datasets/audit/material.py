@@ -20,6 +20,10 @@ class RecordsFile:
     path: Path
     records: Sequence[Record]
 
+    def place(self, record: Record) -> str:
+        """Where a record stands: "train.jsonl:12"."""
+        return self.name + record.origin.removeprefix(str(self.path))
+
 
 @dataclass(frozen=True)
 class Material:

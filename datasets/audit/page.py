@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.findings import Finding, shown
-from lookonce.datasets.audit.markup import document, node, table
+from lookonce.datasets.audit.markup import Content, document, node, table
 from lookonce.datasets.audit.plots import columns, points, shares
 from lookonce.datasets.audit.report import file_lines, grouped, size_lines, summary
 from lookonce.datasets.audit.sheet import Thumbnail
@@ -64,7 +64,7 @@ def _head(audit: Audit, names: str) -> Element:
         ("distinct questions", f"{audit.num_distinct_questions:,}"),
         ("distinct images", f"{audit.num_images:,}"),
         ("questions an image", f"{per_image:.1f}"),
-        *([("right without looking", f"{best.exact_match:.1%}")] if best else []),
+        *([(f"majority baseline, {best.scored_on}", f"{best.exact_match:.1%}")] if best else []),
     ]
     return node(
         "header",
@@ -83,7 +83,7 @@ def _findings(findings: Sequence[Finding]) -> list[Element]:
 
 
 def _finding(finding: Finding) -> Element:
-    parts: list[Element] = [node("p", node("b", finding.level), _sentence(finding.says))]
+    parts: list[Element] = [node("p", node("b", finding.level), *_sentence(finding.says))]
     if finding.examples:
         left = len(finding.items) - len(finding.examples)
         lines = [node("li", example) for example in finding.examples]
@@ -92,8 +92,10 @@ def _finding(finding: Finding) -> Element:
     return node("div", *parts, class_=f"finding {finding.level}")
 
 
-def _sentence(says: str) -> str:
-    return f"{says[:1].upper()}{says[1:]}."
+def _sentence(says: str) -> list[Content]:
+    """As a sentence, what stands in backticks as code."""
+    pieces = f"{says[:1].upper()}{says[1:]}.".split("`")
+    return [node("code", piece) if number % 2 else piece for number, piece in enumerate(pieces)]
 
 
 def _per_image(audit: Audit) -> list[Element]:

@@ -14,6 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 22, 46
 """Margins, in which the axes' numbers and names are."""
 LETTER = 6.4
 """Width of a letter of the plots' text, about."""
+MAX_COLUMN = 64
 NUM_SHADES = 5
 NUM_TICKS = 5
 
@@ -32,10 +33,10 @@ def columns(numbers: Sequence[tuple[str, int]], x_name: str, y_name: str, height
     every = math.ceil(max((len(name) for name, _ in numbers), default=1) * LETTER * 1.2 / wide)
     for place, (name, number) in enumerate(numbers):
         x, y = LEFT + place * wide, y_of(number)
-        bar = node("rect", node("title", f"{name}: {number:,}"), x=_n(x + wide * 0.1), y=_n(y), class_="bar")
-        bar.set("width", _n(wide * 0.8))
-        bar.set("height", _n(base - y))
-        parts.append(bar)
+        broad = min(wide * 0.8, MAX_COLUMN)
+        place_and_size = {"x": x + (wide - broad) / 2, "y": y, "width": broad, "height": base - y}
+        title = node("title", f"{name}: {number:,}")
+        parts.append(node("rect", title, class_="bar", **{key: _n(value) for key, value in place_and_size.items()}))
         if place % every == 0:
             parts.append(_text(name, x + wide / 2, base + 17, "middle"))
         if number and len(f"{number:,}") * LETTER <= wide:
@@ -57,7 +58,7 @@ def shares(lines: Sequence[tuple[str, int, Sequence[tuple[str, int]]]]) -> Eleme
         x = 0.0
         for answer, amount, shade in drawn:
             wide = WIDTH * share(amount, whole)
-            parts += _piece(answer, amount, whole, x, top + 20, wide, high, shade)
+            parts.append(_piece(answer, amount, whole, x, top + 20, wide, high, shade))
             x += wide
     return svg(WIDTH, max(len(lines) * step, 1), *parts, label="the most frequent answers of each question")
 
@@ -98,19 +99,16 @@ def points(counts: Mapping[tuple[int, int], int], x_name: str, y_name: str, heig
     )
 
 
-def _piece(
-    answer: str, amount: int, whole: int, x: float, y: float, wide: float, high: float, shade: str
-) -> list[Element]:
-    """A part of a bar, with its name in it if there is room."""
+def _piece(answer: str, amount: int, whole: int, x: float, y: float, wide: float, high: float, shade: str) -> Element:
+    """A part of a bar, with its name in it as far as there is room; a drawing of its own, which cuts off the rest."""
     percent = f"{share(amount, whole):.0%}"
-    box = node("rect", node("title", f"{answer}: {amount:,} ({percent})"), x=_n(x), y=_n(y), class_=shade)
-    box.set("width", _n(max(wide - 1.5, 0.5)))
-    box.set("height", _n(high))
+    box = node("rect", node("title", f"{answer}: {amount:,} ({percent})"), class_=shade, width="100%", height="100%")
     room = int((wide - 12) / LETTER)
     words = f"{answer} {percent}"
     if len(words) > room:
         words = f"{shown(answer, room - 5)} {percent}" if room >= 12 else percent if room >= len(percent) else ""
-    return [box, _text(words, x + 6, y + high / 2 + 4, "start", "inside")] if words else [box]
+    inside = [_text(words, 6, high / 2 + 4, "start", "inside")] if words else []
+    return node("svg", box, *inside, x=_n(x), y=_n(y), width=_n(max(wide - 1.5, 0.5)), height=_n(high))
 
 
 def _horizontal(ticks: Sequence[int], y_of: Callable[[float], float]) -> list[Element]:

@@ -52,7 +52,7 @@ def agree(group: Sequence[Asked]) -> bool:
 
 
 def _item(group: Sequence[Asked]) -> Item:
-    answers = [{"answer": one.answer, "place": one.origin} for one in group]
+    answers = [{"answer": one.answer, "place": one.place} for one in group]
     return {"question": group[0].question, "image": group[0].name, "answers": answers}
 
 

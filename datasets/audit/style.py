@@ -41,19 +41,20 @@ p { margin: 0 0 1rem; max-width: 46rem; }
 .finding b {
   color: var(--tone); text-transform: uppercase; font-size: 0.72rem; letter-spacing: 0.06em; margin-right: 0.6rem;
 }
+code { font-size: 0.9em; }
 .error { --tone: var(--error); } .warning { --tone: var(--warning); } .note { --tone: var(--note); }
 details { margin-top: 0.35rem; font-size: 0.875rem; color: var(--soft); }
 summary { cursor: pointer; }
 details ul { margin: 0.4rem 0 0.2rem; padding-left: 1.2rem; }
 details li { margin: 0.2rem 0; }
 .scroll { overflow-x: auto; margin: 0.8rem 0 0; }
-table { border-collapse: collapse; width: 100%; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; min-width: min(26rem, 100%); font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 0.42rem 0.8rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
 figure { margin: 1rem 0 0; }
-svg { display: block; width: 100%; height: auto; overflow: visible; }
+figure > svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { font-size: 12px; fill: var(--soft); }
 svg text.name, svg text.inside { fill: var(--ink); } svg text.name { font-size: 13px; }
 svg text.value { fill: var(--ink); }

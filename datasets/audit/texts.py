@@ -45,7 +45,7 @@ def _find(code: str, level: Level, says: str, found: Iterable[tuple[str, Asked]]
         if text:
             item = items.setdefault(text, {"text": text, "count": 0, "places": []})
             item["count"] += 1
-            item["places"].append(one.origin)
+            item["places"].append(one.place)
     ordered = sorted(items.values(), key=lambda item: -item["count"])
     number = sum(item["count"] for item in ordered)
     return find(code, level, ordered, f"{count(number, 'question')} {says}", _example, count=number)
