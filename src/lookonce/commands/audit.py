@@ -111,3 +111,45 @@ def _costs(
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
     return measure(material, Ruler(tokenizer, max_pixels), str(tokenizer), section, image_tokens)
+
+
+@data.command("pack")
+@RECORDS
+@click.argument("folder", metavar="DIR", type=PATH)
+@IMAGE_ROOT
+@click.option("--tar-mb", default=256, show_default=True, type=COUNT, help="Megabytes of images a tar.")
+@click.option("--skip-missing", is_flag=True, help="Leave records out whose images are missing or broken.")
+@click.option("--questions", is_flag=True, help="Put a JSON file with its questions beside each image.")
+@JSON
+def pack(
+    records: tuple[Path, ...],
+    folder: Path,
+    image_root: Path | None,
+    tar_mb: int,
+    skip_missing: bool,
+    questions: bool,
+    as_json: bool,
+) -> None:
+    """Pack images into WebDataset tars, records beside them.
+
+    Each distinct image once, its bytes unchanged, in the order in which a cache reads them; several records files share
+    them. The records in DIR have the names of those given and point into the tars. A cache made from them is the same.
+
+    Interrupted, the same command goes on where it stopped.
+
+    \b
+    Examples:
+      lookonce data pack data/sample/train.jsonl data/sample/val.jsonl data/sample/packed
+      lookonce data pack train.jsonl /scratch/packed --image-root images --tar-mb 500 --skip-missing
+    """
+    from lookonce.datasets.pack import pack as write_pack
+
+    report = write_pack(
+        records,
+        folder,
+        image_root,
+        tar_bytes=tar_mb * 1_000_000,
+        skip_missing=skip_missing,
+        with_questions=questions,
+    )
+    emit(report.to_json(), report.text(), as_json)
