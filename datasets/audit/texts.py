@@ -1,7 +1,6 @@
-"""Texts that say next to nothing, missing values written out, and what a training would refuse.
+"""Texts that say next to nothing, missing values written out, spaces, and what a training would refuse.
 
-Training refuses answers with spaces around them, which would belong to the prompt's last token, and texts that hold one
-of the model's special tokens, which would be read as one (train/prompt.py).
+Training refuses texts that hold one of the model's special tokens, which would be read as one (train/prompt.py).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MARK = re.compile(r"<(?:image|video|audio)>", re.IGNORECASE)
 def find_texts(questions: Sequence[Asked]) -> list[Finding]:
     """Texts that are wrong in themselves."""
     kinds: tuple[tuple[str, Level, str, Callable[[Asked], str]], ...] = (
-        ("answer-spaces", "error", "with spaces or line ends around the answer, which training refuses", _spaces),
+        ("answer-spaces", "warning", "with spaces or line ends around the answer, which a model would learn", _spaces),
         ("special-tokens", "error", "with a special token in its text, which training refuses", _special),
         ("image-marks", "warning", "with a mark for an image in its text, which would be read as text", _mark),
         ("missing-values", "warning", "with a missing value written out as text", _missing),
