@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
 from transformers import AutoConfig, Qwen3VLConfig
 
 from lookonce.cache.make.planner import planned_tokens
@@ -265,7 +266,7 @@ def _examples(
 ) -> tuple[list[Example], list[Item]]:
     """Of all records that training takes, and why it refuses the others."""
     examples, refused = [], []
-    for record in file.records:
+    for record in tqdm(file.records, desc=f"count tokens of {file.name}", unit="record", leave=False, disable=None):
         record = replace(record, origin=file.place(record))
         keys = [material.identity(image) for image in record.images]
         try:

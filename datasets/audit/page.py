@@ -14,7 +14,7 @@ from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.findings import Finding, shown
 from lookonce.datasets.audit.markup import Content, document, node, table
 from lookonce.datasets.audit.plots import columns, points, shares
-from lookonce.datasets.audit.report import file_lines, grouped, size_lines, summary
+from lookonce.datasets.audit.report import asked_again, file_lines, grouped, size_lines, summary
 from lookonce.datasets.audit.sheet import Thumbnail
 from lookonce.datasets.audit.style import STYLE
 from lookonce.text import count
@@ -115,13 +115,15 @@ def _extra(section: Section) -> list[Element]:
 
 
 def _answers(audit: Audit) -> list[Element]:
-    chosen = audit.vocabulary[:NUM_QUESTIONS]
+    chosen = asked_again(audit)[:NUM_QUESTIONS]
     more = audit.num_distinct_questions - len(chosen)
+    if not chosen:
+        return _section("Answers per question", f"{count(more, 'question')} asked once each.")
     says = (
         "The five most frequent answers of each question, and how many different ones there are. "
         "A bar that is nearly one colour is a question that needs no image."
     )
-    says += f" The {len(chosen)} questions asked most; there are {more:,} others." if more else ""
+    says += f" The {count(len(chosen), 'question')} asked most; there are {more:,} others." if more else ""
     lines = [(f"{each.question}  ({count(each.num_answers, 'answer')})", each.num_asked, each.top) for each in chosen]
     return _section("Answers per question", says, node("figure", shares(lines)))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.findings import LEVELS, Finding, shown
+from lookonce.datasets.audit.vocabulary import Vocabulary
 from lookonce.text import bars, count, table
 
 NUM_QUESTIONS = 25
@@ -122,8 +123,15 @@ def _questions(audit: Audit) -> str:
             shown(each.majority, 40),
             f"{each.majority_share:.1%}",
         )
-        for each in audit.vocabulary[:NUM_QUESTIONS]
+        for each in asked_again(audit)[:NUM_QUESTIONS]
     ]
-    text = table(("question", "asked", "answers", "majority", "share"), lines)
     more = audit.num_distinct_questions - len(lines)
+    if not lines:
+        return f"{count(more, 'question')} asked once each"
+    text = table(("question", "asked", "answers", "majority", "share"), lines)
     return f"{text}\nand {count(more, 'other question')}" if more else text
+
+
+def asked_again(audit: Audit) -> list[Vocabulary]:
+    """Questions that are asked more than once; what is asked once has no majority."""
+    return [each for each in audit.vocabulary if each.num_asked > 1]

@@ -1,8 +1,9 @@
 """The answers of each question, and what always giving the most frequent one scores.
 
 The majority baseline needs no image: what a model scores above it, it may have seen. Learned on the first file and
-scored on each other one; within the file where there is only one, which flatters it a little. Right is the very answer,
-or one of a record's references.
+scored on each other one; within the file where there is only one, which flatters it a little, though a question that
+is asked once is answered as one never seen: with the most frequent answer of all. Right is the very answer, or one of a
+record's references.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def baselines(files: Sequence[str], questions: Sequence[Asked]) -> list[Baseline
     for one in questions:
         asked[one.file].append(one)
     learned = count_answers(asked[files[0]])
-    best = {question: counts.most_common(1)[0][0] for question, counts in learned.items()}
+    at_least = 1 if len(files) > 1 else 2
+    best = {question: counts.most_common(1)[0][0] for question, counts in learned.items() if counts.total() >= at_least}
     of_all = Counter(one.answer for one in asked[files[0]]).most_common(1)[0][0]
     return [
         Baseline(

@@ -185,7 +185,18 @@ def test_baselines_are_those_of_an_evaluation(folder):
     turns = [turn for record in read_records(test) for turn in record.turns]
     assert baseline.num_right == sum(majority.answer(turn.question) == turn.answer for turn in turns)
     assert (baseline.learned_on, baseline.scored_on, baseline.num_questions) == ("train.jsonl", "test.jsonl", 6)
-    assert look(train).baselines[0].scored_on == "train.jsonl"
+
+
+def test_within_a_file_a_question_asked_once_is_answered_as_one_never_seen(folder):
+    rows = [*CLEAN, ("c.png", "Is there text?", "no"), ("c.png", "Is it red?", "no"), ("c.png", "Who?", "nobody")]
+    [baseline] = look(write(folder / "train.jsonl", rows)).baselines
+    assert (baseline.learned_on, baseline.scored_on) == ("train.jsonl", "train.jsonl")
+    assert (baseline.num_right, baseline.num_questions) == (3, 6)
+
+
+def test_questions_asked_once_are_counted_and_not_listed(folder):
+    text = to_text(look(write(folder / "train.jsonl", [("a.png", f"What is {n}?", "yes") for n in "xyz"])))
+    assert "3 questions asked once each" in text and "What is x?" not in text
 
 
 def broken_images(folder: Path) -> dict[str, str]:
