@@ -109,8 +109,7 @@ def pack(
     """
     material = Material.read(paths, image_root)
     names = _names(paths)
-    if not skip_missing:
-        refuse_unusable(material)
+    refuse_unusable(material, skip_missing)
     pictures = [picture for picture in distinct(material.pictures).values() if not picture.problem]
     questions = _questions(material) if with_questions else {}
     tars = plan_tars(pictures, tar_bytes)
@@ -137,12 +136,15 @@ def pack(
     )
 
 
-def refuse_unusable(material: Material) -> None:
-    """Make sure that every image can be packed.
+def refuse_unusable(material: Material, skip_missing: bool) -> None:
+    """Make sure that every image can be packed; with `skip_missing`, that each file has a record left.
 
     Raises:
-        ImageError: one can not; names the first few with the records that ask for them.
+        ImageError: names the first few images that can not, with the records that ask for them.
     """
+    left = [any(_is_whole(record, material) for record in file.records) for file in material.files]
+    if skip_missing and all(left):
+        return
     places: dict[Path, str] = {}
     for file in material.files:
         for record in file.records:
@@ -155,7 +157,8 @@ def refuse_unusable(material: Material) -> None:
     more = [f"  and {len(places) - NUM_NAMED:,} more"] if len(places) > NUM_NAMED else []
     raise ImageError(
         "\n".join([f"{len(places):,} of {count(len(material.pictures), 'image')} can not be packed:", *named, *more])
-        + "\nName their folder with --image-root, or leave their records out with --skip-missing."
+        + "\nName their folder with --image-root"
+        + (", or leave their records out with --skip-missing." if all(left) else "; a file would have no records left.")
     )
 
 
@@ -302,9 +305,9 @@ def _write_records(
     place_of = {picture.key: folder.absolute() / tar.member(picture) for tar in tars for picture in tar.pictures}
     for file, name in zip(material.files, names, strict=True):
         packed = [
-            _moved(record, [place_of[material.identity(image)] for image in record.images])
+            replace(record, images=tuple(place_of[material.identity(image)] for image in record.images))
             for record in file.records
-            if all(not material.pictures[image].problem for image in record.images)
+            if _is_whole(record, material)
         ]
         _write_once(folder / name, packed)
         yield name, (len(packed), len(file.records) - len(packed))
@@ -326,5 +329,5 @@ def _write_once(path: Path, records: Sequence[Record]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _moved(record: Record, images: Sequence[Path]) -> Record:
-    return replace(record, images=tuple(images))
+def _is_whole(record: Record, material: Material) -> bool:
+    return not any(material.pictures[image].problem for image in record.images)

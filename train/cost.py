@@ -23,7 +23,7 @@ from transformers import AutoConfig, Qwen3VLConfig
 
 from lookonce.cache.make.planner import planned_tokens
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.audit.findings import Finding, Item, find
+from lookonce.datasets.audit.findings import Finding, Item, find, valid
 from lookonce.datasets.audit.material import Material, RecordsFile
 from lookonce.datasets.audit.page import Section
 from lookonce.datasets.records import Record, Turn
@@ -111,7 +111,7 @@ class Costs:
         return {
             "tokenizer": self.tokenizer,
             "batch": self.batch.model_dump(include={"samples_per_step", "tokens_per_pack", "max_tokens"}),
-            "files": [cost.to_json() for cost in self.files],
+            "files": [valid(cost.to_json()) for cost in self.files],
             "image_tokens": asdict(Spread.of(self.image_tokens))
             | {"images": {str(number): images for number, images in sorted(self.image_tokens.items())}},
             "num_unknown_images": self.num_unknown,

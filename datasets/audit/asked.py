@@ -1,8 +1,8 @@
 """Records as single questions about images that are known by content.
 
 What makes two questions the same: the same images in the same order, the same text before them (system text and
-earlier turns), the same words. Several correct answers of one record stand in its metadata as `references`, a list
-of texts; they belong to its last turn.
+earlier turns), the same words. Several correct answers of a record of one turn stand in its metadata as `references`,
+the first of which is its answer; whatever else somebody keeps by that name is not meant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     question: str
     answer: str
     references: tuple[str, ...] = ()
-    """Further correct answers."""
+    """All correct answers, where there are several."""
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def _of(file: RecordsFile, record: Record, material: Material) -> Iterator[Asked
             (record.system, record.turns[:number]),
             turn.question,
             turn.answer,
-            _references(record) if number == len(record.turns) - 1 else (),
+            _references(record),
         )
 
 
@@ -62,5 +62,7 @@ def name_of(images: tuple[Path, ...]) -> str:
 
 
 def _references(record: Record) -> tuple[str, ...]:
-    found = record.metadata.get("references")
-    return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
+    texts = record.metadata.get("references")
+    if len(record.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return ()
+    return tuple(texts) if texts and texts[0] == record.turns[0].answer else ()

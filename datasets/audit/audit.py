@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lookonce.datasets.audit.asked import Asked, asked
-from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, find
+from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, find, valid
 from lookonce.datasets.audit.labels import find_label_variants
 from lookonce.datasets.audit.leaks import Leak, find_leaks
 from lookonce.datasets.audit.material import Material, RecordsFile
@@ -89,7 +89,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """All of it in plain types; `lookonce data audit -h` says what the keys are."""
-        return {
+        value = {
             "files": [asdict(file) for file in self.files],
             "num_images": self.num_images,
             "num_questions": self.num_questions,
@@ -103,6 +103,7 @@ class Audit:
                 {"width": width, "height": height, "images": images} for (width, height), images in self.sizes.items()
             ],
         }
+        return {key: valid(item) for key, item in value.items()}
 
 
 def audit(material: Material) -> Audit:

@@ -63,5 +63,14 @@ def quoted(text: str, width: int = MAX_SHOWN) -> str:
     return f'"{shown(text, width)}"'
 
 
+def valid(value: Any) -> Any:
+    """Plain values as they are, but for halves of surrogate pairs in texts, which no file of UTF-8 can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {valid(key): valid(item) for key, item in value.items()}
+    return [valid(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def share(part: int, whole: int) -> float:
     return part / max(whole, 1)

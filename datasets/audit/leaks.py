@@ -60,11 +60,10 @@ class Leak:
             f"{other.images_share:.1%} of their images, {one.questions_share:.1%} and {other.questions_share:.1%} of "
             f"their questions; {count(self.num_asked_in_both, 'question')} asked in both"
         )
-        examples = tuple(
-            f"{', '.join(map(shown, item['one'][:2]))} is {', '.join(map(shown, item['other'][:2]))}"
-            for item in sorted(self.images, key=lambda item: item["one"] == item["other"])[:NUM_EXAMPLES]
+        renamed_first = sorted(self.images, key=lambda item: item["one"] == item["other"])
+        return Finding(
+            "leaks", "error", self.num_images, says, tuple(map(_example, renamed_first[:NUM_EXAMPLES])), self.images
         )
-        return Finding("leaks", "error", self.num_images, says, examples, self.images)
 
 
 def find_leaks(material: Material, questions: Iterable[Asked]) -> list[Leak]:
@@ -108,6 +107,11 @@ def _leak(pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], as
 def _side(name: str, images: Mapping[str, set[str]], asked: list[Asked], shared: set[str]) -> Side:
     num_questions = sum(not shared.isdisjoint(one.images) for one in asked)
     return Side(name, len(images), share(len(shared), len(images)), num_questions, share(num_questions, len(asked)))
+
+
+def _example(item: Item) -> str:
+    one, other = shown(", ".join(item["one"])), shown(", ".join(item["other"]))
+    return one if one == other else f"{one} is {other}"
 
 
 def _answers(asked: Iterable[Asked]) -> dict[object, set[str]]:

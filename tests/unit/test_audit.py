@@ -52,8 +52,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(path: Path, rows: Iterable[Row], **more: Any) -> Path:
-    lines = [{"image_filename": image, "question": q, "answer": a, **more} for image, q, a in rows]
+def write(path: Path, rows: Iterable[Row]) -> Path:
+    lines = [{"image_filename": image, "question": q, "answer": a} for image, q, a in rows]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -120,7 +120,12 @@ def test_places_name_file_and_line(folder, code):
 def test_answers_that_are_references_of_each_other_do_not_contradict(folder):
     rows = [("a.png", "What is it?", "one"), ("a.png", "What is it?", "two")]
     assert "contradictions" in codes(look(write(folder / "bare.jsonl", rows)))
-    with_references = look(write(folder / "train.jsonl", rows, references=["one", "two"]))
+    lines = [
+        {"image_filename": image, "question": question, "answer": answer, "references": [answer, "one", "two"]}
+        for image, question, answer in rows
+    ]
+    (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with_references = look(folder / "train.jsonl")
     assert "contradictions" not in codes(with_references)
     assert of(with_references, "duplicates").count == 1
 

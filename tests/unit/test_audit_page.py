@@ -98,6 +98,13 @@ def test_hostile_texts_stay_text(hostile):
     text.encode("utf-8")
 
 
+def test_hostile_texts_are_json_and_harmless_on_a_terminal(hostile):
+    for words in ([], ["--json"]):
+        result = CliRunner().invoke(main, ["data", "audit", str(hostile.files[0].path), *words])
+        assert result.exit_code == 0 and "\x1b" not in result.stdout and "\x00" not in result.stdout
+    assert json.loads(result.stdout)["num_questions"] == 16
+
+
 def test_nothing_is_asked_of_the_network(hostile):
     text = to_page(audit(hostile), [], draw_sheet(hostile))
     page = Page(text)

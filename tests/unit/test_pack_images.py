@@ -183,6 +183,13 @@ def test_records_without_their_images_are_left_out_and_counted(own: Path, tmp_pa
     assert len(records(tmp_path / "packed")) == sum(report.records.values()) == len(records(own)) - len(lost)
 
 
+def test_a_file_that_would_have_no_records_left_is_refused(own: Path, tmp_path: Path):
+    shutil.rmtree(own / "images")
+    with pytest.raises(ImageError, match="a file would have no records left"):
+        pack([own / "val.jsonl"], tmp_path / "packed", tar_bytes=TAR_BYTES, skip_missing=True)
+    assert not (tmp_path / "packed").exists()
+
+
 def test_an_image_that_changes_meanwhile_is_an_error(own: Path, tmp_path: Path, monkeypatch):
     read = pack_module.read_many
     monkeypatch.setattr(pack_module, "read_many", lambda paths: ((path, data + b"x") for path, data in read(paths)))
