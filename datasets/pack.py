@@ -18,40 +18,26 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tarfile import BLOCKSIZE, RECORDSIZE
 from typing import Any
 
 from tqdm import tqdm
 
 from lookonce.datasets.audit.material import Material
-from lookonce.datasets.audit.pictures import Picture, distinct
-from lookonce.datasets.images import bytes_key, read_many
+from lookonce.datasets.audit.pictures import distinct
+from lookonce.datasets.images import bytes_key
 from lookonce.datasets.records import Record, write_records
+from lookonce.datasets.tars import Tar, plan_tars, tar_size, write_tar
 from lookonce.errors import DiskFull, ImageError, UsageError
-from lookonce.files import TEMPORARY_MARK, atomic_write, is_full, temporary_name, write_text
+from lookonce.files import TEMPORARY_MARK, temporary_name, write_text
 from lookonce.text import count, rows, size
 
 INDEX = "images.jsonl"
-EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "TIFF": "tif"}
-"""Of Pillow's formats that are not called by their name."""
 NUM_NAMED = 5
 MARGIN = 1.02
 """Room that is asked for, as a multiple of what is to be written."""
-
-
-@dataclass(frozen=True)
-class Tar:
-    """One tar file and the images that belong into it."""
-
-    name: str
-    pictures: tuple[Picture, ...]
-
-    def member(self, picture: Picture) -> str:
-        """The path of an image, below the pack's folder."""
-        return f"{self.name}/{picture.key}.{extension(picture)}"
 
 
 @dataclass(frozen=True)
@@ -114,13 +100,13 @@ def pack(
     questions = _questions(material) if with_questions else {}
     tars = plan_tars(pictures, tar_bytes)
     sizes = {tar.name: tar_size(tar, questions) for tar in tars}
-    _claim(folder, _index(tars, material, image_root, questions))
     kept = {tar.name for tar in tars if _is_there(folder / tar.name, sizes[tar.name])}
     _check_room(folder, sum(number for name, number in sizes.items() if name not in kept))
+    _claim(folder, _index(tars, material, image_root, questions))
     with tqdm(total=len(pictures), desc="pack images", unit="image", leave=False, disable=None) as progress:
         for tar in tars:
             if tar.name not in kept:
-                _write_tar(folder, tar, questions, progress.update)
+                write_tar(folder, tar, questions, progress.update)
             else:
                 progress.update(len(tar.pictures))
     written = dict(_write_records(material, names, folder, tars))
@@ -160,35 +146,6 @@ def refuse_unusable(material: Material, skip_missing: bool) -> None:
         + "\nName their folder with --image-root"
         + (", or leave their records out with --skip-missing." if all(left) else "; a file would have no records left.")
     )
-
-
-def plan_tars(pictures: Iterable[Picture], tar_bytes: int) -> list[Tar]:
-    """The images in their order, in tars of at most so many bytes of images; a larger image has one to itself."""
-    parts: list[list[Picture]] = []
-    room = 0
-    for picture in pictures:
-        if not parts or picture.num_bytes > room:
-            parts.append([])
-            room = tar_bytes
-        parts[-1].append(picture)
-        room -= picture.num_bytes
-    return [Tar(f"images-{number:05}.tar", tuple(part)) for number, part in enumerate(parts)]
-
-
-def extension(picture: Picture) -> str:
-    """By what the file is, not by what it is called: loaders choose a decoder by it."""
-    return EXTENSIONS.get(picture.format, picture.format.lower())
-
-
-def tar_size(tar: Tar, questions: Mapping[str, bytes]) -> int:
-    """The bytes of a tar file: each member after a header, in whole blocks; two empty ones; in whole records."""
-    members = [picture.num_bytes for picture in tar.pictures]
-    members += [len(questions[picture.key]) for picture in tar.pictures if picture.key in questions]
-    return _round_up(sum(BLOCKSIZE + _round_up(number, BLOCKSIZE) for number in members) + 2 * BLOCKSIZE, RECORDSIZE)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -260,42 +217,14 @@ def _is_there(path: Path, num_bytes: int) -> bool:
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
+    absolute = folder.absolute()
+    free = shutil.disk_usage(next(place for place in (absolute, *absolute.parents) if place.exists())).free
     needed = int(num_bytes * MARGIN)
     if num_bytes and free < needed:
         raise DiskFull(
             f"no room for the tars in {folder}: they need {size(needed)}, {size(free)} are free, "
             f"{size(needed - free)} are missing; name a folder on another disk"
         )
-
-
-def _write_tar(folder: Path, tar: Tar, questions: Mapping[str, bytes], progress: Callable[[], object]) -> None:
-    from webdataset import TarWriter  # slow to import
-
-    try:
-        with atomic_write(folder / tar.name) as temporary, temporary.open("wb") as file:
-            with TarWriter(file, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
-                for picture, data in _read(tar.pictures):
-                    beside = {"json": questions[picture.key]} if picture.key in questions else {}
-                    writer.write({"__key__": picture.key, extension(picture): data} | beside)
-                    progress()
-    except OSError as error:
-        if is_full(error):
-            raise DiskFull(
-                f"no room for {folder / tar.name} ({error.strerror}); what is finished is kept: make room and run the "
-                "same command again"
-            ) from None
-        raise
-
-
-def _read(pictures: Sequence[Picture]) -> Iterator[tuple[Picture, bytes]]:
-    by_path = {picture.path: picture for picture in pictures}
-    for path, data in read_many(by_path):
-        if isinstance(data, ImageError):
-            raise data
-        if bytes_key(data) != by_path[path].key:
-            raise ImageError(f"{path} changed while it was packed; run the same command with another folder")
-        yield by_path[path], data
 
 
 def _write_records(

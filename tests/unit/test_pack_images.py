@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import tarfile
@@ -18,10 +19,12 @@ from PIL import Image
 
 from lookonce.cli import main
 from lookonce.datasets import pack as pack_module
+from lookonce.datasets import tars as tars_module
 from lookonce.datasets.audit.pictures import Picture
 from lookonce.datasets.images import index_images, read_bytes
-from lookonce.datasets.pack import Tar, extension, pack, plan_tars, tar_size
+from lookonce.datasets.pack import pack
 from lookonce.datasets.records import read_records
+from lookonce.datasets.tars import Tar, extension, plan_tars, tar_size
 from lookonce.errors import DiskFull, ImageError, UsageError
 from lookonce.files import TEMPORARY_MARK
 
@@ -125,7 +128,7 @@ class Killed(BaseException):
 
 def test_an_interrupted_pack_has_whole_tars_only_and_goes_on(sample: Path, packed: Path, tmp_path: Path, monkeypatch):
     paths, folder = [sample / f"{split}.jsonl" for split in SPLITS], tmp_path / "packed"
-    read, num_read = pack_module.read_many, []
+    read, num_read = tars_module.read_many, []
 
     def interrupted(wanted):
         for item in read(wanted):
@@ -134,7 +137,7 @@ def test_an_interrupted_pack_has_whole_tars_only_and_goes_on(sample: Path, packe
                 raise Killed
             yield item
 
-    monkeypatch.setattr(pack_module, "read_many", interrupted)
+    monkeypatch.setattr(tars_module, "read_many", interrupted)
     with pytest.raises(Killed):
         pack(paths, folder, tar_bytes=TAR_BYTES)
     whole = contents(packed)
@@ -191,8 +194,8 @@ def test_a_file_that_would_have_no_records_left_is_refused(own: Path, tmp_path: 
 
 
 def test_an_image_that_changes_meanwhile_is_an_error(own: Path, tmp_path: Path, monkeypatch):
-    read = pack_module.read_many
-    monkeypatch.setattr(pack_module, "read_many", lambda paths: ((path, data + b"x") for path, data in read(paths)))
+    read = tars_module.read_many
+    monkeypatch.setattr(tars_module, "read_many", lambda paths: ((path, data + b"x") for path, data in read(paths)))
     with pytest.raises(ImageError, match="changed while it was packed"):
         pack([own / "val.jsonl"], tmp_path / "packed", tar_bytes=TAR_BYTES)
     assert not list((tmp_path / "packed").glob("*.tar"))
@@ -240,7 +243,26 @@ def test_room_is_asked_for_before_anything_is_written(own: Path, tmp_path: Path,
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(DiskFull, match="are missing"):
         pack([own / "val.jsonl"], tmp_path / "packed", tar_bytes=TAR_BYTES)
-    assert not list((tmp_path / "packed").glob("*.tar"))
+    assert not (tmp_path / "packed").exists()
+
+
+def test_a_disk_that_runs_full_keeps_what_is_finished(own: Path, tmp_path: Path, monkeypatch):
+    read, num_read = tars_module.read_many, []
+
+    def until_full(paths):
+        for item in read(paths):
+            num_read.append(item)
+            if len(num_read) == 6:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield item
+
+    monkeypatch.setattr(tars_module, "read_many", until_full)
+    with pytest.raises(DiskFull, match="what is finished is kept"):
+        pack([own / "val.jsonl"], tmp_path / "packed", tar_bytes=TAR_BYTES // 3)
+    assert {path.name for path in (tmp_path / "packed").iterdir()} >= {"images.jsonl", "images-00000.tar"}
+    assert not list((tmp_path / "packed").glob(f"*{TEMPORARY_MARK}*"))
+    pack([own / "val.jsonl"], tmp_path / "packed", tar_bytes=TAR_BYTES // 3)
+    assert len(read_records(tmp_path / "packed" / "val.jsonl")) == len(read_records(own / "val.jsonl"))
 
 
 def test_images_are_named_by_what_they_are(tmp_path: Path):
