@@ -29,6 +29,7 @@ session      what a run works with: inputs, opened cache, batches, trainer
 evaluate     greedy answers, exact match, baselines
 begin        how a training finds its folder, and where it goes on
 run          a training from start to end
+cost         what records cost in tokens, before any training
 predict      one question about one image
 ways         the ways to train that are compared
 bench_step   these ways side by side
