@@ -18,6 +18,7 @@ tower        the module that takes the tower's place
 model        the model without its tower, and LoRA on what is left
 attention    who attends to whom in a pack
 fast_layers  the decoder layers while they train on packs
+no_waits     the stock model's passes over a pack, without waiting for the GPU
 sharding     the frozen weights spread over the GPUs (FSDP2)
 loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
