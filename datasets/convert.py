@@ -137,6 +137,7 @@ def convert(
         RecordsError: a record can not be read, or not be held by the form; names it.
     """
     _check_places(source, target, overwrite)
+    written_form = form_of_file(target, target_form)
     extractor = Extractor((target_root or target.parent) / IMAGES)
     file = RecordsFile(source, image_root, form=source_form, keep=extractor.keep)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
@@ -147,7 +148,7 @@ def convert(
         source,
         file.form or "",
         target,
-        form_of_file(target, target_form),
+        written_form,
         len(records),
         sum(len(record.turns) for record in records),
         len(images),

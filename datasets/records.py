@@ -43,7 +43,7 @@ from lookonce.datasets.forms.text_files import (
     write_csv,
     write_jsonl,
 )
-from lookonce.errors import RecordsError
+from lookonce.errors import RecordsError, UsageError
 from lookonce.files import atomic_write
 
 __all__ = ["Record", "RecordsFile", "Turn", "form_of_file", "read_records", "write_records"]
@@ -140,6 +140,7 @@ def write_records(
     Raises:
         RecordsError: an image lies outside of the folder, or the form can not hold a record; names it. What was at
             `path` before is still there.
+        UsageError: a CSV file is to hold another form than flat.
     """
     container = SUFFIXES.get(path.suffix.lower(), "jsonl")
     form = form_of_file(path, form)
@@ -159,12 +160,12 @@ def form_of_file(path: Path, form: FormName | None) -> FormName:
     """The form that is written to a file of that name, where `form` is asked for.
 
     Raises:
-        RecordsError: such a file can not hold it.
+        UsageError: such a file can not hold it.
     """
     if path.suffix.lower() not in TABLES:
         return form or "canonical"
     if form not in (None, "flat"):
-        raise RecordsError(f"{path}: CSV holds flat records, and not the form {form}; write JSONL or parquet")
+        raise UsageError(f"{path}: CSV holds flat records, and not the form {form}; write JSONL or parquet")
     return "flat"
 
 

@@ -29,7 +29,7 @@ session      what a run works with: inputs, opened cache, batches, trainer
 evaluate     greedy answers, exact match, baselines
 begin        how a training finds its folder, and where it goes on
 run          a training from start to end
-predict      one question about one image
+predict      one question about any images, or none
 ways         the ways to train that are compared
 bench_step   these ways side by side
 operations   what a step's matrix products cost

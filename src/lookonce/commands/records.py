@@ -29,7 +29,7 @@ FORM = click.Choice(FORM_NAMES)
     "--out-image-root",
     "target_root",
     type=PATH,
-    help="What image paths in OUT are to be relative to; by default its folder, and images elsewhere get absolute paths.",
+    help="What image paths in OUT are relative to; by default its folder, and images elsewhere get absolute paths.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
 @JSON
@@ -45,9 +45,9 @@ def convert(
 ) -> None:
     """Write records in another form.
 
-    The suffix of OUT says what file it is: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they are;
-    those embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. What a form
-    can not hold is refused, and nothing is written.
+    The suffix of OUT says what file it is: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
+    are; those embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. What a
+    form can not hold is refused, and OUT is not written.
 
     \b
     Forms:
