@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from lookonce.errors import RecordsError
+from lookonce.text import count
 
 MARK = "<image>"
 LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
@@ -39,9 +40,8 @@ def check_marks(num_marks: int, num_images: int, origin: str) -> None:
         RecordsError: there are more or fewer.
     """
     if num_marks not in (0, num_images):
-        raise RecordsError(
-            f"{origin}: it marks {num_marks} images with {MARK} and names {num_images}; expected as many"
-        )
+        marks, images = count(num_marks, "mark"), count(num_images, "image")
+        raise RecordsError(f"{origin}: {marks} {MARK} and {images}; expected as many, or no marks")
 
 
 def with_marks(question: str, num_images: int, between: str = "") -> str:

@@ -21,6 +21,7 @@ Rows = Iterator[tuple[str, Any]]
 """Where each record stands, "train.jsonl:12", and what stands there."""
 Named = Iterable[tuple[str, Row]]
 """Rows to write, and what to call each in a message."""
+DECODE = json.JSONDecoder().raw_decode
 SPACE = re.compile(r"[ \t\r\n]*")
 LARGEST_CELL = 1 << 30
 
@@ -45,28 +46,29 @@ def _decode(line: str, origin: str) -> Any:
 def read_array(path: Path) -> Rows:
     """The objects of one JSON array."""
     text = path.read_text(encoding="utf-8-sig")
-    decode = json.JSONDecoder().raw_decode
     place, line, counted = _after_space(text, _after_space(text, 0) + 1), 1, 0
-    while text[place : place + 1] != "]":
-        line += text.count("\n", counted, place)
-        counted, origin = place, f"{path}:{line}"
-        try:
-            value, end = decode(text, place)
-        except json.JSONDecodeError as error:
-            raise RecordsError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
-        except (ValueError, RecursionError) as error:
-            raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
-        yield origin, value
+    is_open = text[place : place + 1] != "]"
+    while is_open:
+        line, counted = line + text.count("\n", counted, place), place
+        value, end = _decode_at(text, place, f"{path}:{line}", path)
+        yield f"{path}:{line}", value
         place = _after_space(text, end)
-        if text[place : place + 1] not in (",", "]"):
-            raise RecordsError(
-                f"{path}: the record of line {line} is followed by no comma and no `]`; is it cut short?"
-            )
-        place = _after_space(text, place + 1) if text[place] == "," else place
+        is_open = text[place : place + 1] == ","
+        place = _after_space(text, place + 1) if is_open else place
+    if text[place : place + 1] != "]":
+        raise RecordsError(f"{path}: after the record of line {line} comes neither a comma nor a ]; is it cut off?")
     if text[place + 1 :].strip():
-        raise RecordsError(
-            f"{path}: something stands after the end of its array; expected one array or one object a line"
-        )
+        raise RecordsError(f"{path}: more comes after the end of its array; expected one array, or one object a line")
+
+
+def _decode_at(text: str, place: int, origin: str, path: Path) -> tuple[Any, int]:
+    """The value that begins there, and where it ends."""
+    try:
+        return DECODE(text, place)
+    except json.JSONDecodeError as error:
+        raise RecordsError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
 
 
 def _after_space(text: str, place: int) -> int:
