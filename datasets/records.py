@@ -191,15 +191,20 @@ def _lost(record: Record, value: Any, name: str, form: FormName, finder: Finder,
         return f"its turns would be read back as {shown(again.turns)}"
     if again.system != record.system:
         return f"its system text would be read back as {shown(again.system)}"
-    if again.metadata != record.metadata and again.metadata != _as_held(record.metadata, container, name):
+    if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, container, name):
         return f"its metadata would be read back as {shown(again.metadata)}"
     return ""
 
 
-def _as_held(metadata: Mapping[str, Any], container: Container, name: str) -> Any:
-    """Metadata as a file holds it at best: in JSON's types, in parquet without nulls, in CSV as texts."""
+def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], container: Container, name: str) -> bool:
+    """Whether a file holds metadata as well as it can: in JSON's types, in parquet without nulls, in CSV as texts."""
     if container in ("csv", "tsv"):
         cells = {key: as_cell(value, name) for key, value in metadata.items()}
-        return {key: cell for key, cell in cells.items() if cell}
-    value = json.loads(json.dumps(metadata))
-    return without_nulls(value) if container == "parquet" else value
+        return found == {key: cell for key, cell in cells.items() if cell}
+    expected = without_nulls(metadata) if container == "parquet" else metadata
+    return bool(_as_json(found) == _as_json(expected))
+
+
+def _as_json(value: Any) -> Any:
+    """A value as JSON would give it back, but NaN as text, which equals itself."""
+    return json.loads(json.dumps(value), parse_constant=str)

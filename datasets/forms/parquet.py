@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lookonce.datasets.archives import image_columns
 from lookonce.datasets.forms.checks import Row
-from lookonce.datasets.forms.text_files import Named, Rows
+from lookonce.datasets.forms.text_files import Named, Rows, encode
 from lookonce.errors import ImageError, RecordsError
 
 ROWS = 1024
@@ -122,12 +122,14 @@ def write_parquet(path: Path, rows: Named) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    closed = [_closed(row) for _, row in rows]
+    closed = [_closed(row, name) for name, row in rows]
     columns = {}
     for key in dict.fromkeys(key for row in closed for key in row):
         try:
             columns[key] = pa.array([row.get(key) for row in closed])
-        except (pa.ArrowException, OverflowError, TypeError) as error:
+            if "struct<>" in str(columns[key].type):
+                raise TypeError("empty objects have none")
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise RecordsError(
                 f"a column has one type, and the values under `{key}` have not ({error}); write JSONL, or canonical "
                 "records, whose metadata may be anything"
@@ -135,5 +137,7 @@ def write_parquet(path: Path, rows: Named) -> None:
     parquet.write_table(pa.table(columns), path, compression="zstd")
 
 
-def _closed(row: Row) -> Row:
-    return row | {JSON_COLUMN: json.dumps(row[JSON_COLUMN], ensure_ascii=False)} if "turns" in row else row
+def _closed(row: Row, name: str) -> Row:
+    if "turns" not in row or not isinstance(row.get(JSON_COLUMN), dict):
+        return row
+    return row | {JSON_COLUMN: encode(row[JSON_COLUMN], name).decode()}
