@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lookonce.datasets.forms.checks import Row, items, kind, need
@@ -138,12 +139,12 @@ def write_parts(record: Record, images: list[str]) -> Row:
 
 
 def write_openai(record: Record, images: list[str]) -> Row:
-    """Texts, and a list of parts where images are shown; these as file:// URLs, since it is URLs that are asked for."""
-    said = _messages(record)
-    if images:
-        first = _first_question(said)
-        first["content"] = [*map(_url_part, record.images), _text_part(first["content"])]
-    return dict(record.metadata) | {"messages": said}
+    """Lists of parts where images are shown, these as file:// URLs, since it is URLs that are asked for; else texts."""
+    if not images:
+        return dict(record.metadata) | {"messages": _messages(record)}
+    row = write_parts(record, [])
+    _first_question(row["messages"])["content"][:0] = [_url_part(image) for image in record.images]
+    return row
 
 
 def _messages(record: Record) -> list[Row]:
@@ -158,5 +159,5 @@ def _text_part(content: str) -> Row:
     return {"type": "text", "text": content}
 
 
-def _url_part(image: Any) -> Row:
+def _url_part(image: Path) -> Row:
     return {"type": "image_url", "image_url": {"url": image.absolute().as_uri()}}

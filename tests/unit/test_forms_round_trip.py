@@ -90,7 +90,7 @@ HELD: dict[str, tuple[FormName, str, st.SearchStrategy[list[Record]]]] = {
     "alpaca.parquet": ("alpaca", ".parquet", records((0, 2), 3, st.integers(0, 9), UNMARKED, UNMARKED)),
     "llava.parquet": ("llava", ".parquet", records((1, 1), 2, TEXT, UNMARKED, UNMARKED)),
     **{f"{form}.parquet": (form, ".parquet", COLUMN) for form in ("sharegpt", "messages", "parts")},
-    "openai.parquet": ("openai", ".parquet", records((0, 0), 2, st.integers(0, 9), UNMARKED, UNMARKED)),
+    "openai.parquet": ("openai", ".parquet", records((1, 2), 2, st.integers(0, 9), UNMARKED, UNMARKED)),
 }
 
 
