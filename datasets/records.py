@@ -96,20 +96,24 @@ class RecordsFile:
         self._new_reader = partial(Reader, Finder(path, image_root, keep), form)
 
     def __iter__(self) -> Iterator[Record]:
-        reader, path, is_empty = self._new_reader(), self.path, True
-        try:
-            for origin, value in READ[_container(path)](path):
-                record, is_empty = reader.read(value, origin), False
-                self.form = reader.form
-                yield record
-        except FileNotFoundError:
-            raise RecordsError(
-                f"no records file at {path.absolute()}; check the `data` section of the run file"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecordsError(f"can not read {path}: {error}; expected a JSONL file in UTF-8") from None
+        reader, is_empty = self._new_reader(), True
+        for origin, value in self._values():
+            record, is_empty = reader.read(value, origin), False
+            self.form = reader.form
+            yield record
         if is_empty:
-            raise RecordsError(f"{path} holds no records; {EXPECTED}")
+            raise RecordsError(f"{self.path} holds no records; {EXPECTED}")
+
+    def _values(self) -> Rows:
+        path = self.path
+        try:
+            yield from READ[_container(path)](path)
+        except FileNotFoundError:
+            where = path.absolute()
+            raise RecordsError(f"no records file at {where}; check the `data` section of the run file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
+            raise RecordsError(f"can not read {path}: {error}; expected a {kind} file in UTF-8") from None
 
 
 def _container(path: Path) -> Container:

@@ -20,7 +20,7 @@ from lookonce.datasets.forms.record import Record, Turn
 from lookonce.errors import RecordsError
 
 IMAGE_KEYS = ("image_filename", "file_name", "image_path", "image")
-"""Where a flat record names its image; the first that is there."""
+"""Where a flat record names its image: the first that is there, but one that is embedded before a name."""
 
 
 def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
@@ -52,7 +52,7 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """A record of one question about one image."""
     need(row, "question", origin)
-    key = next((key for key in IMAGE_KEYS if key in row), None)
+    key = min((key for key in IMAGE_KEYS if key in row), key=lambda key: isinstance(row[key], str), default=None)
     if key is None:
         hint = "; lookonce data prepare finds images by `img_id`" if "img_id" in row else ""
         raise RecordsError(f"{origin}: expected the key `{IMAGE_KEYS[0]}`, got {sorted(row)}{hint}")

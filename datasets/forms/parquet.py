@@ -39,6 +39,8 @@ def read_parquet(path: Path) -> Rows:
     try:
         with ParquetFile(path) as file:
             columns = _Columns.of(file)
+            if columns.embedded and path.suffix.lower() != ".parquet":
+                raise RecordsError(f"{path}: its images can be read if its name ends in .parquet; rename it")
             for number, row in enumerate(_rows(file, columns)):
                 if columns.embedded:
                     row["image"] = Path(os.path.abspath(path), str(number))

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, unquote_to_bytes
 
 from lookonce.datasets.forms.checks import kind, text
 from lookonce.errors import RecordsError
@@ -106,10 +106,10 @@ def _local(name: str, origin: str) -> str:
             f"{origin}: image {kind(name)} is not on this machine; download it and give its path: a training must not "
             "depend on what a server gives that day"
         )
-    url = urlsplit(name)
-    if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+    host, slash, path = name[match.end() :].partition("/")
+    if host not in ("", "localhost"):
         raise RecordsError(f"{origin}: image {kind(name)} names another machine; expected file:///path/to/a.jpg")
-    return unquote(name[len("file://") + len(url.netloc) :])
+    return unquote(slash + path, errors="surrogateescape")
 
 
 def _data_of_url(name: str, origin: str) -> bytes:

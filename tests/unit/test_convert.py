@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
 import json
@@ -185,6 +186,17 @@ def test_what_is_there_is_never_lost(data: Path) -> None:
     result = run(data / "bad.jsonl", other, "--overwrite")
     assert result.exit_code == 1 and f"{data}/bad.jsonl:2: image 'http://example.org/a.jpg' is not on" in result.stderr
     assert (source.read_bytes(), other.read_text()) == (before, "{}\n")
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = write(tmp_path / "in.jsonl", asked(images=[EMBEDDED["data URL"](picture())]))
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    result = run(source, tmp_path / "out.jsonl")
+    assert result.exit_code == 1 and "No space left on device" in result.stderr and "can not read" not in result.stderr
+    assert list((tmp_path / "images").iterdir()) == []
 
 
 def test_an_archive_that_holds_the_images_is_not_replaced(tmp_path: Path) -> None:

@@ -121,6 +121,15 @@ def test_a_file_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> Non
     assert read_records(path)[0].turns == TURN
 
 
+def test_an_embedded_image_goes_before_its_name(tmp_path: Path) -> None:
+    image, name = [{"bytes": b"x", "path": None}], ["frame-1.jpg"]
+    path = write(tmp_path / "x.parquet", {"image": IMAGE}, file_name=name, image=image, **questions(1))
+    [record] = read_records(path)
+    assert (record.images, record.metadata) == ((path / "0",), {"file_name": "frame-1.jpg"})
+    with pytest.raises(RecordsError, match="its images can be read if its name ends in .parquet; rename it"):
+        read_records(path.rename(tmp_path / "x.data"))
+
+
 def test_two_columns_of_images_are_refused_with_their_names(tmp_path: Path) -> None:
     images = {name: [{"bytes": b"x", "path": None}] for name in ("before", "after")}
     path = write(tmp_path / "x.parquet", dict.fromkeys(images, IMAGE), **images, **questions(1))
