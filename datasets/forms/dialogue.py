@@ -90,9 +90,8 @@ def to_record(
         RecordsError: they do not take turns, an answer is missing, an image is marked where none can be shown, or
             something in `row` would have to be left out.
     """
-    for key, reason in UNSUPPORTED.items():
-        if row.get(key):
-            raise RecordsError(f"{origin}: it has `{key}`, and {reason}")
+    if unsupported := [key for key in UNSUPPORTED if row.get(key)]:
+        raise RecordsError(f"{origin}: it has `{unsupported[0]}`, and {UNSUPPORTED[unsupported[0]]}")
     speeches, num_marks = _take_out_marks(speeches, origin)
     check_marks(num_marks, len(references), origin)
     system, turns = _to_turns(speeches, optional_text(row.get("system"), "system", origin), origin)

@@ -267,7 +267,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bytes": (llava(image={"bytes": "AAAA"}), "the image is embedded in the record"),
     "base64": (llava(image="iVBORw0KGgo" + "A" * 89), "the image is embedded in the record"),
     "data URL cut short": (llava(image="data:image/png;base64"), "is no whole data: URL; it has no comma"),
-    "no machine at all": (llava(image="file://[there/a.jpg"), "names another machine; expected file:///path/to/a.jpg"),
+    "another machine, half named": (
+        llava(image="file://[there/a.jpg"),
+        "names another machine; expected file:///path/to/a.jpg",
+    ),
     "image of no kind": (
         llava(image={"name": "a.jpg"}),
         "an image must have `bytes` or `path`, got an object with ['n",
