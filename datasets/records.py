@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from tqdm import tqdm
+
 from lookonce.datasets.forms.checks import Row, shown
 from lookonce.datasets.forms.form import FORMS, FormName, Reader, form_of
 from lookonce.datasets.forms.parquet import read_parquet, without_nulls, write_parquet
@@ -67,6 +69,7 @@ WRITE: dict[Container, Callable[[Path, Named], None]] = {
     "parquet": write_parquet,
 }
 HEAD_BYTES = 4096
+MOMENT_S = 1.0
 EXPECTED = "expected one JSON object a line, an array of them, CSV with a head, or parquet"
 
 
@@ -152,12 +155,17 @@ def write_records(
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
-        WRITE[container](temporary, ((name, _row(record, name, form, namer)) for name, record in everything))
-        if everything:
-            finder = Finder(path, image_root)
-            for (name, record), (_, value) in zip(everything, READ[container](temporary), strict=True):
-                if lost := _lost(record, value, name, form, finder, container):
-                    raise RecordsError(f"{name}: the form {form}, in {path.name}, can not hold this record: {lost}")
+        rows = ((name, _row(record, name, form, namer)) for name, record in _bar(everything, "write records"))
+        WRITE[container](temporary, rows)
+        finder, again = Finder(path, image_root), READ[container](temporary) if everything else iter(())
+        for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
+            if lost := _lost(record, value, name, form, finder, container):
+                raise RecordsError(f"{name}: the form {form}, in {path.name}, can not hold this record: {lost}")
+
+
+def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
+    """Shown where it takes longer than a moment."""
+    return tqdm(everything, desc=what, unit="record", leave=False, disable=None, delay=MOMENT_S)
 
 
 def form_of_file(path: Path, form: FormName | None) -> FormName:
