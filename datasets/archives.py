@@ -131,7 +131,7 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(archive, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-        bytes_column, path_column = _image_columns(file.schema_arrow)
+        bytes_column, path_column = image_columns(file.schema_arrow)
         rows = _find_rows(file, path_column, wanted)
         for group, names_of in _by_row_group(file, rows):
             try:
@@ -144,7 +144,7 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
                 yield from ((name, _damage(error)) for names in names_of.values() for name in names)
 
 
-def _image_columns(schema: Any) -> tuple[str, str | None]:
+def image_columns(schema: Any) -> tuple[str, str | None]:
     """The columns with the bytes of the images and, where there is one, with their paths.
 
     Raises:

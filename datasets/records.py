@@ -1,178 +1,222 @@
-"""Records: conversations about images, as JSONL files.
+"""Records: conversations about images, read from and written to the forms that people have them in.
 
-Two forms are read. The canonical one, which is also the one written:
+The canonical form, which is the one written if no other is asked for, is JSONL:
 
     {"images": ["images/a.jpg"], "turns": [{"question": "Is there text?", "answer": "yes"}],
      "system": "Answer briefly.", "metadata": {"source": "polyps"}}
 
-and the flat one, in which a line is one question about one image and all other keys become metadata:
-
-    {"image_id": "a", "image_filename": "a.jpg", "question": "Is there text?", "answer": "yes", "stage": 1}
+The others are in forms/. A form says what keys a record has, and is known by those of a file's first record. The file
+may be JSONL, a JSON array, CSV or parquet, which is known by its first bytes and, for CSV, by its name.
 
 Design: strict. A line that is not just so is an error that names file, line and what was expected, because a record
-skipped in silence is a hole in somebody's training set. Image paths are relative to the records file or to an image
-root, and may lead into an archive (archives.py); links inside the root are followed, since shared image folders are
-often links. Whether an image can be read is not asked here. A path that leads out of the root keeps its `..` parts,
-which no other path has; it is never opened, and counts as an image that can not be read.
+skipped in silence is a hole in somebody's training set. What is written is read back before it takes its name, so a
+form that can not hold a record refuses it, whatever the reason; that costs as much as reading does.
+
+Image paths are relative to the records file or to an image root, or absolute (forms/places.py), and may lead into an
+archive (archives.py); links inside the root are followed, since shared image folders are often links. Whether an image
+can be read is not asked here. A path that leads out of the root keeps its `..` parts, which no other path has; it is
+never opened, and counts as an image that can not be read.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lookonce.errors import RecordsError
-from lookonce.files import write_text
+from tqdm import tqdm
+
+from lookonce.datasets.forms.checks import Row, shown
+from lookonce.datasets.forms.form import FORMS, FormName, Reader, form_of
+from lookonce.datasets.forms.parquet import read_parquet, without_nulls, write_parquet
+from lookonce.datasets.forms.places import Finder, Keep, Namer
+from lookonce.datasets.forms.record import Record, Turn
+from lookonce.datasets.forms.text_files import (
+    Named,
+    Rows,
+    as_cell,
+    read_array,
+    read_csv,
+    read_jsonl,
+    write_array,
+    write_csv,
+    write_jsonl,
+)
+from lookonce.errors import RecordsError, UsageError
+from lookonce.files import atomic_write
+
+__all__ = ["Record", "RecordsFile", "Turn", "form_of_file", "read_records", "write_records"]
+
+Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
+SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+"""All other files are JSONL."""
+TABLES = (".csv", ".tsv")
+READ: dict[Container, Callable[[Path], Rows]] = {
+    "jsonl": read_jsonl,
+    "array": read_array,
+    "csv": read_csv,
+    "tsv": partial(read_csv, delimiter="\t"),
+    "parquet": read_parquet,
+}
+WRITE: dict[Container, Callable[[Path, Named], None]] = {
+    "jsonl": write_jsonl,
+    "array": write_array,
+    "csv": write_csv,
+    "tsv": partial(write_csv, delimiter="\t"),
+    "parquet": write_parquet,
+}
+HEAD_BYTES = 4096
+MOMENT_S = 1.0
+EXPECTED = "expected one JSON object a line, an array of them, CSV with a head, or parquet"
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One question and its answer."""
+def read_records(
+    path: Path, image_root: Path | None = None, *, form: FormName | None = None, keep: Keep | None = None
+) -> list[Record]:
+    """The records of a file, in order.
 
-    question: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """A conversation of one or more turns about an image, several, or none."""
-
-    images: tuple[Path, ...]
-    """Absolute and in their shortest form, but for `root/../a.jpg`, which leads out of the root and is not opened."""
-    turns: tuple[Turn, ...]
-    system: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    origin: str = ""
-    """Where it was read from, "train.jsonl:12"; for messages."""
-
-
-def read_records(path: Path, image_root: Path | None = None) -> list[Record]:
-    """The records of a JSONL file, in order.
-
-    `image_root` is what image paths are relative to; without it, the records file's own folder.
+    `image_root` is what image paths are relative to and may not lead out of; without it, relative ones begin at the
+    records file's own folder. `form` is what to expect, instead of what the first record is. `keep` is given the bytes
+    of embedded images that no path leads to, and gives the place where it has put them.
 
     Raises:
-        RecordsError: the file is missing, empty, or a line of it is broken.
+        RecordsError: the file is missing, empty, or a record of it is broken or of another form.
     """
-    root = image_root if image_root is not None else path.parent
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines, which cuts at U+2028
-    except FileNotFoundError:
-        raise RecordsError(f"no records file at {path.absolute()}; check the `data` section of the run file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordsError(f"can not read {path}: {error}; expected a JSONL file in UTF-8") from None
-    records = [_parse(line, root, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    if not records:
-        raise RecordsError(f"{path} holds no records; expected one JSON object a line")
-    return records
+    return list(RecordsFile(path, image_root, form=form, keep=keep))
 
 
-def write_records(path: Path, records: Iterable[Record], image_root: Path | None = None) -> None:
-    """Write records in the canonical form, images relative to `image_root` or to the file's own folder.
+class RecordsFile:
+    """The records of a file, one at a time; each iteration reads it anew."""
+
+    def __init__(
+        self, path: Path, image_root: Path | None = None, *, form: FormName | None = None, keep: Keep | None = None
+    ) -> None:
+        self.path, self.form = path, form
+        """If no form was named, it is known after the first record."""
+        self._new_reader = partial(Reader, Finder(path, image_root, keep), form)
+
+    def __iter__(self) -> Iterator[Record]:
+        reader, is_empty = self._new_reader(), True
+        for origin, value in self._values():
+            record, is_empty = reader.read(value, origin), False
+            self.form = reader.form
+            yield record
+        if is_empty:
+            raise RecordsError(f"{self.path} holds no records; {EXPECTED}")
+
+    def _values(self) -> Rows:
+        path = self.path
+        try:
+            yield from READ[_container(path)](path)
+        except FileNotFoundError:
+            where = path.absolute()
+            raise RecordsError(f"no records file at {where}; check the `data` section of the run file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
+            raise RecordsError(f"can not read {path}: {error}; expected a {kind} file in UTF-8") from None
+
+
+def _container(path: Path) -> Container:
+    """What kind of file it is: by its name if it is CSV, else by how it begins."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    named = SUFFIXES.get(path.suffix.lower())
+    if named in ("csv", "tsv"):
+        return named
+    return "array" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[") else "jsonl"
+
+
+def write_records(
+    path: Path,
+    records: Iterable[Record],
+    image_root: Path | None = None,
+    *,
+    form: FormName | None = None,
+    absolute: bool = False,
+) -> None:
+    """Write records, images relative to `image_root` or to the file's own folder.
+
+    The suffix says what file it is: .json, .csv, .tsv, .parquet, else JSONL. The form is canonical if none is named,
+    and flat in CSV. `absolute` names images by their whole path that lie outside of the file's folder.
 
     Raises:
-        RecordsError: an image lies outside of that folder.
+        RecordsError: an image lies outside of the folder, or the form can not hold a record; names it. What was at
+            `path` before is still there.
+        UsageError: a CSV file is to hold another form than flat.
     """
-    root = image_root if image_root is not None else path.parent
-    write_text(path, "".join(json.dumps(_to_json(record, root), ensure_ascii=False) + "\n" for record in records))
+    container = SUFFIXES.get(path.suffix.lower(), "jsonl")
+    form = form_of_file(path, form)
+    everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
+    namer = Namer(path, image_root, absolute=absolute)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        rows = ((name, _row(record, name, form, namer)) for name, record in _bar(everything, "write records"))
+        WRITE[container](temporary, rows)
+        finder, again = Finder(path, image_root), READ[container](temporary) if everything else iter(())
+        for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
+            if lost := _lost(record, value, name, form, finder, container):
+                raise RecordsError(f"{name}: the form {form}, in {path.name}, can not hold this record: {lost}")
 
 
-def _to_json(record: Record, root: Path) -> dict[str, Any]:
-    images = [_relative(image, root) for image in record.images]
-    turns = [{"question": turn.question, "answer": turn.answer} for turn in record.turns]
-    return {"images": images, "turns": turns, "system": record.system, "metadata": dict(record.metadata)}
+def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
+    """Shown where it takes longer than a moment."""
+    return tqdm(everything, desc=what, unit="record", leave=False, disable=None, delay=MOMENT_S)
 
 
-def _relative(image: Path, root: Path) -> str:
-    relative = os.path.relpath(image, root)
-    if relative == os.pardir or relative.startswith(os.pardir + os.sep):
-        raise RecordsError(f"image {image} lies outside of {root}; move it there or give another image root")
-    return Path(relative).as_posix()
+def form_of_file(path: Path, form: FormName | None) -> FormName:
+    """The form that is written to a file of that name, where `form` is asked for.
+
+    Raises:
+        UsageError: such a file can not hold it.
+    """
+    if path.suffix.lower() not in TABLES:
+        return form or "canonical"
+    if form not in (None, "flat"):
+        raise UsageError(f"{path}: CSV holds flat records, and not the form {form}; write JSONL or parquet")
+    return "flat"
 
 
-def _parse(line: str, root: Path, origin: str) -> Record:
+def _row(record: Record, name: str, form: FormName, namer: Namer) -> Row:
+    images = [namer.name(image, name) for image in record.images]
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RecordsError(f"{origin}: not JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # a number or a nesting without end
-        raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
-    if not isinstance(value, dict):
-        raise RecordsError(f"{origin}: expected a JSON object, got {_kind(value)}")
-    if "turns" in value:
-        return _parse_canonical(value, root, origin)
-    if "question" in value:
-        return _parse_flat(value, root, origin)
-    raise RecordsError(
-        f"{origin}: expected the key `turns` (canonical form) or `question` (flat form), got {sorted(value)}"
-    )
+        return FORMS[form].write(record, images)
+    except RecordsError as error:
+        raise RecordsError(f"{name}: the form {form} can not hold this record: {error}") from None
 
 
-def _parse_canonical(value: dict[str, Any], root: Path, origin: str) -> Record:
-    unknown = sorted(set(value) - {"images", "turns", "system", "metadata"})
-    if unknown:
-        raise RecordsError(f"{origin}: unknown key `{unknown[0]}`; put what you want to keep under `metadata`")
-    turns = _list(value["turns"], "turns", origin)
-    if not turns:
-        raise RecordsError(f"{origin}: `turns` is empty; expected at least one question and answer")
-    system, metadata = value.get("system"), value.get("metadata")
-    if not isinstance(metadata, dict | None):
-        raise RecordsError(f"{origin}: `metadata` must be an object, got {_kind(metadata)}")
-    return Record(
-        images=tuple(_image(name, root, origin) for name in _list(value.get("images", []), "images", origin)),
-        turns=tuple(_turn(turn, origin) for turn in turns),
-        system=None if system is None else _text(system, "system", origin),
-        metadata=metadata or {},
-        origin=origin,
-    )
+def _lost(record: Record, value: Any, name: str, form: FormName, finder: Finder, container: Container) -> str:
+    """What of a record is not read back from what was written; nothing if all is."""
+    if (found := form_of(value)) != form:
+        return f"with its metadata it would be read as the form {found}"
+    try:
+        again = FORMS[form].read(value, finder, name)
+    except RecordsError as error:
+        return str(error).removeprefix(f"{name}: ")
+    if again.images != tuple(Path(os.path.abspath(image)) for image in record.images):
+        return f"its images would be read back as {shown([str(image) for image in again.images])}"
+    if again.turns != record.turns:
+        return f"its turns would be read back as {shown(again.turns)}"
+    if again.system != record.system:
+        return f"its system text would be read back as {shown(again.system)}"
+    if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, container, name):
+        return f"its metadata would be read back as {shown(again.metadata)}"
+    return ""
 
 
-def _parse_flat(value: dict[str, Any], root: Path, origin: str) -> Record:
-    for key in ("image_filename", "answer"):
-        if key not in value:
-            raise RecordsError(f"{origin}: expected the key `{key}`, got {sorted(value)}")
-    metadata = {key: item for key, item in value.items() if key not in ("image_filename", "question", "answer")}
-    image = _image(value["image_filename"], root, origin)
-    return Record(images=(image,), turns=(_question_and_answer(value, origin),), metadata=metadata, origin=origin)
+def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], container: Container, name: str) -> bool:
+    """Whether a file holds metadata as well as it can: in JSON's types, in parquet without nulls, in CSV as texts."""
+    if container in ("csv", "tsv"):
+        cells = {key: as_cell(value, name) for key, value in metadata.items()}
+        return found == {key: cell for key, cell in cells.items() if cell}
+    expected = without_nulls(metadata) if container == "parquet" else metadata
+    return bool(_as_json(found) == _as_json(expected))
 
 
-def _turn(value: Any, origin: str) -> Turn:
-    if not isinstance(value, dict) or value.keys() != {"question", "answer"}:
-        raise RecordsError(f"{origin}: a turn must be an object with `question` and `answer`, got {_kind(value)}")
-    return _question_and_answer(value, origin)
-
-
-def _question_and_answer(value: dict[str, Any], origin: str) -> Turn:
-    return Turn(_text(value["question"], "question", origin), _text(value["answer"], "answer", origin))
-
-
-def _text(value: Any, key: str, origin: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got {value!r}")
-    return value
-
-
-def _list(value: Any, key: str, origin: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise RecordsError(f"{origin}: `{key}` must be a list, got {_kind(value)}")
-    return value
-
-
-def _image(name: Any, root: Path, origin: str) -> Path:
-    """The absolute path of an image; lexical, so that one that leads out of the root is known without the disk."""
-    anchor = os.path.abspath(root)
-    path = os.path.normpath(os.path.join(anchor, _text(name, "image", origin)))
-    if os.path.commonpath((anchor, path)) != anchor:
-        return Path(anchor, os.path.relpath(path, anchor))
-    return Path(path)
-
-
-def _kind(value: Any) -> str:
-    """What a JSON value is, for messages."""
-    if isinstance(value, dict):
-        return f"an object with {sorted(value)}"
-    return "a list" if isinstance(value, list) else repr(value)
+def _as_json(value: Any) -> Any:
+    """A value as JSON would give it back, but NaN as text, which equals itself."""
+    return json.loads(json.dumps(value), parse_constant=str)

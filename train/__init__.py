@@ -31,7 +31,7 @@ evaluate     greedy answers, exact match, baselines
 begin        how a training finds its folder, and where it goes on
 run          a training from start to end
 cost         what records cost in tokens, before any training
-predict      one question about one image
+predict      one question about any images, or none
 ways         the ways to train that are compared
 bench_step   these ways side by side
 operations   what a step's matrix products cost

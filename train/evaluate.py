@@ -34,7 +34,7 @@ class Prediction:
     """One question asked: what the reference says, what the model said, what guessing says."""
 
     origin: str
-    image: str
+    images: tuple[str, ...]
     question: str
     answer: str
     predicted: str

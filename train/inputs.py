@@ -198,4 +198,4 @@ def device_name() -> str:
 
 def _read_split(run: RunFile, split: str) -> Iterator[Record]:
     for path in getattr(run.data, split):
-        yield from read_records(path, run.data.image_root)
+        yield from read_records(path, run.data.image_root, form=run.data.format)

@@ -176,7 +176,7 @@ def evaluate(session: Session, model: Any, split: str, records: Sequence[Record]
     predictions = [
         Prediction(
             origin=record.origin,
-            image=str(record.images[0]) if record.images else "",
+            images=tuple(map(str, record.images)),
             question=record.turns[number].question,
             answer=record.turns[number].answer,
             predicted=answer,

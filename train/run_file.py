@@ -17,6 +17,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lookonce.cache.names import Backend, DtypeName
+from lookonce.datasets.forms.form import FormName
 from lookonce.errors import UsageError
 
 
@@ -47,11 +48,15 @@ class ModelSection(Section):
 
 class DataSection(Section):
     train: Annotated[Paths, Field(min_length=1)]
-    """JSONL files of records; see datasets/records.py for their two forms."""
+    """Files of records, in any of the forms of datasets/forms."""
     val: Paths = []
     test: Paths = []
     image_root: UserPath | None = None
-    """What image paths are relative to; by default each records file's own folder."""
+    """What image paths are relative to, and may not lead out of; by default each records file's own folder, and
+    absolute paths are themselves."""
+    format: FormName | None = None
+    """Of all records files: canonical, flat, llava, sharegpt, alpaca, messages, parts or openai; by default each file's
+    is known by its first record."""
 
 
 class CacheSection(Section):

@@ -27,7 +27,8 @@ from lookonce.files import write_json, write_text
 from lookonce.train.run_file import RunFile, read_run_file
 
 HARMLESS = {
-    *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root", "output"),
+    *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
+    *("data.format", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.compare_steps", "train.fsdp"),
     *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),

@@ -147,13 +147,13 @@ def summarise(
 
 
 def _next_command(inputs: Inputs, evaluation: Evaluation | None) -> str:
-    if evaluation is None or not evaluation.predictions[0].image:
+    shown = [asked for asked in evaluation.predictions if asked.images] if evaluation else []
+    if not shown:
         split = next(split for split in ("test", "val", "train") if inputs.records[split])
         return f"{program()} eval {inputs.run.output} --split {split}"
-    seen = [asked for asked in evaluation.predictions if asked.is_right and not asked.is_majority_right]
-    asked = (seen or evaluation.predictions)[-1]
-    image = shlex.quote(shorten(asked.image))
-    return f"{program()} predict {inputs.run.output} --image {image} --question {shlex.quote(asked.question)}"
+    asked = ([asked for asked in shown if asked.is_right and not asked.is_majority_right] or shown)[-1]
+    images = " ".join(f"--image {shlex.quote(shorten(image))}" for image in asked.images)
+    return f"{program()} predict {inputs.run.output} {images} --question {shlex.quote(asked.question)}"
 
 
 def program() -> str:

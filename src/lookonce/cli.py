@@ -194,22 +194,27 @@ def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bo
 
 @main.command()
 @click.argument("run_dir", metavar="RUN_DIR", type=PATH)
-@click.option("--image", required=True, type=PATH, help="An image file; it need not be in the cache.")
-@click.option("--question", required=True, help="What to ask about it.")
+@click.option(
+    "--image", "images", multiple=True, type=PATH, help="An image file, in the cache or not; several times for several."
+)
+@click.option("--question", required=True, help="What to ask about them.")
 @click.option("--system", help="System text to put before it.")
 @JSON
-def predict(run_dir: Path, image: Path, question: str, system: str | None, as_json: bool) -> None:
-    """Answer one question about one image.
+def predict(run_dir: Path, images: tuple[Path, ...], question: str, system: str | None, as_json: bool) -> None:
+    """Answer one question about an image, about several, or about none.
 
     \b
     Examples:
       lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
+      lookonce predict runs/pairs --image before.jpg --image after.jpg --question "What was removed?"
     """
     from lookonce.train.predict import predict as answer
     from lookonce.train.run_folder import RunFolder
 
-    text = answer(RunFolder.find(run_dir), image, question, system)
-    emit({"image": str(image), "question": question, "answer": text}, text, as_json)
+    if not images:
+        say("no --image: asked without one")
+    text = answer(RunFolder.find(run_dir), images, question, system)
+    emit({"images": [str(image) for image in images], "question": question, "answer": text}, text, as_json)
 
 
 main.add_command(bench)

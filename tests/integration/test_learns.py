@@ -71,7 +71,7 @@ def test_the_adapter_gives_the_same_answers_by_stock_peft_on_the_stock_model(tra
     for line in asked:
         content = [{"type": "image"}, {"type": "text", "text": line["question"]}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        with Image.open(line["image"]) as image:
+        with Image.open(*line["images"]) as image:
             inputs = processor(text=[text], images=[image.convert("RGB")], return_tensors="pt")
         output = model.generate(**inputs, do_sample=False, max_new_tokens=trained.eval.max_new_tokens)
         answer = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -81,7 +81,7 @@ def test_the_adapter_gives_the_same_answers_by_stock_peft_on_the_stock_model(tra
 def test_predict_answers_as_the_evaluation_did(trained):
     lines = (trained.output / "predictions" / "val.jsonl").read_text().splitlines()
     line = json.loads(lines[0])
-    answer = predict(RunFolder(trained.output), Path(line["image"]), line["question"])
+    answer = predict(RunFolder(trained.output), [Path(path) for path in line["images"]], line["question"])
     assert answer == line["predicted"]
 
 

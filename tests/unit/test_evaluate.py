@@ -21,7 +21,7 @@ from lookonce.train.vision import CachedFeatures
 
 
 def prediction(answer: str, predicted: str, majority: str = "no", question: str = "q") -> Prediction:
-    return Prediction("here:1", "a.jpg", question, answer, predicted, majority)
+    return Prediction("here:1", ("a.jpg",), question, answer, predicted, majority)
 
 
 @pytest.mark.parametrize(
