@@ -81,7 +81,7 @@ def hostile(tmp_path: Path) -> Material:
     Image.new("RGB", (1000, 50), "red").save(tmp_path / name)
     lines = [
         {"image_filename": image, "question": f"Is it {text}?", "answer": f"{text} {number}", "tag": text}
-        for text in HOSTILE
+        for text in (text.replace("\ud800", "") for text in HOSTILE)  # which is refused as it is read
         for number in (1, 2)
         for image in (name, "gone.png")
     ]
