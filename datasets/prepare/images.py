@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from lookonce.datasets.images import bytes_key
+from lookonce.datasets.prepare.splits import ENDING
 from lookonce.files import TEMPORARY_MARK, flush, temporary_name
 from lookonce.threads import NUM_THREADS
 
@@ -126,8 +127,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _safe(stem: str) -> str:
     """A name as part of a file's name, without its ending if that is an image's."""
-    stem = re.sub(r"(?i)\.(jpe?g|png|gif|bmp|tiff?|webp)$", "", stem)
-    return re.sub(r"[^\w.-]+", "_", stem).strip("._")[:MAX_STEM] or "image"
+    return re.sub(r"[^\w.-]+", "_", ENDING.sub("", stem)).strip("._")[:MAX_STEM] or "image"
 
 
 def _suffix(stem: str, data: bytes) -> str:

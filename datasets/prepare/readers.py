@@ -28,7 +28,7 @@ from lookonce.datasets.prepare.definition import Definition, TextSection
 from lookonce.errors import RecordsError
 
 PORTION_ROWS = 2000
-BATCH_ROWS = 16
+BATCH_ROWS = 32
 """Of a parquet file, decoded at once."""
 NUM_RECENT = 4
 """Images that a row's is compared with."""

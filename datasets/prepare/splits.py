@@ -18,6 +18,7 @@ A leak is an image of the held-out part one of whose family is in train: measure
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 from lookonce.datasets.prepare.rows import Row, text_of
 
 PARTS = ("train", "val", "test")
+ENDING = re.compile(r"\.(jpe?g|png|gif|bmp|tiff?|webp)$", re.IGNORECASE)
+"""Of an image's file name."""
 SYNONYMS = {
     "validation": "val",
     "validate": "val",
@@ -59,8 +62,9 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
         shared = (f"{column} {text_of(row.metadata[column])}" for column in together if column in row.metadata)
         links[f"key {row.key}", *named, *shared] = None
     for first, *others in links:
+        root = find(first)
         for other in others:
-            parent[find(other)] = find(first)
+            parent[find(other)] = root
     best: dict[str, str] = {}
     for node in parent:
         kind, _, name = node.partition(" ")
@@ -93,9 +97,13 @@ def split_by_image(
 
 
 def split_by_lists(rows: Iterable[Row], lists: Mapping[str, Iterable[str]]) -> list[str]:
-    """The part of each row by its image's name; empty for images that no list names."""
-    part_of_name = {name: part for part, names in lists.items() for name in names}
-    return [part_of_name.get(row.image_id, "") for row in rows]
+    """The part of each row by its image's name, with or without its ending; empty for images that no list names."""
+    part_of_name = {_bare(name): part for part, names in lists.items() for name in names}
+    return [part_of_name.get(_bare(row.image_id), "") for row in rows]
+
+
+def _bare(name: str) -> str:
+    return ENDING.sub("", name)
 
 
 @dataclass(frozen=True)
