@@ -22,6 +22,13 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 ALWAYS = ["README.md", "LICENSE*"]
 
 
+class Progress(tqdm):  # type: ignore[type-arg]
+    """A bar on a screen, and nothing in a log."""
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options | {"disable": options.get("disable") or None})
+
+
 def download(
     hub: HubSection,
     definition: Definition,
@@ -46,7 +53,7 @@ def download(
             revision=commit,
             allow_patterns=[*hub.files, *ALWAYS],
             endpoint=endpoint,
-            tqdm_class=tqdm,  # type: ignore[arg-type]  # any of tqdm's will do
+            tqdm_class=Progress,  # type: ignore[arg-type]  # any kind of tqdm will do
         )
     except Exception as error:  # of requests and httpx, of the Hub's own, of the disk
         raise _not_had(hub.id, wanted, error) from None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import tarfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -30,6 +31,8 @@ from lookonce.errors import RecordsError
 PORTION_ROWS = 2000
 BATCH_ROWS = 32
 """Of a parquet file, decoded at once."""
+NUM_PEEKED = 16
+"""Members of a tar file among which a sample's questions are."""
 NUM_RECENT = 4
 """Images that a row's is compared with."""
 BUFFER_BYTES = 1 << 20
@@ -279,16 +282,26 @@ def read_tar(path: Path, name: str, definition: Definition) -> Iterator[Portion]
     yield Portion(name, lambda: _read_samples(path, name, definition))
 
 
+def holds_questions(path: Path) -> bool:
+    """Whether a tar file is of samples with questions, and not of images alone; one that is damaged counts as such."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            return any(member.name.endswith(".json") for member in islice(archive, NUM_PEEKED))
+    except (tarfile.TarError, OSError):
+        return True
+
+
 def _read_samples(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
     from webdataset.tariterators import group_by_keys, tar_file_iterator
 
     with path.open("rb", buffering=BUFFER_BYTES) as file:
-        samples = group_by_keys(tar_file_iterator(file, skip_meta=None))
+        members = ({**member, "__url__": name} for member in tar_file_iterator(file, skip_meta=None))
+        samples = group_by_keys(members)
         with closing(samples):
             while True:
                 try:
                     sample = next(samples, None)
-                except (ValueError, KeyError, OSError, EOFError) as error:  # tarfile's own are OSErrors
+                except (ValueError, KeyError, OSError, EOFError, tarfile.TarError) as error:
                     raise broken(name, error) from None
                 if sample is None:
                     return
@@ -298,7 +311,9 @@ def _read_samples(path: Path, name: str, definition: Definition) -> Iterator[Raw
 def _sample_rows(sample: dict[str, Any], origin: str, definition: Definition) -> Iterator[RawRow]:
     image = next((sample[suffix] for suffix in sample if suffix.lower() in IMAGE_SUFFIXES), None)
     if "json" not in sample:
-        raise RecordsError(f"{origin}: expected a .json member with its questions, got {sorted(sample)}")
+        raise RecordsError(
+            f"{origin}: expected a .json member with its questions, got {sorted(set(sample) - {'__key__', '__url__'})}"
+        )
     value = _parse(sample["json"].decode("utf-8", "replace"), f"{origin}.json")
     own_id = {definition.columns.image_id[0]: sample["__key__"].rpartition("/")[2]}
     for values in _questions_in(value, definition.columns.question, f"{origin}.json"):

@@ -19,6 +19,7 @@ from lookonce.datasets.prepare.readers import (
     Portion,
     Reader,
     field_values,
+    holds_questions,
     read_csv,
     read_json,
     read_parquet,
@@ -118,6 +119,8 @@ def _by_form(folder: Path, definition: Definition) -> dict[str, list[str]]:
                 form = "text"
             if form and not name.startswith(".") and name not in NOT_ROWS:
                 found.setdefault(form, []).append(relative)
+    if not any(holds_questions(folder / name) for name in found.get("tar", ())[:1]):
+        found.pop("tar", None)
     return {form: sorted(names, key=_by_numbers) for form, names in found.items()}
 
 

@@ -84,7 +84,10 @@ def test_a_known_definition_is_called_as_its_file_and_names_licence_and_homepage
         ({"name": "x", "split": {"by": "question"}}, "`split.by`: "),
         ({"name": "x", "split": {"shares": {"val": 0.8, "test": 0.3}}}, "val and test are 1.1 together"),
         ({"name": "x", "rules": [{"name": "a", "rule": "drop"}]}, "`rules[0]`: "),
-        ({"name": "x", "rules": [{"name": "a", "rule": "drop_rows", "answers": []}]}, "unknown key `rules[0].drop_rows"),
+        (
+            {"name": "x", "rules": [{"name": "a", "rule": "drop_rows", "answers": []}]},
+            "unknown key `rules[0].drop_rows",
+        ),
         ({"name": "x", "rules": [{"name": "a", "rule": "strip_spaces"}] * 2}, "two rules are called `a`"),
         ({"name": "x", "hub": {"id": "no-owner"}}, "`hub.id`"),
         ({"name": "x", "duplicates": "forget"}, "`duplicates`: "),

@@ -158,7 +158,8 @@ def test_a_rule_with_a_mistake_is_refused(values, message):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, ""), ("a", "a"), (2, "2"), (2.0, "2"), (2.5, "2.5"), (float("nan"), "nan"), (True, "True")]
+    ("value", "text"),
+    [(None, ""), ("a", "a"), (2, "2"), (2.0, "2"), (2.5, "2.5"), (float("nan"), "nan"), (True, "True")],
 )
 def test_values_of_columns_are_texts(value, text):
     assert text_of(value) == text

@@ -124,7 +124,15 @@ def test_a_split_by_question_leaks_and_the_leak_is_measured_by_content():
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("train", "train"), ("validation", "val"), ("VAL", "val"), ("dev", "val"), ("test", "test"), ("raw", ""), ("", "")],
+    [
+        ("train", "train"),
+        ("validation", "val"),
+        ("VAL", "val"),
+        ("dev", "val"),
+        ("test", "test"),
+        ("raw", ""),
+        ("", ""),
+    ],
 )
 def test_parts_have_several_names(name, part):
     assert part_of(name) == part
