@@ -1,14 +1,16 @@
 """From rows to records: clean, split, join, write, and say what became of every row.
 
 Design: rows are put into parts before duplicates are joined, so that a set's own split by question never merges a
-training row with a test row. What a record was before the rules stands in its metadata as `original`, a list with the
-question and the answer of each row that it was made of; it is left out where nothing was changed.
+training row with a test row. The split is drawn from all images that were read, whatever the rules leave of their
+questions, so that other rules are not another split. What a record was before the rules stands in its metadata as
+`original`, a list with the question and the answer of each row that it was made of; it is left out where nothing was
+changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -47,17 +49,17 @@ def compose(
         SourceError: the rules have left no row.
         UsageError: the split that was asked for can not be made.
     """
-    cleaned, tallies = clean(rows, definition.rules)
-    if rows and not cleaned:
-        raise SourceError(f"the rules of {definition.name} have left out all {len(rows):,} rows; does its YAML fit?")
-    seen = with_official_parts([row for row in cleaned if row.key], definition)
+    rows = with_official_parts(rows, definition)
+    seen = [row for row in rows if row.key]
     if not seen:
-        raise _no_images(cleaned, definition, source)
-    by, parts = _parts(seen, definition, lists)
-    groups, duplicates = _join(seen, parts, definition)
-    family_of = families(seen, definition.split.together)
-    everything = [group for part in PARTS for group in groups[part]]
-    has_own = by != OFFICIAL and any(row.split for row in seen)
+        raise _no_images(rows, definition, source)
+    split = draw(seen, definition, lists)
+    cleaned, tallies = clean(rows, definition.rules)
+    if not cleaned:
+        raise SourceError(f"the rules of {definition.name} have left out all {len(rows):,} rows; does its YAML fit?")
+    usable = [row for row in cleaned if row.key]
+    groups, duplicates = _join(usable, split, definition)
+    has_own = split.by != OFFICIAL and any(row.split for row in seen)
     report = Report(
         name=definition.name,
         title=definition.title,
@@ -67,18 +69,16 @@ def compose(
         counts=definition.counts,
         num_read=sum(not row.variant for row in rows),
         num_variant_rows=sum(bool(row.variant) for row in rows),
-        num_records=len(everything),
+        num_records=sum(map(len, groups.values())),
         rules=tallies,
         duplicates=duplicates,
         problems=_problems(cleaned),
-        num_without_image=len(cleaned) - len(seen),
-        num_in_no_part=parts.count(""),
-        **_count_images(rows),
-        split=_report_split(by, everything, [part for part in PARTS for _ in groups[part]], family_of),
-        official=_report_split(OFFICIAL, everything, [group[0].split for group in everything], family_of)
-        if has_own
-        else None,
-        num_unknown_questions=_count_unknown(everything, definition),
+        num_without_image=len(cleaned) - len(usable),
+        num_in_no_part=sum(not split.part_of(row) for row in usable),
+        **_count_images(seen, groups),
+        split=_report_split(split, seen, groups),
+        official=_report_split(Split(OFFICIAL, _own_part), seen, groups) if has_own else None,
+        num_unknown_questions=_count_unknown(groups, definition),
         settings=settings,
     )
     return Composed(groups, report)
@@ -111,7 +111,19 @@ def make_record(group: Group, images: Path, definition: Definition) -> Record:
 # Parts.
 
 
-def with_official_parts(rows: list[Row], definition: Definition) -> list[Row]:
+@dataclass(frozen=True)
+class Split:
+    """A way to say which part a row is in; empty for none."""
+
+    by: str
+    part_of: Callable[[Row], str]
+
+
+def _own_part(row: Row) -> str:
+    return row.split
+
+
+def with_official_parts(rows: Sequence[Row], definition: Definition) -> Sequence[Row]:
     """The rows with the part into which the set itself puts them, where a column of metadata says it."""
     section = definition.split.official
     if section is None:
@@ -120,15 +132,19 @@ def with_official_parts(rows: list[Row], definition: Definition) -> list[Row]:
     return [replace(row, split=part_of.get(text_of(row.metadata.get(section.column)), "")) for row in rows]
 
 
-def _parts(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> tuple[str, list[str]]:
-    """What the split is called, and the part of each row."""
+def draw(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:
+    """The split that was asked for, of rows with images.
+
+    Raises:
+        UsageError: it can not be made.
+    """
     split = definition.split
     if lists is not None:
-        parts = split_by_lists(rows, lists)
-        if not any(parts):
-            known = ", ".join(sorted({row.image_id for row in rows})[:3])
+        of_name = split_by_lists({row.image_id for row in rows}, lists)
+        if not any(of_name.values()):
+            known = ", ".join(sorted(of_name)[:3])
             raise UsageError(f"no image of {definition.name} is in the lists of --split; they are called {known}, ...")
-        return "lists", parts
+        return Split("lists", lambda row: of_name[row.image_id])
     if split.by == "official":
         if not any(row.split for row in rows):
             raise UsageError(
@@ -136,39 +152,37 @@ def _parts(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> 
                 f"column {' or '.join(definition.columns.split)}, or files called train, val and test; --split image "
                 "draws one"
             )
-        return OFFICIAL, [row.split for row in rows]
-    part_of = split_by_image(rows, split.shares.model_dump(), split.seed, split.together)
-    return f"image, seed {split.seed}", [part_of[row.key] for row in rows]
+        return Split(OFFICIAL, _own_part)
+    of_key = split_by_image(rows, split.shares.model_dump(), split.seed, split.together)
+    return Split(f"image, seed {split.seed}", lambda row: of_key[row.key])
 
 
-def _join(
-    rows: Sequence[Row], parts: Sequence[str], definition: Definition
-) -> tuple[dict[str, list[Group]], Duplicates]:
+def _join(rows: Sequence[Row], split: Split, definition: Definition) -> tuple[dict[str, list[Group]], Duplicates]:
     """The rows of each record, by part, and what was found double in all parts together."""
     groups: dict[str, list[Group]] = {}
     found = []
     for part in PARTS:
-        mine = [row for row, its_part in zip(rows, parts, strict=True) if its_part == part]
+        mine = [row for row in rows if split.part_of(row) == part]
         groups[part], duplicates = join_duplicates(mine, definition.duplicates)
         found.append(duplicates)
     names = [field.name for field in fields(Duplicates) if field.name != "policy"]
-    return groups, Duplicates(
-        definition.duplicates, **{name: sum(getattr(one, name) for one in found) for name in names}
-    )
+    sums = {name: sum(getattr(one, name) for one in found) for name in names}
+    return groups, Duplicates(definition.duplicates, **sums)
 
 
 # What is told.
 
 
-def _report_split(by: str, groups: Sequence[Group], parts: Sequence[str], family_of: Mapping[str, str]) -> SplitReport:
-    keys = [group[0].key for group in groups]
-    images: dict[str, set[str]] = {part: set() for part in PARTS}
-    for key, part in zip(keys, parts, strict=True):
-        if part:
-            images[part].add(key)
-    num_records = {part: parts.count(part) for part in PARTS}
+def _report_split(split: Split, rows: Sequence[Row], groups: Mapping[str, Sequence[Group]]) -> SplitReport:
+    """Images of all rows, and questions that are records, by the part that this split puts them into."""
+    asked = [group[0] for part in PARTS for group in groups[part]]
+    parts = [split.part_of(row) for row in asked]
+    images = {part: {row.key for row in rows if split.part_of(row) == part} for part in PARTS}
     return SplitReport(
-        by, num_records, {part: len(images[part]) for part in PARTS}, measure_leaks(keys, parts, family_of)
+        by=split.by,
+        num_records={part: parts.count(part) for part in PARTS},
+        num_images={part: len(images[part]) for part in PARTS},
+        leaks=measure_leaks([row.key for row in asked], parts, families(rows)),
     )
 
 
@@ -194,22 +208,24 @@ def _reason(row: Row) -> str:
     return f"{row.problem}: {row.image_id}" if row.image_id else f"{row.problem} ({row.origin})"
 
 
-def _count_images(rows: Iterable[Row]) -> dict[str, int]:
+def _count_images(rows: Iterable[Row], groups: Mapping[str, Sequence[Group]]) -> dict[str, int]:
     names_of: dict[str, set[str]] = {}
     for row in rows:
-        if row.key and not row.variant:
+        if not row.variant:
             names_of.setdefault(row.key, set()).add(row.image_id)
+    keys = {row.key for row in rows}
     return {
-        "num_images": len({row.key for row in rows if row.key}),
+        "num_images": len(keys),
+        "num_unused": len(keys - {group[0].key for part in groups.values() for group in part}),
         "num_names": len({name for names in names_of.values() for name in names if name}),
         "num_shared": sum(len(names) > 1 for names in names_of.values()),
     }
 
 
-def _count_unknown(groups: Iterable[Group], definition: Definition) -> int | None:
+def _count_unknown(groups: Mapping[str, Sequence[Group]], definition: Definition) -> int | None:
     if not definition.questions:
         return None
-    return sum(group[0].question not in definition.questions for group in groups)
+    return sum(group[0].question not in definition.questions for part in groups.values() for group in part)
 
 
 def _no_images(rows: Sequence[Row], definition: Definition, source: Source) -> ImageError:

@@ -62,6 +62,8 @@ class Report:
     """Rows that the split puts nowhere."""
     num_images: int
     num_names: int
+    num_unused: int
+    """Images that no record asks about, since the rules have left out all that was asked."""
     num_shared: int
     """Images that the set calls by several names."""
     split: SplitReport
@@ -101,6 +103,7 @@ class Report:
             "images": {
                 "written": self.num_images,
                 "names": self.num_names,
+                "in_no_record": self.num_unused,
                 "with_several_names": self.num_shared,
                 "not_found": dict(self.problems),
             },
@@ -142,6 +145,8 @@ def _images(images: Mapping[str, Any]) -> str:
     text = f"{images['written']:,}"
     if images["with_several_names"]:
         text += f"; {images['with_several_names']:,} of them go by several names, {images['names']:,} names in all"
+    if images["in_no_record"]:
+        text += f"; {images['in_no_record']:,} in no record, all questions about them were left out"
     return text
 
 

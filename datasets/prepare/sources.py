@@ -15,18 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.prepare.definition import Definition
-from lookonce.datasets.prepare.readers import (
-    Portion,
-    Reader,
-    field_values,
-    holds_questions,
-    read_csv,
-    read_json,
-    read_parquet,
-    read_tar,
-    read_text,
-)
+from lookonce.datasets.prepare.parquet_files import read_parquet
+from lookonce.datasets.prepare.portions import Portion, Reader
 from lookonce.datasets.prepare.splits import part_of
+from lookonce.datasets.prepare.tar_files import holds_questions, read_tar
+from lookonce.datasets.prepare.text_files import field_values, read_csv, read_json, read_text
 from lookonce.errors import SourceError, UsageError
 
 SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv",), "json": (".jsonl", ".json")}

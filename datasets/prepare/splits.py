@@ -96,10 +96,10 @@ def split_by_image(
     return {key: part_of_family.get(name, "train") for key, name in family_of.items()}
 
 
-def split_by_lists(rows: Iterable[Row], lists: Mapping[str, Iterable[str]]) -> list[str]:
-    """The part of each row by its image's name, with or without its ending; empty for images that no list names."""
-    part_of_name = {_bare(name): part for part, names in lists.items() for name in names}
-    return [part_of_name.get(_bare(row.image_id), "") for row in rows]
+def split_by_lists(names: Iterable[str], lists: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """The part of each image by its name, with or without its ending; empty for those that no list names."""
+    part_of_name = {_bare(name): part for part, listed in lists.items() for name in listed}
+    return {name: part_of_name.get(_bare(name), "") for name in names}
 
 
 def _bare(name: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 from webdataset import TarWriter
 
-from lookonce.datasets.prepare import readers
+from lookonce.datasets.prepare import parquet_files, portions
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.prepare.sources import find_source
@@ -169,8 +169,8 @@ def test_one_file_is_a_source_and_images_may_lie_elsewhere(tmp_path, expected):
 
 @pytest.mark.parametrize("portion", [1, 3, 7])
 def test_portions_of_any_size_give_the_same(tmp_path, monkeypatch, portion, expected):
-    monkeypatch.setattr(readers, "PORTION_ROWS", portion)
-    monkeypatch.setattr(readers, "BATCH_ROWS", 2)
+    monkeypatch.setattr(portions, "PORTION_ROWS", portion)
+    monkeypatch.setattr(parquet_files, "BATCH_ROWS", 2)
     FORMS["parquet, dictionary"](tmp_path / "parquet")
     assert content(made(tmp_path / "a", tmp_path / "parquet")) == expected
     in_csv(tmp_path / "csv")

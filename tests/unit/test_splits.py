@@ -107,8 +107,8 @@ def test_no_bytes_and_no_name_are_on_two_sides_whatever_the_order_of_rows(rows, 
 
 
 def test_lists_of_names_are_followed_and_what_is_in_none_is_nowhere():
-    rows = [row("x", "a"), row("y", "b"), row("z", "c"), row("u")]
-    assert split_by_lists(rows, {"train": ["a.jpg"], "val": [], "test": ["b", "gone"]}) == ["train", "test", "", ""]
+    lists = {"train": ["a.jpg"], "val": [], "test": ["b", "gone"]}
+    assert split_by_lists(["a", "b.png", "c", ""], lists) == {"a": "train", "b.png": "test", "c": "", "": ""}
 
 
 def test_a_split_by_question_leaks_and_the_leak_is_measured_by_content():
