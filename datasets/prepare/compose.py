@@ -40,12 +40,17 @@ class Composed:
 
 
 def compose(
-    rows: Sequence[Row], definition: Definition, source: Source, settings: Mapping[str, Any], lists: Lists | None = None
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    definition: Definition,
+    source: Source,
+    settings: Mapping[str, Any],
+    lists: Lists | None = None,
 ) -> Composed:
-    """Put rows into records and parts.
+    """Put rows into records and parts; `columns` are all that the source has.
 
     Raises:
-        ImageError: no row has an image.
+        ImageError: no row has an image, or none has a variant that was asked for.
         SourceError: the rules have left no row.
         UsageError: the split that was asked for can not be made.
     """
@@ -53,6 +58,8 @@ def compose(
     seen = [row for row in rows if row.key]
     if not seen:
         raise _no_images(rows, definition, source)
+    if settings["variants"] and not any(row.variant for row in seen):
+        raise ImageError(f"no transformed variant of an image was found; {_looked_for(definition.variants, source)}")
     split = draw(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)
     if not cleaned:
@@ -66,6 +73,7 @@ def compose(
         licence=definition.licence,
         homepage=definition.homepage,
         source=_describe(source),
+        columns_left_out=sorted(set(columns) - definition.used_columns),
         counts=definition.counts,
         num_read=sum(not row.variant for row in rows),
         num_variant_rows=sum(bool(row.variant) for row in rows),
@@ -229,8 +237,12 @@ def _count_unknown(groups: Mapping[str, Sequence[Group]], definition: Definition
 
 
 def _no_images(rows: Sequence[Row], definition: Definition, source: Source) -> ImageError:
-    roots = ", ".join(map(str, source.image_roots))
     return ImageError(
         f"no row has an image; {len(rows):,} tried, the first: {_reason(rows[0])}\n"
-        f"Looked for {', '.join(definition.images)} in {roots}; say with --image-root where images are"
+        f"{_looked_for(definition.images, source)}"
     )
+
+
+def _looked_for(patterns: Sequence[str], source: Source) -> str:
+    roots = ", ".join(map(str, source.image_roots))
+    return f"looked for {', '.join(patterns)} in {roots}; say with --image-root where images are"

@@ -21,6 +21,8 @@ from lookonce.errors import UsageError
 
 FOLDER = Path(__file__).parents[1]
 """Holds the known sets."""
+FIELD = re.compile(r"\{(\w+)\}")
+"""A column's name in a pattern."""
 OWN_METADATA = ("img_id", "official_split", "variant", "references", "original")
 """What `prepare` itself writes into metadata."""
 
@@ -156,6 +158,14 @@ class Definition(Section):
     split: SplitSection = SplitSection()
     questions: dict[str, QuestionSection] = {}
     """By the question's text, as it is after the rules."""
+
+    @property
+    def used_columns(self) -> set[str]:
+        """The names of all columns that become something."""
+        columns = self.columns
+        names = [columns.question, columns.answer, columns.image, columns.image_id, columns.split]
+        patterns = " ".join([*self.images, *self.variants])
+        return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
 
     @model_validator(mode="after")
     def _rules_have_names_of_their_own(self) -> Definition:

@@ -21,7 +21,7 @@ from lookonce.datasets.prepare.lookup import ImageFinder
 from lookonce.datasets.prepare.portions import Portion, RawRow
 from lookonce.datasets.prepare.rows import Row, text_of
 from lookonce.datasets.prepare.sources import Source
-from lookonce.datasets.prepare.splits import part_of
+from lookonce.datasets.prepare.splits import ENDING, part_of
 from lookonce.errors import ImageError, RecordsError
 
 NO_IMAGE = "no image was found"
@@ -30,21 +30,29 @@ NO_IMAGE = "no image was found"
 def extract(source: Source, definition: Definition, num_variants: int, journal: Journal) -> None:
     """Read all portions that the journal lacks."""
     num_done, images, files = journal.done()
-    with ImageStore(journal.images, images) as store, _bar(source) as progress:
-        finder = ImageFinder(source.image_roots, definition.images)
+    finder = ImageFinder(source.image_roots, definition.images)
+    with ImageStore(journal.images, images) as store:
         extraction = Extraction(definition, finder, store, num_variants, files)
-        for number, (part, portion) in enumerate(source.portions(definition)):
+        for number, (part, portion) in enumerate(_shown(source, definition)):
             if number >= num_done:
                 known, before = store.num_images, set(files)
                 rows = extraction.read(portion, part)
                 store.finish()
                 new_files = {name: files[name] for name in files.keys() - before}
-                journal.write(number, rows, store.since(known), dict(sorted(new_files.items())))
+                journal.write(number, rows, store.since(known), dict(sorted(new_files.items())), extraction.columns)
+
+
+def _shown(source: Source, definition: Definition) -> Iterator[tuple[str, Portion]]:
+    """The portions of a source, with a bar of their rows; how many there are in all, parquet files say beforehand."""
+    portions: Iterable[tuple[str, Portion]] = source.portions(definition)
+    total = None
+    if source.form == "parquet":
+        portions = list(portions)
+        total = sum(portion.num_rows or 0 for _, portion in portions)
+    with tqdm(desc=f"read {source.form}", total=total, unit="row", leave=False, disable=None) as progress:
+        for part, portion in portions:
+            yield part, portion
             progress.update(portion.num_rows or 0)
-
-
-def _bar(source: Source) -> Any:
-    return tqdm(desc=f"read {source.form}", unit="row", leave=False, disable=None)
 
 
 @dataclass
@@ -66,6 +74,8 @@ class Extraction:
     files: dict[str, Stored]
     """Which image is which file of the source; grows."""
     unreadable: dict[str, str] = field(default_factory=dict)
+    columns: set[str] = field(default_factory=set)
+    """All that rows had."""
 
     def read(self, portion: Portion, part: str) -> list[Row]:
         """The rows of a portion, their images written or soon to be."""
@@ -76,10 +86,12 @@ class Extraction:
     def _drafts(self, raw: RawRow, part: str) -> Iterator[_Draft]:
         """The row itself, and one for each transformed variant of its image that is there."""
         columns, values = self.definition.columns, raw.values
+        self.columns |= values.keys()
+        image = text_of(_first(values, columns.image)).strip()
         image_id = text_of(_first(values, columns.image_id)).strip()
-        named = {"image": _first(values, columns.image), "image_id": image_id} | {
-            name: value for name, value in values.items() if name not in ("image", "image_id")
-        }
+        if not image_id and raw.image is None:
+            image_id = ENDING.sub("", image)
+        named = {**values, "image": image, "image_id": image_id}
         row = Row(
             question=text_of(_wanted(raw, columns.question, "question")),
             answer=text_of(_wanted(raw, columns.answer, "answer")),
@@ -90,7 +102,7 @@ class Extraction:
             origin=raw.origin,
         )
         if raw.image is not None:
-            yield _Draft(self._with_image(row, self.store.add(raw.image, _stem(row, text_of(named["image"])))))
+            yield _Draft(self._with_image(row, self.store.add(raw.image, _stem(row, image))))
         else:
             yield self._look_up(row, named, None)
         for number in range(1, self.num_variants + 1):
@@ -147,5 +159,5 @@ def _wanted(raw: RawRow, names: list[str], what: str) -> Any:
 
 def _stem(row: Row, file_name: str) -> str:
     """What to call the file of a row's image."""
-    stem = row.image_id or file_name.rpartition("/")[2]
+    stem = (row.image_id or file_name).rpartition("/")[2]
     return f"{stem}-variant-{row.variant}" if row.variant else stem

@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -84,26 +84,38 @@ class Journal:
             number += 1
         return number, list(images.values()), files
 
-    def write(self, number: int, rows: Sequence[Row], images: Sequence[Stored], files: Mapping[str, Stored]) -> None:
-        """Note that a portion is done."""
+    def write(
+        self,
+        number: int,
+        rows: Sequence[Row],
+        images: Sequence[Stored],
+        files: Mapping[str, Stored],
+        columns: Iterable[str],
+    ) -> None:
+        """Note that a portion is done; `columns` are those that its rows had, or rows before it."""
         value = {
             "images": images,
             "files": {name: image.key for name, image in files.items()},
+            "columns": sorted(columns),
             "rows": [[getattr(row, name) for name in FIELDS] for row in rows],
         }
         write_text(self._portion(number), json.dumps(value, ensure_ascii=False, default=str))
 
-    def rows(self) -> Iterator[Row]:
-        """All rows, in the order of the source."""
+    def read(self) -> tuple[list[Row], list[str]]:
+        """All rows, in the order of the source, and the columns that they had there."""
+        rows: list[Row] = []
+        columns: set[str] = set()
         number = 0
         while (path := self._portion(number)).exists():
-            for values in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-                yield Row(**dict(zip(FIELDS, values, strict=True)))
+            value = json.loads(path.read_text(encoding="utf-8"))
+            rows += [Row(**dict(zip(FIELDS, values, strict=True))) for values in value["rows"]]
+            columns |= set(value["columns"])
             number += 1
+        return rows, sorted(columns)
 
     def clear(self) -> None:
         """Remove it; the set is complete."""
-        shutil.rmtree(self.work)
+        shutil.rmtree(self.work, ignore_errors=True)
 
     def _is_there(self, image: Stored) -> bool:
         try:

@@ -48,6 +48,8 @@ class Report:
     licence: str
     homepage: str
     source: Mapping[str, Any]
+    columns_left_out: list[str]
+    """What the rows had and the definition does not name."""
     counts: Mapping[str, int]
     """What the publishers say is in it."""
     num_read: int
@@ -91,6 +93,7 @@ class Report:
             "licence": self.licence,
             "homepage": self.homepage,
             "source": dict(self.source),
+            "columns_left_out": self.columns_left_out,
             "published": dict(self.counts),
             "rows": {
                 "read": self.num_read,
@@ -134,6 +137,7 @@ def _head(value: Mapping[str, Any]) -> str:
         ("licence", value["licence"]),
         ("from", f"{source['place']} ({count(source['num_files'], source['form'] + ' file')})"),
         ("revision", source["revision"] or ""),
+        ("not kept", ", ".join(value["columns_left_out"])),
         ("published", ", ".join(said)),
         ("images", _images(images)),
         ("not found", "; ".join(f"{reason} ({number:,})" for reason, number in images["not_found"].items())),
@@ -175,7 +179,11 @@ def _split(split: Mapping[str, Any]) -> str:
             leak = leaks.get(part)
             known = f"{leak['also_in_train']:,} ({leak['share']:.1%})" if leak else ""
             lines.append((part, f"{split['images'][part]:,}", f"{split['records'][part]:,}", known))
-    return table((f"split by {split['by']}", "images", "records", "images also in train"), lines)
+    text = table((f"split by {split['by']}", "images", "records", "images also in train"), lines)
+    leaking = " and ".join(part for part, leak in leaks.items() if leak["also_in_train"])
+    return text + (
+        f"\n{leaking}: asks about images that are trained on, so it does not tell of new ones" if leaking else ""
+    )
 
 
 def next_steps(folder: Path, value: Mapping[str, Any]) -> str:

@@ -80,15 +80,17 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, say: Say = lam
         "lists": lists,
         "source": source.identity(),
     }
+    journal = Journal(folder)
     if (folder / REPORT).exists():
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
         check_settings(folder, report["settings"], settings)
+        journal.clear()  # killed after the report it would still be there
         return Prepared(folder, report, fresh=False)
-    journal = Journal(folder)
     with journal.held():
         journal.begin(settings)
         extract(source, definition, options.num_variants, journal)
-        composed = compose(list(journal.rows()), definition, source, settings, lists)
+        rows, columns = journal.read()
+        composed = compose(rows, columns, definition, source, settings, lists)
         write_parts(folder, composed, definition)
         report = composed.report.to_json()
         write_json(folder / REPORT, report)

@@ -19,7 +19,7 @@ from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.records import Record, read_records
-from lookonce.errors import SourceError, UsageError
+from lookonce.errors import ImageError, SourceError, UsageError
 
 SETS = ["endovis18-vqa", "kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
 EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -220,6 +220,19 @@ def test_transformed_variants_of_x1_are_further_images_on_the_side_of_theirs(tmp
             assert record.images[0].read_bytes() == expected
             assert record.images[0].stem == (f"{image}-variant-{variant}" if variant else image)
     assert all(len(found) == 1 for found in sides.values())
+
+
+def test_variants_that_are_not_there_are_an_error(tmp_path):
+    write_x1(tmp_path / "in")
+    with pytest.raises(ImageError, match=r"no transformed variant .*looked for image_weak_augmented/variant_\{variant"):
+        made("kvasir-vqa-x1", tmp_path, num_variants=1)
+
+
+def test_columns_that_a_definition_does_not_name_are_told(tmp_path):
+    write_parquet(
+        tmp_path / "in" / "a.parquet", [{"image": {"bytes": jpeg(0)}, "question": "a", "answer": "b", "c": "d"}]
+    )
+    assert made("kvasir-vqa", tmp_path).report["columns_left_out"] == ["c"]
 
 
 @pytest.mark.parametrize("name", ["vqa-rad", "path-vqa"])

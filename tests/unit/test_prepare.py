@@ -273,6 +273,15 @@ def test_interrupted_after_reading_nothing_is_read_again(tmp_path, made, monkeyp
     assert finished(tmp_path / "out") == expected
 
 
+def test_killed_after_the_report_it_is_complete(tmp_path, made, monkeypatch):
+    expected = finished(made("uninterrupted").folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "clear", lambda journal: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made()
+    assert not made().fresh and finished(tmp_path / "out") == expected
+
+
 def test_an_image_that_was_removed_meanwhile_is_written_again(tmp_path, made, monkeypatch):
     expected = finished(made("uninterrupted").folder)
     with monkeypatch.context() as patched:

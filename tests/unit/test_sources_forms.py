@@ -298,7 +298,7 @@ def test_without_any_image_it_is_said_where_they_were_looked_for(tmp_path):
     in_csv(tmp_path / "in")
     (tmp_path / "in" / "images").rename(tmp_path / "elsewhere")
     with pytest.raises(
-        ImageError, match=r"(?s)no row has an image; .*Looked for .*images/\{image_id\}.jpg.*--image-root"
+        ImageError, match=r"(?s)no row has an image; .*looked for .*images/\{image_id\}.jpg.*--image-root"
     ):
         made(tmp_path / "out", tmp_path / "in")
 
