@@ -2,8 +2,8 @@
 
 Design: Kvasir-VQA's files repeat an image in each of its rows, 15 GB in all. A repeated image is told by comparing it
 with the last few, at memory's speed, and given as the same object, so nothing behind hashes or copies it again. A
-portion that is done is not opened. In memory are a few rows' images, and what pyarrow needs for a page of them: 150 MB for
-images of 240 kB in a dictionary, 500 MB where pages of eight megabytes are compressed.
+portion that is done is not opened. In memory are a few rows' images, and what pyarrow needs for a page of them: 150 MB
+for images of 240 kB in a dictionary, 500 MB where pages of eight megabytes are compressed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Design: reading is what takes long, and goes on where it was interrupted; all else is done in one go from the journal,
 with the text of all rows in memory and no image. Parquet files of Kvasir-VQA's shape (61,177 rows, 6,500 images,
 1.57 GB) take 45 s and 0.37 GB on two shared cores, most of it pyarrow's decoding of 15 GB of repeated images and the
-disk; 159,549 rows about 6,449 image files take 45 s and 0.57 GB. The report is written last and says that the set is complete. A folder
-belongs to one preparation: another one, or one with other settings, is refused and never mixed in.
+disk; 159,549 rows about 6,449 image files take 45 s and 0.57 GB. The report is written last and says that the set is
+complete. A folder belongs to one preparation: another one, or one with other settings, is refused and never mixed in.
 """
 
 from __future__ import annotations
