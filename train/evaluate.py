@@ -1,8 +1,9 @@
 """Greedy answers, strict exact match, and what guessing would score.
 
 Design: an answer is right if it is the reference, but for spaces around it; lenient metrics that call "no" right for
-"none" have spoiled published numbers. Beside the accuracy always stands the majority baseline: the most frequent
-training answer of each question, given without looking at any image.
+"none" have spoiled published numbers. A record with several `references` in its metadata, as `lookonce data prepare`
+makes of rows whose answers differ, has several right answers. Beside the accuracy always stands the majority baseline:
+the most frequent training answer of each question, given without looking at any image.
 """
 
 from __future__ import annotations
@@ -39,17 +40,36 @@ class Prediction:
     answer: str
     predicted: str
     majority: str
+    references: tuple[str, ...] = ()
+    """Where there are several right answers, all of them."""
 
     @property
     def is_right(self) -> bool:
-        return self.predicted.strip() == self.answer.strip()
+        return self._is_right(self.predicted)
 
     @property
     def is_majority_right(self) -> bool:
-        return self.majority.strip() == self.answer.strip()
+        return self._is_right(self.majority)
+
+    def _is_right(self, given: str) -> bool:
+        return given.strip() in {text.strip() for text in (self.answer, *self.references)}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"right": self.is_right}
+        value = asdict(self) | {"right": self.is_right}
+        if not self.references:
+            del value["references"]
+        return value
+
+
+def references(record: Record) -> tuple[str, ...]:
+    """All right answers of a record that has several: texts in its metadata, the first of which is its only answer.
+
+    Whatever else somebody keeps in metadata by that name is not meant.
+    """
+    texts = record.metadata.get("references")
+    if len(record.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return ()
+    return tuple(texts) if texts and texts[0] == record.turns[0].answer else ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     LookonceError               anything a user can mend; the command line prints it without a traceback, exit code 1
     |- UsageError               the command line or the run file asks for something impossible, exit code 2
     |- RecordsError             a records file is broken; names file and line
+    |- SourceError              a data set can not be had, or is not where it was said to be
     |- ImageError               an image is missing or can not be read
     |  `- BadImage              its bytes are there and are no image that can be used
     |- ModelError               a checkpoint folder lacks what is needed, or an option does not fit the model
@@ -36,6 +37,10 @@ class UsageError(LookonceError, ValueError):
 
 class RecordsError(LookonceError, ValueError):
     """A records file is broken."""
+
+
+class SourceError(LookonceError):
+    """A data set can not be had, or is not where it was said to be."""
 
 
 class ImageError(LookonceError):

@@ -14,7 +14,7 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
 from lookonce.train.batch import Collator
-from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
+from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, references, shuffle_images
 from lookonce.train.model import load_without_tower
 from lookonce.train.prompt import Prompter
 from lookonce.train.vision import CachedFeatures
@@ -38,6 +38,32 @@ def prediction(answer: str, predicted: str, majority: str = "no", question: str 
 )
 def test_exact_match_is_strict_but_for_outer_spaces(answer, predicted, right):
     assert prediction(answer, predicted).is_right is right
+
+
+@pytest.mark.parametrize(
+    ("predicted", "right"), [("paris ip", True), (" paris is ", True), ("paris", False), ("paris ip; paris is", False)]
+)
+def test_any_of_several_references_is_right_and_nothing_between_them(predicted, right):
+    one = Prediction("here:1", "a.jpg", "q", "paris ip", predicted, predicted, ("paris ip", "paris is"))
+    assert (one.is_right, one.is_majority_right) == (right, right)
+    assert one.to_json()["references"] == ("paris ip", "paris is")
+    assert "references" not in prediction("paris ip", predicted).to_json()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "turns", "found"),
+    [
+        ({"references": ["a", "b"]}, [Turn("q", "a")], ("a", "b")),
+        ({}, [Turn("q", "a")], ()),
+        ({"references": ["b", "a"]}, [Turn("q", "a")], ()),
+        ({"references": ["a", 1]}, [Turn("q", "a")], ()),
+        ({"references": "a"}, [Turn("q", "a")], ()),
+        ({"references": []}, [Turn("q", "a")], ()),
+        ({"references": ["a", "b"]}, [Turn("q", "a"), Turn("r", "a")], ()),
+    ],
+)
+def test_references_are_those_that_begin_with_a_records_only_answer(metadata, turns, found):
+    assert references(Record((), tuple(turns), metadata=metadata)) == found
 
 
 def test_scores_are_shares_in_all_and_by_question():

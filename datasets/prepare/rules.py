@@ -1,0 +1,230 @@
+"""Cleaning: named rules, each a small pure function of a row's text, each counted.
+
+Design: a set's YAML file lists its rules, and they are applied in that order. A rule either leaves a row out or changes
+its question or its answer, and sees no other row; what several rows of one question say is another matter
+(duplicates.py). Labels are what stands between separators: "pink; red" has two. Equal ones are never thrown together,
+because "<5mm; <5mm" are two polyps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lookonce.datasets.prepare.rows import Row, text_of
+
+NUM_EXAMPLES = 3
+"""What a report shows of each rule."""
+SEPARATOR = ";"
+
+
+# What rules do to text.
+
+
+def replace_words(text: str, words: Mapping[str, str]) -> str:
+    """The text with whole words replaced; the parts of "lower-right" are words."""
+    if not any(wrong in text for wrong in words):
+        return text
+    return _any_of(tuple(words)).sub(lambda match: words[match.group()], text)
+
+
+def replace_labels(text: str, labels: Mapping[str, str]) -> str:
+    """The text with whole labels replaced; the spaces around them stay."""
+    parts = text.split(SEPARATOR)
+    return SEPARATOR.join(part.replace(part.strip(), labels.get(part.strip(), part.strip())) for part in parts)
+
+
+def separate_labels(text: str) -> str:
+    """Several labels with one kind of separator: `a;b` becomes `a; b`."""
+    return f"{SEPARATOR} ".join(part.strip() for part in text.split(SEPARATOR)) if SEPARATOR in text else text
+
+
+def order_labels(text: str, order: Sequence[str] = ()) -> str:
+    """The labels in the order given, those that it lacks after them by the alphabet; as many as before."""
+    if SEPARATOR not in text:
+        return text
+    place = {label: number for number, label in enumerate(order)}
+    labels = [part.strip() for part in text.split(SEPARATOR)]
+    return f"{SEPARATOR} ".join(sorted(labels, key=lambda label: (place.get(label, len(place)), label)))
+
+
+def strip_spaces(text: str) -> str:
+    """The text without spaces around it, and single ones in it."""
+    return " ".join(text.split())
+
+
+@lru_cache(maxsize=64)
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(words, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+
+
+# What a YAML file may list.
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    """What it is called in reports."""
+
+    def apply(self, row: Row) -> Row | None:
+        """The row after this rule, or None if it is left out."""
+        raise NotImplementedError
+
+
+class DropRows(_Rule):
+    """Leave rows out whose question, or whose answer, is one of these; capitals and outer spaces do not matter."""
+
+    rule: Literal["drop_rows"]
+    question: list[str] = []
+    answer: list[str] = []
+
+    def apply(self, row: Row) -> Row | None:
+        return None if _is_one_of(row.question, self.question) or _is_one_of(row.answer, self.answer) else row
+
+
+class KeepRows(_Rule):
+    """Leave rows out whose metadata does not have one of these values."""
+
+    rule: Literal["keep_rows"]
+    metadata: str
+    values: Annotated[list[str], Field(min_length=1)]
+
+    def apply(self, row: Row) -> Row | None:
+        return row if text_of(row.metadata.get(self.metadata)) in self.values else None
+
+
+class _TextRule(_Rule):
+    """Changes the text of questions or of answers."""
+
+    field: Annotated[Literal["question", "answer"], Field(alias="in")] = "answer"
+
+    def change(self, text: str) -> str:
+        raise NotImplementedError
+
+    def apply(self, row: Row) -> Row | None:
+        before = row.question if self.field == "question" else row.answer
+        after = self.change(before)
+        return row if after == before else replace(row, **{self.field: after}, read_as=row.as_read)  # type: ignore[arg-type]
+
+
+class ReplaceWords(_TextRule):
+    """Replace whole words: `{wrong: right}`."""
+
+    rule: Literal["replace_words"]
+    words: Annotated[dict[str, str], Field(min_length=1)]
+
+    def change(self, text: str) -> str:
+        return replace_words(text, self.words)
+
+
+class ReplaceLabels(_TextRule):
+    """Replace whole labels, or whole answers: `{wrong: right}`."""
+
+    rule: Literal["replace_labels"]
+    labels: Annotated[dict[str, str], Field(min_length=1)]
+
+    def change(self, text: str) -> str:
+        return replace_labels(text, self.labels)
+
+
+class SeparateLabels(_TextRule):
+    """One kind of separator between labels: a semicolon and a space."""
+
+    rule: Literal["separate_labels"]
+
+    def change(self, text: str) -> str:
+        return separate_labels(text)
+
+
+class OrderLabels(_TextRule):
+    """Labels in one order: the one stated, and then by the alphabet."""
+
+    rule: Literal["order_labels"]
+    order: list[str] = []
+
+    def change(self, text: str) -> str:
+        return order_labels(text, self.order)
+
+
+class StripSpaces(_TextRule):
+    """No spaces around the text, single ones in it."""
+
+    rule: Literal["strip_spaces"]
+
+    def change(self, text: str) -> str:
+        return strip_spaces(text)
+
+
+Rule = Annotated[
+    DropRows | KeepRows | ReplaceWords | ReplaceLabels | SeparateLabels | OrderLabels | StripSpaces,
+    Field(discriminator="rule"),
+]
+
+
+def _is_one_of(text: str, values: Iterable[str]) -> bool:
+    return bool(values) and text.strip().casefold() in {value.casefold() for value in values}
+
+
+# Applying them.
+
+
+@dataclass
+class Tally:
+    """What a rule did."""
+
+    name: str
+    rule: str
+    num_changed: int = 0
+    num_dropped: int = 0
+    examples: list[list[str]] = field(default_factory=list)
+    """The first few different changes, each before and after; of rows left out question and answer."""
+
+    def note(self, before: Row, after: Row | None) -> None:
+        if after is None:
+            self.num_dropped += 1
+            self._show([before.question, before.answer])
+        elif after is not before:
+            self.num_changed += 1
+            question = after.question != before.question
+            pair = (before.question, after.question) if question else (before.answer, after.answer)
+            self._show(list(pair))
+
+    def _show(self, example: list[str]) -> None:
+        if len(self.examples) < NUM_EXAMPLES and example not in self.examples:
+            self.examples.append(example)
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {"changed": self.num_changed, "dropped": self.num_dropped}
+        return {"name": self.name, "rule": self.rule, **counts, "examples": self.examples}
+
+
+def clean(rows: Iterable[Row], rules: Sequence[Rule]) -> tuple[list[Row], list[Tally]]:
+    """The rows that are left, in their order, and what each rule did.
+
+    Rows whose question or answer is empty after all rules are left out by one more, since a record can not be empty.
+    """
+    tallies = [Tally(rule.name, rule.rule) for rule in rules]
+    steps: list[tuple[Callable[[Row], Row | None], Tally]] = [
+        (rule.apply, tally) for rule, tally in zip(rules, tallies, strict=True)
+    ]
+    empty = Tally("empty question or answer", "always")
+    steps.append((lambda row: row if row.question.strip() and row.answer.strip() else None, empty))
+    kept = [row for row in (_through(row, steps) for row in rows) if row is not None]
+    return kept, [*tallies, empty]
+
+
+def _through(row: Row, steps: Sequence[tuple[Callable[[Row], Row | None], Tally]]) -> Row | None:
+    for apply, tally in steps:
+        after = apply(row)
+        tally.note(row, after)
+        if after is None:
+            return None
+        row = after
+    return row

@@ -1,0 +1,224 @@
+"""Cleaning: what each rule does to text, that all is counted, and that what a row was is never lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from lookonce.datasets.prepare.definition import find_definition
+from lookonce.datasets.prepare.duplicates import join_duplicates
+from lookonce.datasets.prepare.rows import Row, text_of
+from lookonce.datasets.prepare.rules import (
+    Rule,
+    clean,
+    order_labels,
+    replace_labels,
+    replace_words,
+    separate_labels,
+    strip_spaces,
+)
+
+KVASIR = find_definition("kvasir-vqa").rules
+RULE: TypeAdapter[Any] = TypeAdapter(Rule)
+
+
+def rule(**values: Any) -> Any:
+    return RULE.validate_python({"name": "it", **values})
+
+
+def row(question: str = "Is there text?", answer: str = "yes", key: str = "a", **values: Any) -> Row:
+    return Row(question, answer, key, **values)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("How many instrumnets are in the image?", "How many instruments are in the image?"),
+        ("lower-rigth", "lower-right"),
+        ("center; lower-rigth; upper-rigth", "center; lower-right; upper-right"),
+        ("rigthly", "rigthly"),
+        ("outrigth", "outrigth"),
+        ("rigth", "right"),
+        ("", ""),
+    ],
+)
+def test_whole_words_are_replaced_and_no_parts_of_words(text, after):
+    assert replace_words(text, {"instrumnets": "instruments", "rigth": "right"}) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        (">20", ">20mm"),
+        (">20mm", ">20mm"),
+        ("11-20mm;>20", "11-20mm;>20mm"),
+        ("11-20mm; >20 ; <5mm", "11-20mm; >20mm ; <5mm"),
+        (">200", ">200"),
+        ("a >20", "a >20"),
+    ],
+)
+def test_whole_labels_are_replaced_wherever_they_stand(text, after):
+    assert replace_labels(text, {">20": ">20mm"}) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("5-10mm;<5mm", "5-10mm; <5mm"),
+        ("a ;b", "a; b"),
+        ("a;  b;c", "a; b; c"),
+        ("a; b", "a; b"),
+        ("one", "one"),
+        (" one ", " one "),
+    ],
+)
+def test_labels_are_separated_in_one_way(text, after):
+    assert separate_labels(text) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "order", "after"),
+    [
+        ("red; pink", [], "pink; red"),
+        ("red;pink", [], "pink; red"),
+        ("a; c; b", ["c"], "c; a; b"),
+        ("b; a; b", [], "a; b; b"),
+        ("a; x; b", ["b", "a"], "b; a; x"),
+        ("none", ["x"], "none"),
+    ],
+)
+def test_labels_come_in_the_stated_order_then_by_the_alphabet_and_none_is_lost(text, order, after):
+    assert order_labels(text, order) == after
+
+
+def test_spaces_are_single_and_inside():
+    assert strip_spaces("  a \t b\n") == "a b"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "stays"),
+    [
+        ("none", "nan", False),
+        (" None ", "x", False),
+        ("Is there text?", "nan", False),
+        ("Is there text?", "", False),
+        ("Where is the instrument?", "none", True),
+        ("nonet", "nano", True),
+    ],
+)
+def test_rows_without_question_or_answer_are_left_out_and_the_answer_none_is_not(question, answer, stays):
+    kept, tallies = clean([row(question, answer)], KVASIR)
+    assert bool(kept) is stays
+    assert tallies[0].num_dropped == (not stays)
+
+
+def test_rows_are_kept_by_their_metadata():
+    english = rule(rule="keep_rows", metadata="language", values=["en"])
+    rows = [row(metadata={"language": language}) for language in ("en", "zh")] + [row()]
+    kept, tallies = clean(rows, [english])
+    assert kept == rows[:1] and tallies[0].num_dropped == 2
+
+
+def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
+    [after], tallies = clean([row("How many instrumnets are in the image?", "lower-rigth;center;>20")], KVASIR)
+    assert after.question == "How many instruments are in the image?"
+    assert after.answer == ">20mm; center; lower-right"
+    assert after.as_read == ("How many instrumnets are in the image?", "lower-rigth;center;>20")
+    assert [tally.num_changed for tally in tallies] == [0, 1, 1, 1, 1, 1, 0]
+    assert tallies[1].examples == [["How many instrumnets are in the image?", after.question]]
+
+
+def test_a_row_that_no_rule_changes_is_the_same_row():
+    before = row("Is there text?", "yes")
+    [after], _ = clean([before], KVASIR)
+    assert after is before and after.read_as is None
+
+
+def test_what_is_empty_after_all_rules_is_left_out_and_counted():
+    kept, tallies = clean([row(answer="x"), row(question=" ")], [rule(rule="replace_labels", labels={"x": ""})])
+    assert kept == [] and (tallies[-1].name, tallies[-1].num_dropped) == ("empty question or answer", 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rule": "drop_row"}, "does not match any of the expected tags"),
+        ({"rule": "drop_rows", "answers": ["a"]}, "Extra inputs are not permitted"),
+        ({"rule": "replace_words", "words": {}}, "at least 1 item"),
+        ({"rule": "replace_words", "in": "image", "words": {"a": "b"}}, "'question' or 'answer'"),
+    ],
+)
+def test_a_rule_with_a_mistake_is_refused(values, message):
+    with pytest.raises(ValidationError, match=message):
+        rule(**values)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), ("a", "a"), (2, "2"), (2.0, "2"), (2.5, "2.5"), (float("nan"), "nan"), (True, "True")],
+)
+def test_values_of_columns_are_texts(value, text):
+    assert text_of(value) == text
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["none", "nan", "", " ", "yes", ">20", "red;pink", "pink; red", "rigth", "instrumnets"]),
+    st.text(st.sampled_from("ab;> 2rigth-"), max_size=12),
+)
+ROWS = st.lists(st.builds(row, TEXTS, TEXTS, st.sampled_from("abc")), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=ROWS)
+def test_every_row_is_kept_or_counted_and_what_it_was_is_known(rows):
+    numbered = [row(one.question, one.answer, one.key, origin=str(number)) for number, one in enumerate(rows)]
+    kept, tallies = clean(numbered, KVASIR)
+    assert len(kept) + sum(tally.num_dropped for tally in tallies) == len(rows)
+    for after in kept:
+        before = numbered[int(after.origin)]
+        assert after.as_read == (before.question, before.answer)
+        assert (after.read_as is None) == ((after.question, after.answer) == after.as_read)
+        assert after.question.strip() and after.answer.strip()
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=ROWS)
+def test_cleaning_what_is_clean_changes_nothing(rows):
+    kept, _ = clean(rows, KVASIR)
+    again, tallies = clean(kept, KVASIR)
+    assert again == kept and not any(tally.num_changed or tally.num_dropped for tally in tallies)
+
+
+# Several rows of one question.
+
+POLYPS = [row("type?", answer) for answer in ("ip", "is", "ip")] + [row("type?", "ip", "b"), row("size?", "small")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "answers"),
+    [
+        ("merge", [("ip", "is"), ("ip",), ("small",)]),
+        ("keep", [("ip",), ("is",), ("ip",), ("small",)]),
+        ("drop", [("ip",), ("small",)]),
+    ],
+)
+def test_differing_answers_are_merged_kept_or_dropped_and_the_same_ones_are_one(policy, answers):
+    groups, found = join_duplicates(POLYPS, policy)
+    assert [tuple(one.answer for one in group) for group in groups] == answers
+    assert (found.num_pairs, found.num_differing_pairs, found.num_identical) == (1, 1, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=ROWS, policy=st.sampled_from(["merge", "keep", "drop"]))
+def test_every_row_is_in_a_record_or_counted(rows, policy):
+    groups, found = join_duplicates(rows, policy)
+    assert len(groups) + found.num_identical + found.num_merged + found.num_dropped == len(rows)
+    answers = [{(one.key, one.question, one.answer) for one in part} for part in (rows, [o for g in groups for o in g])]
+    assert answers[1] <= answers[0] and (policy == "drop" or answers[0] == answers[1])
+    for group in groups:
+        assert len({(one.key, one.question) for one in group}) == 1
+        assert len({one.answer for one in group}) == len(group)

@@ -1,0 +1,138 @@
+"""Splits: by image, disjoint whatever images are called, the same for ever; and what leaks from others' splits."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookonce.datasets.prepare.rows import Row
+from lookonce.datasets.prepare.splits import families, measure_leaks, part_of, split_by_image, split_by_lists
+
+SHARES = {"val": 0.15, "test": 0.15}
+
+
+def row(key: str, image_id: str = "", **values) -> Row:
+    return Row("q", "a", key, image_id=image_id, **values)
+
+
+def test_6500_images_are_4550_and_975_and_975():
+    rows = [row(f"key {number}", f"image {number}") for number in range(6500) for _ in range(1 + number % 3)]
+    parts = split_by_image(rows, SHARES, 42)
+    assert Counter(parts.values()) == {"train": 4550, "val": 975, "test": 975}
+
+
+def test_the_draw_is_a_shuffle_of_the_sorted_names_by_the_seed():
+    names = [f"image {number:02d}" for number in range(40)]
+    parts = split_by_image([row(f"key {name}", name) for name in reversed(names)], SHARES, 7)
+    random.Random("split, seed 7").shuffle(names)
+    assert {parts[f"key {name}"] for name in names[:6]} == {"val"}
+    assert {parts[f"key {name}"] for name in names[6:12]} == {"test"}
+    assert {parts[f"key {name}"] for name in names[12:]} == {"train"}
+
+
+def test_another_seed_is_another_split_and_the_bytes_of_named_images_do_not_matter():
+    rows = [row(f"key {number}", str(number)) for number in range(100)]
+    saved_again = [row(f"other {number}", str(number)) for number in range(100)]
+    first, second = split_by_image(rows, SHARES, 1), split_by_image(saved_again, SHARES, 1)
+    assert list(first.values()) == list(second.values())
+    assert first != split_by_image(rows, SHARES, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_families"),
+    [
+        ([row("x", "a"), row("x", "b"), row("y", "c")], 2),
+        ([row("x", "a"), row("y", "a"), row("z", "b")], 2),
+        ([row("x", "a"), row("x", "b"), row("y", "b"), row("y", "c")], 1),
+        ([row("x"), row("y")], 2),
+        ([row("x", "a"), row("v", "a", variant="1"), row("w", "a", variant="2")], 1),
+        ([row("a", "b"), row("b", "a")], 2),
+    ],
+    ids=["same bytes", "same name", "a chain", "no names", "variants", "a name like a key"],
+)
+def test_images_that_tell_of_each_other_are_one_family(rows, num_families):
+    found = families(rows)
+    assert found.keys() == {one.key for one in rows} and len(set(found.values())) == num_families
+
+
+def test_a_family_is_called_by_its_smallest_name_or_key():
+    found = families([row("x", "b"), row("x", "a"), row("y")])
+    assert found == {"x": "a", "y": "y"}
+
+
+def test_columns_that_stay_together_do():
+    rows = [row(f"key {n}", f"image {n}", metadata={"sequence": n // 10}) for n in range(200)]
+    parts = split_by_image(rows, SHARES, 42, ["sequence"])
+    of_sequence = [{parts[f"key {n}"] for n in range(start, start + 10)} for start in range(0, 200, 10)]
+    assert all(len(found) == 1 for found in of_sequence)
+    assert Counter(parts.values()) == {"train": 140, "val": 30, "test": 30}
+
+
+def test_variants_do_not_count_as_images():
+    rows = [row(f"key {n}", str(n)) for n in range(20)]
+    rows += [row(f"variant {n} {v}", str(n), variant=str(v)) for n in range(10) for v in range(10)]
+    parts = split_by_image(rows, SHARES, 42)
+    assert Counter(parts[f"key {n}"] for n in range(20)) == {"train": 14, "val": 3, "test": 3}
+    assert all(parts[f"variant {n} {v}"] == parts[f"key {n}"] for n in range(10) for v in range(10))
+
+
+IMAGES = st.lists(
+    st.builds(
+        row,
+        key=st.sampled_from([f"k{n}" for n in range(12)]),
+        image_id=st.sampled_from(["", *(f"i{n}" for n in range(12))]),
+        variant=st.sampled_from(["", "", "1"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=IMAGES, seed=st.integers(0, 5), order=st.randoms(use_true_random=False))
+def test_no_bytes_and_no_name_are_on_two_sides_whatever_the_order_of_rows(rows, seed, order):
+    parts = split_by_image(rows, SHARES, seed)
+    assert parts.keys() == {one.key for one in rows}
+    for name in {one.image_id for one in rows} - {""}:
+        assert len({parts[one.key] for one in rows if one.image_id == name}) == 1
+    leaks = measure_leaks([one.key for one in rows], [parts[one.key] for one in rows], families(rows))
+    assert all(leak.num_leaked == 0 for leak in leaks)
+    shuffled = rows[:]
+    order.shuffle(shuffled)
+    assert split_by_image(shuffled, SHARES, seed) == parts
+
+
+def test_lists_of_names_are_followed_and_what_is_in_none_is_nowhere():
+    lists = {"train": ["a.jpg"], "val": [], "test": ["b", "gone"]}
+    assert split_by_lists(["a", "b.png", "c", ""], lists) == {"a": "train", "b.png": "test", "c": "", "": ""}
+
+
+def test_a_split_by_question_leaks_and_the_leak_is_measured_by_content():
+    # a, b in both; c only in test; d is a's bytes under another name
+    asked = [("a", "train"), ("b", "train"), ("a", "test"), ("b", "test"), ("b", "test"), ("c", "test")]
+    rows = [row(f"key {name}", name) for name, _ in asked] + [row("key a", "d"), row("key e", "e")]
+    parts = [part for _, part in asked] + ["val", ""]
+    val, test = measure_leaks([one.key for one in rows], parts, families(rows))
+    assert (val.part, val.num_images, val.num_leaked, val.share) == ("val", 1, 1, 1.0)
+    assert (test.num_images, test.num_leaked, test.num_questions, test.num_leaked_questions) == (3, 2, 4, 3)
+    assert test.to_json()["share"] == 0.6667
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("train", "train"),
+        ("validation", "val"),
+        ("VAL", "val"),
+        ("dev", "val"),
+        ("test", "test"),
+        ("raw", ""),
+        ("", ""),
+    ],
+)
+def test_parts_have_several_names(name, part):
+    assert part_of(name) == part
