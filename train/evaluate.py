@@ -61,17 +61,6 @@ class Prediction:
         return value
 
 
-def references(record: Record) -> tuple[str, ...]:
-    """All right answers of a record that has several: texts in its metadata, the first of which is its only answer.
-
-    Whatever else somebody keeps in metadata by that name is not meant.
-    """
-    texts = record.metadata.get("references")
-    if len(record.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        return ()
-    return tuple(texts) if texts and texts[0] == record.turns[0].answer else ()
-
-
 @dataclass(frozen=True)
 class Score:
     """Shares of right answers over some questions."""

@@ -17,7 +17,7 @@ from lookonce.errors import Stopped, UsageError
 from lookonce.files import follow_umask, write_json, write_text
 from lookonce.train.begin import Say, claim, is_finished
 from lookonce.train.bench_step import bench_step
-from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, references, shuffle_images
+from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import PRECISIONS, add_lora, load_trained, load_without_tower
@@ -181,7 +181,7 @@ def evaluate(session: Session, model: Any, split: str, records: Sequence[Record]
             answer=record.turns[number].answer,
             predicted=answer,
             majority=majority.answer(record.turns[number].question),
-            references=references(record),
+            references=record.references,
         )
         for (record, number), answer in zip(asked, answers, strict=True)
     ]

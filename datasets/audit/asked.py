@@ -1,8 +1,7 @@
 """Records as single questions about images that are known by content.
 
 What makes two questions the same: the same images in the same order, the same text before them (system text and
-earlier turns), the same words. Several correct answers of a record of one turn stand in its metadata as `references`,
-the first of which is its answer; whatever else somebody keeps by that name is not meant.
+earlier turns), the same words.
 """
 
 from __future__ import annotations
@@ -53,16 +52,9 @@ def _of(file: RecordsFile, record: Record, material: Material) -> Iterator[Asked
             (record.system, record.turns[:number]),
             turn.question,
             turn.answer,
-            _references(record),
+            record.references,
         )
 
 
 def name_of(images: tuple[Path, ...]) -> str:
     return ", ".join(image.name for image in images) or "no image"
-
-
-def _references(record: Record) -> tuple[str, ...]:
-    texts = record.metadata.get("references")
-    if len(record.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        return ()
-    return tuple(texts) if texts and texts[0] == record.turns[0].answer else ()

@@ -10,6 +10,9 @@ from lookonce.datasets.audit.pictures import Picture, look_at_pictures
 from lookonce.datasets.records import Record, read_records
 from lookonce.errors import UsageError
 
+TRAIN = "train"
+"""What the names of files for training begin with."""
+
 
 @dataclass(frozen=True)
 class RecordsFile:
@@ -30,6 +33,7 @@ class Material:
     """Files of records and all their images."""
 
     files: tuple[RecordsFile, ...]
+    """The first is the one that is trained on: one whose name says so, else the first that was named."""
     pictures: Mapping[Path, Picture]
 
     @classmethod
@@ -43,6 +47,7 @@ class Material:
         twice = [path for number, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:number]}]
         if twice:
             raise UsageError(f"{twice[0]} is named twice; name each records file once")
+        paths = sorted(paths, key=lambda path: not path.name.startswith(TRAIN))
         names = short_names(paths)
         files = [
             RecordsFile(name, path, read_records(path, image_root)) for name, path in zip(names, paths, strict=True)

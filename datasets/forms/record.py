@@ -27,3 +27,14 @@ class Record:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     """Where it was read from, "train.jsonl:12"; for messages."""
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """All right answers of a record that has several: texts in its metadata, the first of which is its only answer.
+
+        Whatever else somebody keeps in metadata by that name is not meant.
+        """
+        texts = self.metadata.get("references")
+        if len(self.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            return ()
+        return tuple(texts) if texts and texts[0] == self.turns[0].answer else ()

@@ -412,3 +412,16 @@ def test_on_real_rows_the_majority_answer_scores_what_counting_says(real):
         by_question.setdefault(one.question, Counter())[one.answer] += 1
     right = sum(counts.most_common(1)[0][1] for counts in by_question.values())
     assert look(real).baselines[0].num_right == right
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (["test.jsonl", "train.jsonl", "val.jsonl"], ["train.jsonl", "test.jsonl", "val.jsonl"]),
+        (["b.jsonl", "a.jsonl"], ["b.jsonl", "a.jsonl"]),
+    ],
+)
+def test_the_file_that_says_so_is_the_one_trained_on_else_the_first(folder, named, expected):
+    row = {"image_filename": "a.png", "question": "q", "answer": "a"}
+    material = Material.read([write(folder / name, [row]) for name in named])
+    assert [file.name for file in material.files] == expected

@@ -14,7 +14,7 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
 from lookonce.train.batch import Collator
-from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, references, shuffle_images
+from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
 from lookonce.train.model import load_without_tower
 from lookonce.train.prompt import Prompter
 from lookonce.train.vision import CachedFeatures
@@ -63,7 +63,7 @@ def test_any_of_several_references_is_right_and_nothing_between_them(predicted, 
     ],
 )
 def test_references_are_those_that_begin_with_a_records_only_answer(metadata, turns, found):
-    assert references(Record((), tuple(turns), metadata=metadata)) == found
+    assert Record((), tuple(turns), metadata=metadata).references == found
 
 
 def test_scores_are_shares_in_all_and_by_question():

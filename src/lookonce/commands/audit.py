@@ -52,8 +52,10 @@ def audit(
 ) -> None:
     """Show what is in records, what is wrong with it, and what leaks between files.
 
-    Several files are taken as splits, the first as the one that is trained on. Errors are images that are missing or
-    broken, images that files share, contradictions, and records that training refuses; all else is a warning or a note.
+    Several files are taken as splits: the one whose name begins with train, or else the first, as what is trained on.
+    Errors are images that are missing or broken, images that files share, contradictions, and records that training
+    refuses; all else is a warning or a note.
+
     Exits 0 whatever it finds, but for --strict.
 
     With --tokenizer also tokens: of records, of images, and of an epoch with and without the shared prefix.
