@@ -3,7 +3,7 @@
 record      the nouns: Record and Turn
 checks      what all forms ask of a value, and how a value is shown in a message
 places      image references to paths, and paths to references
-marks       `<image>` in texts: where it may stand, and taking it out
+marks       where `<image>` may stand in texts, and taking it out
 dialogue    who speaks when: messages to turns, and turns to messages
 own         canonical and flat, the project's own
 llava       LLaVA and ShareGPT (`conversations`)
