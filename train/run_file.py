@@ -7,18 +7,18 @@ with the run.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.cache.names import Backend, DtypeName
 from lookonce.datasets.forms.form import FormName
 from lookonce.errors import UsageError
+from lookonce.settings import read_settings
 
 
 def _as_list(value: Any) -> Any:
@@ -219,21 +219,13 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
     Raises:
         UsageError: it is missing, no YAML, or a key or value is wrong; all that is wrong is named at once.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"can not read run file {path}: {error}; try experiments/sample.yaml") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"run file {path} is not YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"run file {path} must be a mapping of sections ({', '.join(RunFile.model_fields)})")
-    for assignment in assignments:
-        _assign(values, assignment)
-    try:
-        return RunFile.model_validate(values)
-    except ValidationError as error:
-        problems = "\n".join(f"  {_explain(problem)}" for problem in error.errors())
-        raise UsageError(f"run file {path} is wrong:\n{problems}") from None
+    expected = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
+
+    def assign(values: dict[str, Any]) -> None:
+        for assignment in assignments:
+            _assign(values, assignment)
+
+    return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)
 
 
 def _assign(values: dict[str, Any], assignment: str) -> None:
@@ -251,25 +243,3 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
         values[key] = yaml.safe_load(text)
     except yaml.YAMLError:
         raise UsageError(f"--set {assignment!r}: {text!r} is not a YAML value") from None
-
-
-def _explain(problem: Any) -> str:
-    """One of pydantic's errors in our words."""
-    location = [str(part) for part in problem["loc"]]
-    name = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(location[-1], _keys(location[:-1]), n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(_keys(location[:-1]))}"
-        return f"{name}: unknown key; {hint}"
-    if problem["type"] == "missing":
-        return f"{name}: is missing"
-    return f"{name}: {problem['msg']} (got {problem['input']!r})"
-
-
-def _keys(location: list[str]) -> list[str]:
-    """The keys of the section at that place."""
-    section: Any = RunFile
-    for part in location:
-        field = section.model_fields.get(part)
-        section = field.annotation if field else Section
-    return list(section.model_fields)

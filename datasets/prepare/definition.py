@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.errors import UsageError
+from lookonce.settings import read_settings
 
 FOLDER = Path(__file__).parents[1]
 """Holds the known sets."""
@@ -206,28 +206,5 @@ def read_definition(path: Path) -> Definition:
     Raises:
         UsageError: it is missing, no YAML, or a key or value is wrong.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"can not read {path}: {error}; known sets are {', '.join(known_sets())}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} is no YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold keys and values, at least `name: {path.stem}`")
-    try:
-        return Definition.model_validate(values)
-    except ValidationError as error:
-        problems = "\n".join(f"  {_explain(details)}" for details in error.errors())
-        raise UsageError(f"{path} is wrong:\n{problems}") from None
-
-
-def _explain(details: Any) -> str:
-    """What is wrong with one key, in a line."""
-    places = [str(part) for part in details["loc"]]
-    key = re.sub(r"\.(\d+)(?=\.|$)", lambda match: f"[{match[1]}]", ".".join(places))
-    if details["type"] == "extra_forbidden":
-        return f"unknown key `{key}`"
-    if details["type"] == "missing":
-        return f"`{key}` is missing"
-    message = details["msg"].removeprefix("Value error, ")
-    return f"`{key}`: {message}" + ("" if isinstance(details["input"], dict) else f" (got {details['input']!r})")
+    hint, expected = f"known sets are {', '.join(known_sets())}", f"keys and values, at least `name: {path.stem}`"
+    return read_settings(path, Definition, str(path), hint, expected)
