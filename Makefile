@@ -6,6 +6,8 @@ SAMPLE_RUN := experiments/sample.yaml
 BIN := .venv/bin
 READY := .venv/.ready
 LOOKONCE := $(BIN)/lookonce
+# A file of tests at a time a process, each on one thread, else they are in each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample cache train eval test unit check format clean
@@ -34,11 +36,11 @@ train: cache  ## Phase 2: train RUN from the cache, evaluate, sum up
 eval: $(READY)  ## Evaluate what RUN has trained on its test split
 	$(LOOKONCE) eval $(RUN) --split test
 
-test: $(READY)  ## Run all tests
-	$(BIN)/pytest
+test: $(READY)  ## Run all tests, side by side
+	$(PYTEST)
 
 unit: $(READY)  ## Run the unit tests alone
-	$(BIN)/pytest tests/unit
+	$(PYTEST) tests/unit
 
 check: $(READY)  ## Lint, formatting and types
 	$(BIN)/ruff check .
