@@ -24,6 +24,7 @@ loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
 warm_up      a trial of the longest packs as training begins
 progress     one line a logging step
+heartbeat    how far a training is, for whoever asks while it runs
 ranks        the processes that train together, and what the first decides
 stopping     a training that is told to stop
 session      what a run works with: inputs, opened cache, batches, trainer
@@ -39,5 +40,6 @@ step_report  what measuring them has shown, as a table
 bench_data   made-up data and a model of real size to measure on
 run_folder   what a run leaves behind
 summary      what a person reads at the end
+stages       what is known of the stages of a run, and how it is shown
 pipeline     what of a run is done, and what is missing
 """
