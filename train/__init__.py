@@ -2,6 +2,8 @@
 
 run_file     what a run is: one YAML file
 inputs       what a run reads: checkpoint, records, distinct images, cache
+fetch        what a run needs, brought here for jobs without internet
+pin          the model's commit written into a run file
 prompt       records to tokens, and which of them are supervised
 groups       examples that share their images: a prefix once, and a branch for each
 steps        which examples make up each optimizer step of an epoch

@@ -91,8 +91,8 @@ class TrainingStage:
         parts = {
             "running": [self._where(), *self._numbers(), *self._heard()],
             "dead": [f"dead at {self._where()}", *self._heard(), self._resume()],
-            "stopped": [f"stopped at {self._where()}", *self._why(), self._resume()],
-            "failed": [f"failed at {self._where()}", *self._why(), self._resume()],
+            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", self._resume()],
+            "failed": [f"failed at {self._where()}: {self.reason}", self._resume()],
             "trained": [f"{self.num_steps:,} steps are trained and the adapter is saved"],
             "finished": [f"finished: {count(self.num_steps, 'step')}", *self._numbers()],
         }.get(self.state, [self.state])
@@ -126,9 +126,6 @@ class TrainingStage:
     def _heard(self) -> list[str]:
         where = f" (job {self.job})" if self.job else f" on {self.host}"
         return [f"heard of {duration(self.silent_s or 0)} ago{where}"]
-
-    def _why(self) -> list[str]:
-        return [self.reason] if self.reason else []
 
     def _resume(self) -> str:
         return f"--resume goes on from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
