@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lookonce.cache.make.planner import Settled, index_of_plan, missing_shards, pending_shards
+from lookonce.cache.make.status import status
 from lookonce.cache.names import REPAIR_COMMAND
 from lookonce.cache.store.claims import age
 from lookonce.cache.store.folder import QUARANTINE, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage
+from lookonce.cache.store.receipts import read_receipts
 from lookonce.cache.store.shards import SHARDS
 from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_many
 from lookonce.datasets.records import Record
@@ -107,7 +109,9 @@ def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
 def find_cache_stage(inputs: Inputs, plan: Plan, covers: bool) -> CacheStage:
     """How far the cache is; `covers` says that the plan knows all images by name."""
     folder, images = inputs.cache_folder, inputs.images
-    report, settled = inputs.status(), Settled.of(folder)
+    receipts = list(read_receipts(folder))
+    report = status(folder, images.path_of, inputs.run.cache.claim_s, receipts)
+    settled = Settled.by(receipts)
     files = {path.stem for path in (folder / SHARDS).glob("*.safetensors")}  # after the receipts, which come later
     shards = [shard for shard in plan.shards if not images.path_of.keys().isdisjoint(shard.keys)]
     wanted = [PlannedImage(key, 0, ()) for key in images.path_of]

@@ -103,14 +103,19 @@ def workers_table(workers: list[AtWork]) -> str:
     return table(("worker", "where", "shard", "phase", "for", "last heard of"), lines)
 
 
-def status(folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S) -> StatusReport:
+def status(
+    folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S, receipts: list[Receipt] | None = None
+) -> StatusReport:
     """Describe how many of some images the cache in `folder` holds; it need not exist. `expiry_s` is the builds'.
+
+    `receipts` are the cache's, if they are read already.
 
     Raises:
         CacheCorrupt: a receipt is not what was written.
     """
     wanted = set(keys)
-    receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
+    if receipts is None:
+        receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
     done = {key for receipt in receipts for key in receipt.images} & wanted
     failed = {key for receipt in receipts for key in receipt.failed} & wanted
     usual_s = _usual_seconds(receipts)
