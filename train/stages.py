@@ -40,6 +40,8 @@ class CacheStage:
         return "; ".join([f"{done} in {shards}, {size(report.num_bytes)}", *self._pace()])
 
     def plan_text(self) -> str:
+        if not self.num_files:
+            return "nothing to encode: the records name no images"
         if not self.num_shards:
             return f"none yet; the records name {count(self.num_files, 'image file')}"
         planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
