@@ -4,6 +4,7 @@ run.yaml            the run file as resolved
 run.json            the same with what was read, by content; written first
 environment.json    versions and device
 log.jsonl           one line a logging step
+progress.json       how far the training is, written anew every few seconds while it runs
 checkpoints/        Trainer's own, to resume from; TensorBoard's files in checkpoints/runs
 adapter/            the trained adapter, as PEFT saves it
 trained.json        what the training did, written after the adapter: nothing of it is left to do
@@ -46,6 +47,7 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
+        self.progress = folder / "progress.json"
 
     def predictions(self, split: str) -> Path:
         return self.folder / "predictions" / f"{split}.jsonl"
@@ -76,6 +78,8 @@ class RunFolder:
     def check(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Check that the folder is free for this run or already its own; a run that never made a step does not count.
 
+        `identity` is all of `Inputs.identity`, or the part of it that is known.
+
         Raises:
             RunFolderError: it holds another run, or files that are no run at all.
         """
@@ -83,7 +87,9 @@ class RunFolder:
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
         if self.holds_work and self._record.exists():
             ignored = {f"run.{name}" for name in HARMLESS}
-            found = differences(_identity(run, identity), json.loads(self._record.read_text()))
+            recorded = json.loads(self._record.read_text())
+            recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
+            found = differences(_identity(run, identity), recorded)
             lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
             if lines:
                 raise RunFolderError(

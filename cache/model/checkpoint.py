@@ -2,14 +2,13 @@
 
 Design: tensors are read straight from the safetensors files, so that phase 1 never loads the language model and phase
 2 can hash the tower without building it. Local folders are used as they are; anything of the form `owner/name` is a
-model on the Hugging Face Hub and is downloaded by huggingface_hub, which keeps its own cache.
+model on the Hugging Face Hub (hub.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +16,15 @@ from typing import Any
 
 import torch
 import xxhash
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
+from lookonce.cache.model.hub import FILES, find_model, first_line, is_hub_name
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
 """Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""
-FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,13 @@ class Checkpoint:
     """For each of the tower's tensors, by its name in the checkpoint."""
 
     @classmethod
-    def open(cls, name: str, revision: str | None = None) -> Checkpoint:
-        """Open the folder `name`, or download the Hub model `name` at `revision`.
+    def open(cls, name: str, revision: str | None = None, *, is_local: bool = False) -> Checkpoint:
+        """Open the folder `name`, or the Hub model `name` at `revision`, which is downloaded unless `is_local`.
 
         Raises:
             ModelError: there is no such folder or model, or it has no vision tower.
         """
-        folder = _locate(name, revision)
+        folder = _locate(name, revision, is_local)
         config = _read_config(folder)
         names = {tensor: file for tensor, file in _tensor_files(folder).items() if tensor.startswith(TOWER_PREFIXES)}
         if not names or getattr(config, "vision_config", None) is None:
@@ -60,6 +57,10 @@ class Checkpoint:
     def vision_config(self) -> PreTrainedConfig:
         config: PreTrainedConfig = self.config.vision_config
         return config
+
+    def absent_files(self) -> list[str]:
+        """The names of files that should hold tensors and are not there."""
+        return sorted({file.name for file in _tensor_files(self.folder).values() if not file.is_file()})
 
     def content_hash(self) -> str:
         """The xxh3 over names and bytes of all files that make the model: weights, configurations, tokenizer.
@@ -95,29 +96,22 @@ def _open_tensors(path: Path) -> Any:
         raise ModelError(f"can not read {path}: {error}; copy or download it again") from None
 
 
-def _locate(name: str, revision: str | None) -> Path:
+def _locate(name: str, revision: str | None, is_local: bool) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+    if not is_hub_name(name):
         raise ModelError(
             f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
         )
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"{name!r} is neither a folder here nor a model that could be had from the Hub ({reason}); "
-            "check `model.path` and `model.revision`, or download it first with: hf download " + name
-        ) from None
+    return find_model(name, revision, is_local=is_local)
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} is no model folder: {str(error).strip().splitlines()[0]}") from None
+        raise ModelError(f"{folder} is no model folder: {first_line(error)}") from None
     return config
 
 
