@@ -13,3 +13,4 @@ DtypeName = Literal["bfloat16", "float32", "fp8_e4m3"]
 BUILD_COMMAND = "lookonce cache build RUN.yaml"
 REPAIR_COMMAND = "lookonce cache repair RUN.yaml"
 VERIFY_COMMAND = "lookonce cache verify RUN.yaml"
+FETCH_COMMAND = "lookonce fetch RUN.yaml"

@@ -39,4 +39,5 @@ step_report  what measuring them has shown, as a table
 bench_data   made-up data and a model of real size to measure on
 run_folder   what a run leaves behind
 summary      what a person reads at the end
+pipeline     what of a run is done, and what is missing
 """

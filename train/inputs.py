@@ -33,6 +33,7 @@ from lookonce.train.model import best_device
 from lookonce.train.run_file import RunFile
 
 MEGABYTE = 1_000_000
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Inputs:
         Raises:
             LookonceError: whatever of it is missing or broken.
         """
-        records = {split: list(_read_split(run, split)) for split in ("train", "val", "test")}
+        records = read_splits(run)
         checkpoint, processor, fingerprint = open_model(run)
         everything = [record for part in records.values() for record in part]
         known = None
@@ -162,8 +163,11 @@ class Inputs:
             ImageError: an image has no content, because it can not be read.
         """
         self._refuse_unusable()
+        return {"model": self.checkpoint.content_hash(), **self.cheap_identity()}
+
+    def cheap_identity(self) -> dict[str, Any]:
+        """That part of it for which the model need not be read; every image must have a key."""
         return {
-            "model": self.checkpoint.content_hash(),
             "cache": self.fingerprint.sha256,
             "records": {split: self._hash(part) for split, part in self.records.items() if split != "test"},
         }
@@ -185,9 +189,17 @@ class Inputs:
         return digest.hexdigest()
 
 
-def open_model(run: RunFile) -> tuple[Checkpoint, ImageProcessor, Fingerprint]:
-    """A run's checkpoint, how it takes images, and the fingerprint of its cache."""
-    checkpoint = Checkpoint.open(run.model.path, run.model.revision)
+def read_splits(run: RunFile) -> dict[str, list[Record]]:
+    """The records of a run, by split: train, val, test."""
+    return {split: list(_read_split(run, split)) for split in SPLITS}
+
+
+def open_model(run: RunFile, *, is_local: bool = False) -> tuple[Checkpoint, ImageProcessor, Fingerprint]:
+    """A run's checkpoint, how it takes images, and the fingerprint of its cache.
+
+    `is_local` downloads nothing: a model of the Hub must be here already.
+    """
+    checkpoint = Checkpoint.open(run.model.path, run.model.revision, is_local=is_local)
     processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
     return checkpoint, processor, Fingerprint.of(checkpoint, processor, run.cache.dtype)
 

@@ -76,6 +76,8 @@ class RunFolder:
     def check(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Check that the folder is free for this run or already its own; a run that never made a step does not count.
 
+        `identity` is all of `Inputs.identity`, or the part of it that is known.
+
         Raises:
             RunFolderError: it holds another run, or files that are no run at all.
         """
@@ -83,7 +85,9 @@ class RunFolder:
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
         if self.holds_work and self._record.exists():
             ignored = {f"run.{name}" for name in HARMLESS}
-            found = differences(_identity(run, identity), json.loads(self._record.read_text()))
+            recorded = json.loads(self._record.read_text())
+            recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
+            found = differences(_identity(run, identity), recorded)
             lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
             if lines:
                 raise RunFolderError(

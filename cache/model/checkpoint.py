@@ -22,6 +22,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
+from lookonce.cache.names import FETCH_COMMAND
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
 
@@ -40,13 +41,13 @@ class Checkpoint:
     """For each of the tower's tensors, by its name in the checkpoint."""
 
     @classmethod
-    def open(cls, name: str, revision: str | None = None) -> Checkpoint:
-        """Open the folder `name`, or download the Hub model `name` at `revision`.
+    def open(cls, name: str, revision: str | None = None, *, is_local: bool = False) -> Checkpoint:
+        """Open the folder `name`, or the Hub model `name` at `revision`, which is downloaded unless `is_local`.
 
         Raises:
             ModelError: there is no such folder or model, or it has no vision tower.
         """
-        folder = _locate(name, revision)
+        folder = _locate(name, revision, is_local)
         config = _read_config(folder)
         names = {tensor: file for tensor, file in _tensor_files(folder).items() if tensor.startswith(TOWER_PREFIXES)}
         if not names or getattr(config, "vision_config", None) is None:
@@ -95,29 +96,42 @@ def _open_tensors(path: Path) -> Any:
         raise ModelError(f"can not read {path}: {error}; copy or download it again") from None
 
 
-def _locate(name: str, revision: str | None) -> Path:
+def _locate(name: str, revision: str | None, is_local: bool) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+    if not is_hub_name(name):
         raise ModelError(
             f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
         )
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), local_files_only=is_local))
+    except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"{name!r} is neither a folder here nor a model that could be had from the Hub ({reason}); "
-            "check `model.path` and `model.revision`, or download it first with: hf download " + name
+            f"model {name!r} at revision {revision or 'main'!r} is not on this machine, or not all of it, and can not "
+            f"be had from the Hub ({_first_line(error)}); where there is internet run: {FETCH_COMMAND}"
         ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{name!r} is neither a folder here nor a model that could be had from the Hub ({_first_line(error)}); "
+            f"check `model.path` and `model.revision`, or download it first with: {FETCH_COMMAND}"
+        ) from None
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it has the form of a model's name on the Hub, owner/name."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} is no model folder: {str(error).strip().splitlines()[0]}") from None
+        raise ModelError(f"{folder} is no model folder: {_first_line(error)}") from None
     return config
 
 

@@ -24,6 +24,7 @@ from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
 from lookonce.commands.data import data
 from lookonce.commands.options import JSON, PATH, RUN, SET, emit, is_first, read_run, say
+from lookonce.commands.status import status
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError
 from lookonce.stop import stopping_early
@@ -217,6 +218,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], question: str, system: str 
     emit({"images": [str(image) for image in images], "question": question, "answer": text}, text, as_json)
 
 
+main.add_command(status)
 main.add_command(bench)
 
 

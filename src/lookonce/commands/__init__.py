@@ -6,5 +6,6 @@ records    lookonce data convert
 audit      lookonce data audit, pack
 cache      lookonce cache plan, build, status
 care       lookonce cache verify, repair, show, gc, stage
+status     lookonce status
 bench      lookonce bench step, cache, read
 """
