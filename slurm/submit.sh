@@ -13,7 +13,7 @@ mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
 queued=$(squeue -h -u "$(id -un)" -o '%F %k' | mark=$mark awk 'substr($0, index($0, " ") + 1) == ENVIRON["mark"] {print $1}' | sort -nu | xargs)
 if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
   echo "jobs of $run_file are still in the queue: $queued" >&2
-  echo "follow them: lookonce status $run_file --watch; or end them: scancel $queued; or submit beside them: --force" >&2
+  echo "follow them: lookonce status $run_file --watch 10; or end them: scancel $queued; or submit beside them: --force" >&2
   exit 1
 fi
 
@@ -62,4 +62,4 @@ if grep -q '^train' <<<"$missing"; then
   after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
 fi
 if grep -q '^eval' <<<"$missing"; then job eval "$after"; fi
-echo "logs are in logs/; follow: lookonce status $run_file --watch"
+echo "logs are in logs/; follow: lookonce status $run_file --watch 10"

@@ -11,11 +11,8 @@ subprocess.run([*lookonce, "cache", "plan", run_file, "--write", "--pilot", "0"]
 
 executor = submitit.AutoExecutor("logs")
 executor.update_parameters(gpus_per_node=1, cpus_per_task=8, mem_gb=64, timeout_min=240, name="lookonce")
-with executor.batch():
-    workers = [
-        executor.submit(subprocess.check_call, [*lookonce, "cache", "build", run_file, "--worker", f"{i}/{num_workers}"])
-        for i in range(num_workers)
-    ]
+commands = [[*lookonce, "cache", "build", run_file, "--worker", f"{i}/{num_workers}"] for i in range(num_workers)]
+workers = executor.map_array(subprocess.check_call, commands)
 for worker in workers:
     worker.wait()  # not result(): what a task that failed has left, the others have made
 executor.submit(subprocess.check_call, [*lookonce, "train", run_file, "--resume"]).result()
