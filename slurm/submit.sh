@@ -10,10 +10,11 @@ set -euo pipefail
 
 run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
 mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
-queued=$(squeue -h -u "$(id -un)" -o '%F %k' | mark=$mark awk 'substr($0, index($0, " ") + 1) == ENVIRON["mark"] {print $1}' | sort -nu | xargs)
+queued=$(squeue -h -u "$(id -un)" -o '%F %k' | awk '{id = $1; sub(/^[^ ]* /, "")} $0 == mark {print id}' mark="$mark" |
+  sort -nu | xargs)
 if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
   echo "jobs of $run_file are still in the queue: $queued" >&2
-  echo "follow them: lookonce status $run_file --watch 10; or end them: scancel $queued; or submit beside them: --force" >&2
+  echo "follow them: lookonce status $run_file --watch 10; end them: scancel $queued; submit beside them: --force" >&2
   exit 1
 fi
 
@@ -31,13 +32,17 @@ echo "missing: $(sed -E 's/^cache (.*)/\1 of the cache'"'"'s shards/' <<<"$missi
 
 mkdir -p logs # Slurm does not make it, and a job without a log fails in silence
 submitted=()
-trap '[ ${#submitted[@]} -eq 0 ] || { scancel "${submitted[@]}"; echo "cancelled what was submitted: ${submitted[*]}" >&2; }' ERR
+undo() {
+  [ ${#submitted[@]} -eq 0 ] || scancel "${submitted[@]}"
+  echo "could not submit; nothing is left in the queue (cancelled: ${submitted[*]:-none})" >&2
+  exit 1
+}
 
 # job KIND DEPENDENCY ARGUMENT...: leaves the number of the job in `id`
 job() {
   local options=LOOKONCE_${1^^}_OPTIONS given
   read -ra given <<<"$2 ${!options:-}"
-  id=$(sbatch --parsable --comment="$mark" "${given[@]}" "$LOOKONCE_SLURM/$1.sbatch" "$run_file" "${@:3}")
+  id=$(sbatch --parsable --comment="$mark" "${given[@]}" "$LOOKONCE_SLURM/$1.sbatch" "$run_file" "${@:3}") || undo
   id=${id%%;*} # a cluster's name may follow
   submitted+=("$id")
   printf '  %-8s  job %-6s  %s\n' "$1" "$id" "$2"

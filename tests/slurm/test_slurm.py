@@ -43,7 +43,7 @@ def whole(make_work: Make) -> Work:
 
 @pytest.fixture(scope="session", autouse=True)
 def limited(make_work: Make, whole: Work) -> Limited:
-    minute = f"--time=1 --signal=B:USR1@10 --nodelist={ONE}"
+    minute = f"--time=1 --signal=B:USR1@10 --nodelist={ONE} --gres=none"  # GPUs are left to the others
     caching, training = (make_work(name, like=whole, steps=30, save_steps=100) for name in ("caching", "training"))
     caching.empty().turn(encode_s=8)
     training.turn(step_s=2.5)
@@ -63,6 +63,17 @@ def test_slurm_takes_the_directives_as_they_are(slurm: Slurm, root: Path):
         options = ["--gres=gpu:2"] if script.stem == "experiments" else []
         slurm.ask("sbatch", "--test-only", *options, str(script), "run.yaml")
         assert not re.search(r"(account|partition|qos)=|^ *module", script.read_text(), re.M)
+
+
+def test_all_jobs_are_submitted_or_none(make_work: Make, slurm: Slurm):
+    work = make_work("refused", site='LOOKONCE_EVAL_OPTIONS="--nodes=99"\n')
+    (work.folder / "bin" / "lookonce").write_text("#!/bin/sh\nprintf 'cache 3\\ntrain\\neval\\n'\n")
+    done = work.submit()
+    jobs = re.findall(r"job (\d+)", done.stdout)
+    assert done.returncode == 1 and len(jobs) == 3
+    assert f"nothing is left in the queue (cancelled: {' '.join(jobs)})" in done.stderr
+    slurm.wait(*jobs)
+    assert {state for job in jobs for state in slurm.states(job)} == {"CANCELLED"}
 
 
 def test_one_command_makes_a_run_and_says_what_is_missing(make_work: Make, slurm: Slurm):
@@ -130,7 +141,7 @@ def test_the_last_task_goes_into_the_queue_again_alone(make_work: Make, slurm: S
 
 def test_a_node_is_lost_and_its_task_goes_on_elsewhere_beside_the_old_one(make_work: Make, slurm: Slurm, whole: Work):
     work = make_work("lost", like=whole).empty()
-    work.turn(encode_s=3)
+    work.turn(encode_s=4)
     job = work.sbatch("cache", "run.yaml", "1", options=f"--array=0 --nodelist={TWO}")
     [notes] = slurm.until(lambda: list(work.folder.glob("encoded-*")))
     os.kill(slurm.slurmd(TWO), signal.SIGKILL)
