@@ -10,10 +10,10 @@ LOOKONCE := $(BIN)/lookonce
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample cache train eval test unit check format clean
+.PHONY: help setup sample cache train eval test unit slurm-test check format clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  RUN=path.yaml names another run file (now: $(RUN))"
 
 setup: $(READY)  ## Make .venv with the tested versions of everything
@@ -36,11 +36,15 @@ train: cache  ## Phase 2: train RUN from the cache, evaluate, sum up
 eval: $(READY)  ## Evaluate what RUN has trained on its test split
 	$(LOOKONCE) eval $(RUN) --split test
 
-test: $(READY)  ## Run all tests, side by side
-	$(PYTEST)
+test: $(READY)  ## Run all tests but those of slurm/, side by side
+	$(PYTEST) tests/unit tests/integration
 
 unit: $(READY)  ## Run the unit tests alone
 	$(PYTEST) tests/unit
+
+slurm-test: $(READY)  ## Test slurm/ under a real Slurm, installed for it if that is possible (Debian, root)
+	tests/slurm/install.sh
+	$(BIN)/pytest tests/slurm
 
 check: $(READY)  ## Lint, formatting and types
 	$(BIN)/ruff check .

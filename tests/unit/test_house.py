@@ -14,7 +14,7 @@ import yaml
 PACKAGES = ("cache", "datasets", "train")
 LAYERS = {"datasets": 0, "cache": 1, "train": 2}
 CACHE_LAYERS = {"model": 0, "store": 1, "make": 2, "care": 3}
-PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LOG.md", "cache/FORMAT.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LOG.md", "cache/FORMAT.md", "slurm/README.md")
 
 
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -105,14 +105,14 @@ def test_the_readmes_tree_is_the_repository(root):
 
 def test_the_readmes_commands_exist(root):
     text = "\n".join((root / name).read_text() for name in PAGES)
-    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), re.M))
-    asked = set(re.findall(r"^make ([a-z]+)", text, re.M)) | set(re.findall(r"`make ([a-z]+)", text))
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.M))
+    asked = set(re.findall(r"^make ([a-z-]+)", text, re.M)) | set(re.findall(r"`make ([a-z-]+)", text))
     assert asked and asked <= targets, asked - targets
 
 
 def test_ci_runs_the_commands_of_the_readme(root):
     script, text = (root / ".ci" / "run").read_text(), (root / "README.md").read_text()
-    for command in ("make check", "make test"):
+    for command in ("make check", "make test", "make slurm-test"):
         assert f"\n{command}\n" in script and command in text
 
 

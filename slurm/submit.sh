@@ -1,0 +1,70 @@
+#!/bin/bash
+# A whole run as a chain of jobs: slurm/submit.sh RUN.yaml [--force]
+#
+# Asks what the run still lacks, says it, and submits just that: cache array -> finalize -> train -> eval. After a
+# crash of anything the same command goes on. --force submits although jobs of this run are still in the queue.
+# LOOKONCE_TASKS: how many tasks make the cache, at most one a missing shard (4). More in site.env.example.
+set -euo pipefail
+# shellcheck source=slurm/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
+mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
+queued=$(squeue -h -u "$(id -un)" -o '%F %k' | awk '{id = $1; sub(/^[^ ]* /, "")} $0 == mark {print id}' mark="$mark" |
+  sort -nu | xargs)
+if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
+  echo "jobs of $run_file are still in the queue: $queued" >&2
+  echo "follow them: lookonce status $run_file --watch 10; end them: scancel $queued; submit beside them: --force" >&2
+  exit 1
+fi
+
+# Images are hashed here, once, so that no task has to; LOOKONCE_PLAN_WITH="srun --time=30" does it on another node.
+missing=$(lookonce status "$run_file" --missing)
+if grep -q '^plan' <<<"$missing"; then
+  echo "there is no plan of the cache yet, or it lacks images; making it"
+  ${LOOKONCE_PLAN_WITH:-} lookonce cache plan "$run_file" --write --pilot 0
+  missing=$(lookonce status "$run_file" --missing)
+fi
+if [ -z "$missing" ]; then
+  echo "nothing of $run_file is missing" && exit
+fi
+echo "missing: $(sed -E 's/^cache (.*)/\1 of the cache'"'"'s shards/' <<<"$missing" | paste -sd , | sed 's/,/, /g')"
+
+mkdir -p logs # Slurm does not make it, and a job without a log fails in silence
+submitted=()
+undo() {
+  [ ${#submitted[@]} -eq 0 ] || scancel "${submitted[@]}"
+  echo "could not submit; nothing is left in the queue (cancelled: ${submitted[*]:-none})" >&2
+  exit 1
+}
+
+# job KIND DEPENDENCY ARGUMENT...: leaves the number of the job in `id`
+job() {
+  local options=LOOKONCE_${1^^}_OPTIONS given
+  read -ra given <<<"$2 ${!options:-}"
+  id=$(sbatch --parsable --comment="$mark" "${given[@]}" "$LOOKONCE_SLURM/$1.sbatch" "$run_file" "${@:3}") || undo
+  id=${id%%;*} # a cluster's name may follow
+  submitted+=("$id")
+  printf '  %-8s  job %-6s  %s\n' "$1" "$id" "$2"
+}
+
+after=
+num_shards=$(sed -n 's/^cache //p' <<<"$missing")
+if [ -n "$num_shards" ]; then
+  tasks=${LOOKONCE_TASKS:-4} ids=
+  num_tasks=$((tasks < num_shards ? tasks : num_shards))
+  max=$(scontrol show config | awk '$1 == "MaxArraySize" {print $3}') # an array's highest number is below it
+  for ((offset = 0; offset < num_tasks; offset += max)); do
+    size=$((num_tasks - offset < max ? num_tasks - offset : max))
+    job cache "--array=0-$((size - 1))" "$num_tasks" "$offset"
+    ids=$ids:$id
+  done
+  job finalize "--dependency=afterany$ids" # not afterok: a failed task whose shards another has made is no failure
+  after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
+fi
+if grep -q '^train' <<<"$missing"; then
+  job train "$after"
+  after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
+fi
+if grep -q '^eval' <<<"$missing"; then job eval "$after"; fi
+echo "logs are in logs/; follow: lookonce status $run_file --watch 10"

@@ -1,0 +1,180 @@
+"""A real Slurm on this machine, two virtual nodes with two fake GPUs each, and folders to work in.
+
+Started once. Where it can not be, the tests are skipped, and where CI is set they fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+TIMEOUT_S = 240
+KINDS = ("cache", "finalize", "train", "eval", "experiments")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("slurm")
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The cluster, as its users see it."""
+
+    root: Path
+    environment: dict[str, str]
+
+    def ask(self, *words: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def jobs(self, job: str) -> list[dict[str, str]]:
+        """What Slurm knows of a job, or of each task of an array."""
+        lines = self.ask("scontrol", "show", "job", "-o", job).splitlines()
+        return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
+
+    def states(self, job: str) -> set[str]:
+        return {facts["JobState"] for facts in self.jobs(job)}
+
+    def wait(self, *jobs: str) -> None:
+        """Until these have ended, and not for another turn."""
+        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+        self.until(lambda: all(self.states(job) <= over for job in jobs))
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Wait for it, and give what it gave."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.ask("scontrol", "show", "job", "-o")
+            time.sleep(0.2)
+        return found
+
+    def slurmd(self, node: str) -> int:
+        return int((self.root / "run" / f"slurmd-{node}.pid").read_text())
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    lacking = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
+    if lacking:
+        message = f"NO SLURM HERE ({', '.join(lacking)}): nothing of slurm/ is tested; install it with: make slurm-test"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    root = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    root.chmod(0o755)  # munge wants to be seen
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "LOOKONCE"))}
+    environment = clean | {"SLURM_CONF": str(root / "etc" / "slurm.conf")}
+    knobs = {"SLURM_CI_ROOT": str(root), "SLURM_CI_MAXARRAY": "5", "SLURM_CI_PORT": str(20000 + os.getpid() % 10000)}
+    cluster = [str(HERE / "cluster.sh")]
+    subprocess.run([*cluster, "start"], env=clean | knobs, check=True, timeout=90, stdout=subprocess.DEVNULL)
+    yield Slurm(root, environment)
+    subprocess.run([*cluster, "clean"], env=clean | knobs, check=True, timeout=90)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A folder as a user has it: slurm/ from the clone, a site's settings, a run file, no logs/ yet."""
+
+    folder: Path
+    slurm: Slurm
+
+    def submit(self, *options: str, run: str = "run.yaml") -> subprocess.CompletedProcess[str]:
+        command = [str(self.folder / "slurm" / "submit.sh"), run, *options]
+        environment = self.slurm.environment
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+
+    def sbatch(self, kind: str, *arguments: str, options: str = "") -> str:
+        (self.folder / "logs").mkdir(exist_ok=True)
+        script = next((self.folder / "slurm").glob(f"{kind}.*"))
+        options = f"--cpus-per-task=1 --mem=500M {options}"
+        return self.slurm.ask("sbatch", "--parsable", *options.split(), str(script), *arguments, cwd=self.folder)
+
+    def turn(self, **knobs: Any) -> None:
+        (self.folder / "knobs.json").write_text(json.dumps(knobs))
+
+    def log(self, kind: str) -> str:
+        return "".join(path.read_text() for path in sorted((self.folder / "logs").glob(f"lookonce-{kind}-*")))
+
+    @property
+    def shards(self) -> dict[str, tuple[int, int]]:
+        """The finished ones, and which files they are."""
+        found = {path.stem: path.stat() for path in (self.folder / "caches").glob("*/receipts/*.json")}
+        return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
+
+    def has_features_of(self, other: Work) -> bool:
+        return same(*(read(work.folder.glob("caches/*/shards/*.safetensors")) for work in (self, other)))
+
+    def has_adapter_of(self, other: Work) -> bool:
+        return same(*(read(work.folder.glob("runs/a/adapter/*.safetensors")) for work in (self, other)))
+
+    def empty(self) -> Work:
+        """Without the shards of its cache, with the plan."""
+        for path in self.folder.glob("caches/*/[rs]*/shard-*"):
+            path.unlink()
+        return self
+
+
+def read(paths: Iterable[Path]) -> dict[str, Any]:
+    return {name: value for path in paths for name, value in load_file(path).items()}
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return (
+        bool(found)
+        and found.keys() == expected.keys()
+        and all((found[name] == value).all() for name, value in expected.items())
+    )
+
+
+@pytest.fixture(scope="session")
+def make_work(slurm: Slurm, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Work]:
+    """Makes such folders; `site` are more lines for site.env, `like` names one whose cache is taken over."""
+
+    def make(name: str, site: str = "", like: Work | None = None, **train: Any) -> Work:
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copytree(HERE.parents[1] / "slurm", folder / "slurm", ignore=shutil.ignore_patterns("site.env"))
+        (folder / "bin").mkdir()
+        program = folder / "bin" / "lookonce"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "slow_lookonce.py"} "$@"\n')
+        program.chmod(0o755)
+        small = "".join(f'LOOKONCE_{kind.upper()}_OPTIONS="--cpus-per-task=1 --mem=500M"\n' for kind in KINDS)
+        source = f"export PATH={folder / 'bin'}:$PATH PYTHONPATH={HERE.parents[1] / 'src'} LOOKONCE_VENV=none\n"
+        (folder / "slurm" / "site.env").write_text(f"{source}export LOOKONCE_STAGGER_S=0\n{small}{site}")
+        questions = str(sample / "test.jsonl")
+        run = {
+            "model": {"path": str(sample / "model")},
+            "data": {"train": questions, "test": questions},
+            "cache": {"dir": "caches", "dtype": "float32", "shard_mb": 1},
+            "lora": {"rank": 4, "alpha": 8, "dropout": 0.1},
+            "batch": {"samples_per_step": 8},
+            "train": {"steps": 3, "precision": "fp32", "logging_steps": 1, "seed": 0} | train,
+            "eval": {"max_new_tokens": 2, "split": "test"},
+            "output": "runs/a",
+        }
+        (folder / "run.yaml").write_text(yaml.safe_dump(run))
+        if like:
+            shutil.copytree(like.folder / "caches", folder / "caches")
+        work = Work(folder, slurm)
+        work.turn()
+        return work
+
+    return make

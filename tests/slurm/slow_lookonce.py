@@ -1,0 +1,49 @@
+"""`lookonce` as the jobs of these tests run it: shards of some kilobytes, and slow enough to be interrupted.
+
+knobs.json in the working directory says how slow: seconds an image (`encode_s`) and a step (`step_s`), and which worker
+(`fails`) dies with exit code 7 at its second image. Notes of who encoded are in encoded/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import lookonce.train.inputs as inputs
+from lookonce.cli import main
+
+knobs = json.loads(Path("knobs.json").read_text())
+inputs.MEGABYTE = 20_000
+
+if sys.argv[1:3] == ["cache", "build"]:
+    from lookonce.cache.model.tower import Tower
+
+    encode, encoded = Tower.encode, []
+    worker = sys.argv[sys.argv.index("--worker") + 1].partition("/")[0] if "--worker" in sys.argv else None
+
+    def encode_slowly(self, *arguments):
+        encoded.append(arguments)
+        with open(f"encoded-{os.environ.get('SLURM_JOB_ID')}-{os.getpid()}", "a") as notes:
+            notes.write(".")
+        time.sleep(knobs.get("encode_s", 0))
+        if worker and worker == knobs.get("fails") and len(encoded) == 2:
+            os._exit(7)
+        return encode(self, *arguments)
+
+    Tower.encode = encode_slowly
+
+if sys.argv[1] == "train":
+    from lookonce.train.progress import StepLines
+
+    begin = StepLines.on_step_begin
+
+    def begin_slowly(self, *arguments, **more):
+        time.sleep(knobs.get("step_s", 0))
+        return begin(self, *arguments, **more)
+
+    StepLines.on_step_begin = begin_slowly
+
+main()
