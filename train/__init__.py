@@ -2,6 +2,8 @@
 
 run_file     what a run is: one YAML file
 inputs       what a run reads: checkpoint, records, distinct images, cache
+fetch        what a run needs, brought here for jobs without internet
+pin          the model's commit written into a run file
 prompt       records to tokens, and which of them are supervised
 groups       examples that share their images: a prefix once, and a branch for each
 steps        which examples make up each optimizer step of an epoch
@@ -24,6 +26,7 @@ loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
 warm_up      a trial of the longest packs as training begins
 progress     one line a logging step
+heartbeat    how far a training is, for whoever asks while it runs
 ranks        the processes that train together, and what the first decides
 stopping     a training that is told to stop
 session      what a run works with: inputs, opened cache, batches, trainer
@@ -39,5 +42,6 @@ step_report  what measuring them has shown, as a table
 bench_data   made-up data and a model of real size to measure on
 run_folder   what a run leaves behind
 summary      what a person reads at the end
+stages       what is known of the stages of a run, and how it is shown
 pipeline     what of a run is done, and what is missing
 """

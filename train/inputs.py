@@ -191,7 +191,7 @@ class Inputs:
 
 def read_splits(run: RunFile) -> dict[str, list[Record]]:
     """The records of a run, by split: train, val, test."""
-    return {split: list(_read_split(run, split)) for split in SPLITS}
+    return {split: list(read_split(run, split)) for split in SPLITS}
 
 
 def open_model(run: RunFile, *, is_local: bool = False) -> tuple[Checkpoint, ImageProcessor, Fingerprint]:
@@ -208,6 +208,7 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def _read_split(run: RunFile, split: str) -> Iterator[Record]:
+def read_split(run: RunFile, split: str) -> Iterator[Record]:
+    """The records of one of them."""
     for path in getattr(run.data, split):
         yield from read_records(path, run.data.image_root, form=run.data.format)

@@ -19,6 +19,7 @@ from lookonce.train.begin import Say, claim, is_finished
 from lookonce.train.bench_step import bench_step
 from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
 from lookonce.train.fast_layers import training_on_packs
+from lookonce.train.heartbeat import Heartbeat
 from lookonce.train.inputs import Inputs
 from lookonce.train.model import PRECISIONS, add_lora, load_trained, load_without_tower
 from lookonce.train.progress import StepLines
@@ -58,14 +59,18 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, say: Say
     session = Session.open(inputs)
     _warn(session, ranks, say)
     begin = ranks.first_decides(lambda: claim(folder, inputs, identity, restart, say))
-    model = None if begin.is_trained else _train(session, folder, arguments, ranks, begin.checkpoint, say)
-    if not ranks.is_first:
-        return None
-    evaluation = _evaluate_trained(session, folder, model, say)
-    del model
-    trained = Trained(**json.loads(folder.trained.read_text()))
-    summary = summarise(inputs, session.cache, trained, evaluation, _compare(session, ranks, say))
-    write_json(folder.folder / "summary.json", summary.to_json())
+    with Heartbeat(folder.progress, run.batch.samples_per_step, ranks.is_first) as heartbeat:
+        model = (
+            None if begin.is_trained else _train(session, folder, arguments, ranks, begin.checkpoint, heartbeat, say)
+        )
+        if not ranks.is_first:
+            return None
+        heartbeat.enter("evaluating")
+        evaluation = _evaluate_trained(session, folder, model, say)
+        del model
+        trained = Trained(**json.loads(folder.trained.read_text()))
+        summary = summarise(inputs, session.cache, trained, evaluation, _compare(session, ranks, say))
+        write_json(folder.folder / "summary.json", summary.to_json())
     return summary
 
 
@@ -89,6 +94,7 @@ def _train(
     arguments: TrainingArguments,
     ranks: Ranks,
     checkpoint: Path | None,
+    heartbeat: Heartbeat,
     say: Say,
 ) -> Any:
     """Train and save the adapter; gives the model, unless its weights are spread over the ranks."""
@@ -100,7 +106,7 @@ def _train(
     if run.train.fsdp and ranks.number > 1:
         model = shard_frozen(model, arguments.device)
     lines, stop = StepLines(folder.log, run.batch.samples_per_step), StopAfterStep(ranks)
-    trainer = make_trainer(session, model, arguments, examples, held_out, [lines, stop], say=say)
+    trainer = make_trainer(session, model, arguments, examples, held_out, [lines, stop, heartbeat], say=say)
     lines.attach(trainer)
     with stop.heeding():
         compiled = run.train.compile and torch.cuda.is_available()
@@ -111,7 +117,8 @@ def _train(
         if not ranks.is_first:
             return model
         model.save_pretrained(str(folder.adapter))
-        follow_umask(folder.folder)
+        for written in (folder.checkpoints, folder.adapter):
+            follow_umask(written)
         trained = Trained(
             num_steps=result.global_step,
             first_step=lines.first_step,

@@ -4,6 +4,7 @@ run.yaml            the run file as resolved
 run.json            the same with what was read, by content; written first
 environment.json    versions and device
 log.jsonl           one line a logging step
+progress.json       how far the training is, written anew every few seconds while it runs
 checkpoints/        Trainer's own, to resume from; TensorBoard's files in checkpoints/runs
 adapter/            the trained adapter, as PEFT saves it
 trained.json        what the training did, written after the adapter: nothing of it is left to do
@@ -46,6 +47,7 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
+        self.progress = folder / "progress.json"
 
     def predictions(self, split: str) -> Path:
         return self.folder / "predictions" / f"{split}.jsonl"

@@ -19,7 +19,7 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import extend_plan, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage, Shard
-from lookonce.cache.store.receipts import read_receipts
+from lookonce.cache.store.receipts import Receipt, read_receipts
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.stamps import Stamp, stamps
 
@@ -55,9 +55,13 @@ class Settled:
 
     @classmethod
     def of(cls, folder: Path, *, retry_unread: bool = True, retry_quarantined: bool = False) -> Settled:
+        return cls.by(read_receipts(folder), retry_unread=retry_unread, retry_quarantined=retry_quarantined)
+
+    @classmethod
+    def by(cls, receipts: Iterable[Receipt], *, retry_unread: bool = True, retry_quarantined: bool = False) -> Settled:
         images: set[str] = set()
         shards: set[str] = set()
-        for receipt in read_receipts(folder):
+        for receipt in receipts:
             shards.add(receipt.shard)
             images |= receipt.images.keys()
             for key, failure in receipt.failed.items():

@@ -1,11 +1,13 @@
 """How far a cache is, also while workers run: the report behind `cache status`.
 
 Everything is read from receipts and claims; nobody has to be asked. The rate is that of the shards finished in the last
-hour, all workers together, as long as one is alive.
+hour, all workers together, as long as one is alive. A worker is slow that has had its shard for `SLOW` times as long as
+shards of so many images take, by the median of those that are finished.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from lookonce.text import duration, rows, size, table
 
 WINDOW_S = 3600
 """Of which the rate is taken."""
+SLOW = 3
+SLOW_S = 60
+"""Nobody is called slow sooner: a worker's first shard waits for its tower."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,12 @@ class AtWork:
     silent_s: float
     """Since it was last heard of."""
     alive: bool
+    slow: bool = False
+
+    @property
+    def state(self) -> str:
+        """What is wrong with it, in a word, or nothing."""
+        return "dead" if not self.alive else "slow" if self.slow else ""
 
 
 @dataclass(frozen=True)
@@ -68,39 +79,47 @@ class StatusReport:
             *self._progress(),
             ("folder", str(self.folder)),
         ]
-        return "\n\n".join([rows(lines), *([self._workers()] if self.workers else [])])
+        return "\n\n".join([rows(lines), *([workers_table(self.workers)] if self.workers else [])])
 
     def _progress(self) -> list[tuple[str, str]]:
         if self.eta_s is None:
             return []
         return [("rate", f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}")]
 
-    def _workers(self) -> str:
-        lines = [
-            (
-                work.worker if work.alive else f"{work.worker} (dead)",
-                work.job or work.host,
-                work.shard,
-                f"{work.phase} {work.num_done}/{work.num_images}",
-                duration(work.age_s),
-                f"{duration(work.silent_s)} ago",
-            )
-            for work in self.workers
-        ]
-        return table(("worker", "where", "shard", "phase", "for", "last heard of"), lines)
+
+def workers_table(workers: list[AtWork]) -> str:
+    """Who is at work: a line each."""
+    lines = [
+        (
+            f"{work.worker} ({work.state})" if work.state else work.worker,
+            work.job or work.host,
+            work.shard,
+            f"{work.phase} {work.num_done}/{work.num_images}",
+            duration(work.age_s),
+            f"{duration(work.silent_s)} ago",
+        )
+        for work in workers
+    ]
+    return table(("worker", "where", "shard", "phase", "for", "last heard of"), lines)
 
 
-def status(folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S) -> StatusReport:
+def status(
+    folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S, receipts: list[Receipt] | None = None
+) -> StatusReport:
     """Describe how many of some images the cache in `folder` holds; it need not exist. `expiry_s` is the builds'.
+
+    `receipts` are the cache's, if they are read already.
 
     Raises:
         CacheCorrupt: a receipt is not what was written.
     """
     wanted = set(keys)
-    receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
+    if receipts is None:
+        receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
     done = {key for receipt in receipts for key in receipt.images} & wanted
     failed = {key for receipt in receipts for key in receipt.failed} & wanted
-    workers = [_at_work(*claim) for claim in works(folder, expiry_s)]
+    usual_s = _usual_seconds(receipts)
+    workers = [_at_work(*claim, usual_s) for claim in works(folder, expiry_s)]
     rate = _rate(receipts, workers)
     missing = len(wanted) - len(done) - len(failed - done)
     return StatusReport(
@@ -117,7 +136,13 @@ def status(folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S) -> Sta
     )
 
 
-def _at_work(work: Work, silent_s: float, alive: bool) -> AtWork:
+def _usual_seconds(receipts: list[Receipt]) -> float | None:
+    """Seconds that an image takes in the median shard; None if no shard tells."""
+    each = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
+    return statistics.median(each) if each else None
+
+
+def _at_work(work: Work, silent_s: float, alive: bool, usual_s: float | None) -> AtWork:
     worker = work.worker
     age_s = max(time.time() - work.started, 0.0) if work.started else 0.0
     return AtWork(
@@ -131,6 +156,7 @@ def _at_work(work: Work, silent_s: float, alive: bool) -> AtWork:
         round(age_s, 1),
         round(max(silent_s, 0.0), 1),
         alive,
+        usual_s is not None and age_s > max(SLOW * usual_s * work.num_images, SLOW_S),
     )
 
 

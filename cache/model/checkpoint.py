@@ -2,14 +2,13 @@
 
 Design: tensors are read straight from the safetensors files, so that phase 1 never loads the language model and phase
 2 can hash the tower without building it. Local folders are used as they are; anything of the form `owner/name` is a
-model on the Hugging Face Hub and is downloaded by huggingface_hub, which keeps its own cache.
+model on the Hugging Face Hub (hub.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +16,15 @@ from typing import Any
 
 import torch
 import xxhash
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from lookonce.cache.names import FETCH_COMMAND
+from lookonce.cache.model.hub import FILES, find_model, first_line, is_hub_name
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
 """Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""
-FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 
 
 @dataclass(frozen=True)
@@ -61,6 +57,10 @@ class Checkpoint:
     def vision_config(self) -> PreTrainedConfig:
         config: PreTrainedConfig = self.config.vision_config
         return config
+
+    def absent_files(self) -> list[str]:
+        """The names of files that should hold tensors and are not there."""
+        return sorted({file.name for file in _tensor_files(self.folder).values() if not file.is_file()})
 
     def content_hash(self) -> str:
         """The xxh3 over names and bytes of all files that make the model: weights, configurations, tokenizer.
@@ -104,34 +104,14 @@ def _locate(name: str, revision: str | None, is_local: bool) -> Path:
         raise ModelError(
             f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
         )
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), local_files_only=is_local))
-    except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"model {name!r} at revision {revision or 'main'!r} is not on this machine, or not all of it, and can not "
-            f"be had from the Hub ({_first_line(error)}); where there is internet run: {FETCH_COMMAND}"
-        ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{name!r} is neither a folder here nor a model that could be had from the Hub ({_first_line(error)}); "
-            f"check `model.path` and `model.revision`, or download it first with: {FETCH_COMMAND}"
-        ) from None
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether it has the form of a model's name on the Hub, owner/name."""
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), repr(error))
+    return find_model(name, revision, is_local=is_local)
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} is no model folder: {_first_line(error)}") from None
+        raise ModelError(f"{folder} is no model folder: {first_line(error)}") from None
     return config
 
 

@@ -23,6 +23,7 @@ import lookonce.commands.records  # noqa: F401  (adds convert to the group `data
 from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
 from lookonce.commands.data import data
+from lookonce.commands.fetch import fetch
 from lookonce.commands.options import JSON, PATH, RUN, SET, emit, is_first, read_run, say
 from lookonce.commands.status import status
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
@@ -218,6 +219,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], question: str, system: str 
     emit({"images": [str(image) for image in images], "question": question, "answer": text}, text, as_json)
 
 
+main.add_command(fetch)
 main.add_command(status)
 main.add_command(bench)
 

@@ -156,7 +156,7 @@ def test_a_file_in_the_folders_place_is_refused(model):
 def test_a_hub_model_that_can_not_be_had_is_refused_with_the_way_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match="is not on this machine.*run: lookonce fetch RUN.yaml"):
+    with pytest.raises(ModelError, match="owner/name at its newest .*offline.*run: lookonce fetch RUN.yaml"):
         Checkpoint.open("owner/name")
 
 

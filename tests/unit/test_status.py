@@ -98,6 +98,35 @@ def test_who_is_silent_for_longer_than_claims_last_is_dead(site, images, expiry_
     assert 100 <= worker.silent_s < 110
 
 
+@pytest.mark.parametrize(
+    ("age_s", "num_images", "slow"),
+    [(170, 20, False), (190, 20, True), (190, 40, False), (50, 1, False), (61, 1, True)],
+)
+def test_a_worker_is_slow_that_has_its_shard_for_three_times_as_long_as_others_took(
+    site, images, monkeypatch, age_s, num_images, slow
+):
+    interrupt(site, images)
+    found = [replace(receipt, seconds=3.0 * len(receipt.images)) for receipt in read_receipts(site.folder())]
+    monkeypatch.setattr(module, "read_receipts", lambda folder: found)
+    with Claims(site.folder(), ME) as mine:
+        claim = mine.take("shard-00003", num_images)
+        claim.work = replace(claim.work, started=time.time() - age_s)
+        claim.beat()
+        report = status(site.folder(), images.path_of)
+    [worker] = report.workers
+    assert (worker.slow, worker.state) == (slow, "slow" if slow else "")
+    assert ("1/4 (slow)" in report.text()) == slow
+
+
+def test_nobody_is_slow_before_a_shard_is_finished(site, images):
+    with Claims(site.folder(), ME) as mine:
+        claim = mine.take("shard-00000", 2)
+        claim.work = replace(claim.work, started=time.time() - 10_000)
+        claim.beat()
+        [worker] = status(site.folder(), images.path_of).workers
+    assert worker.state == ""
+
+
 def test_a_claim_that_says_nothing_yet_is_a_worker_of_no_name(site, images):
     interrupt(site, images)
     (site.folder() / "claims" / "shard-00003.json").write_text("")

@@ -6,6 +6,7 @@ records    lookonce data convert
 audit      lookonce data audit, pack
 cache      lookonce cache plan, build, status
 care       lookonce cache verify, repair, show, gc, stage
+fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read
 """

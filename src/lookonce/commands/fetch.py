@@ -1,0 +1,48 @@
+"""`lookonce fetch`: what jobs without internet need, brought here. What it does is in `train.fetch`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from lookonce.commands.options import JSON, RUN, SET, emit, read_run, say
+
+
+@click.command()
+@RUN
+@SET
+@click.option("--pin", "pins", is_flag=True, help="Write the model's commit into RUN.yaml, as `model.revision`.")
+@JSON
+def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: bool) -> None:
+    """Get all that a run needs, where there is internet.
+
+    Downloads the model at its `model.revision` (weights as safetensors, configurations, tokenizer) and opens it as jobs
+    will; looks whether records and images are there; says what to export in jobs. A model folder is only looked at.
+    Models go to HF_HOME, which all nodes must see.
+
+    Exits 1 if something is missing that it can not download.
+
+    \b
+    Examples:
+      lookonce fetch experiments/sample.yaml
+      lookonce fetch run.yaml --pin
+      lookonce fetch run.yaml --set model.revision=main --json
+    """
+    run = read_run(run_file, assignments)
+    from lookonce.train.fetch import fetch as fetch_run
+    from lookonce.train.pin import pin
+
+    report = fetch_run(run)
+    emit(asdict(report), report.text(), as_json)
+    if pins and report.commit:
+        is_new = pin(run_file, report.commit)
+        say(f"{run_file} {'now says' if is_new else 'says'} model.revision: {report.commit}")
+    elif not report.is_pinned:
+        say(
+            f"model.revision is {run.model.revision or 'not set'}, which may become another model tomorrow; pin this "
+            f'one with --pin, or in section `model`: revision: "{report.commit}"'
+        )
+    sys.exit(1 if report.problems else 0)
