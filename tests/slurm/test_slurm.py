@@ -66,7 +66,7 @@ def test_slurm_takes_the_directives_as_they_are(slurm: Slurm, root: Path):
 
 
 def test_all_jobs_are_submitted_or_none(make_work: Make, slurm: Slurm):
-    work = make_work("refused", site='LOOKONCE_EVAL_OPTIONS="--nodes=99"\n')
+    work = make_work("refused", site='LOOKONCE_EVAL_OPTIONS="--partition=absent"\n')
     (work.folder / "bin" / "lookonce").write_text("#!/bin/sh\nprintf 'cache 3\\ntrain\\neval\\n'\n")
     done = work.submit()
     jobs = re.findall(r"job (\d+)", done.stdout)
