@@ -1,13 +1,13 @@
 """Images into WebDataset tars, and records that point into them.
 
     DIR/images-00000.tar     <key>.jpg, ...: each distinct image once, its bytes unchanged, named by its key
-    DIR/images.jsonl         one line an image: where it is, which files it was, its bytes and its size
+    DIR/images.ndjson         one line an image: where it is, which files it was, its bytes and its size
     DIR/train.jsonl          the records, their images as images-00000.tar/<key>.jpg
 
 Design: images come in the order of `ImageIndex.path_of`, in which a cache is planned, so that a shard's images lie side
 by side and a cache made from tars has the shards of one made from the files. Tars hold images and nothing else, unless
 their questions are asked for: then a correction of a question leaves every tar as it is. The same input gives the same
-bytes (times and owners are fixed). images.jsonl is written first and says what belongs into each tar; tars appear whole
+bytes (times and owners are fixed). images.ndjson is written first and says what belongs into each tar; tars appear whole
 under their names, and those that are there are kept, so a run that was interrupted goes on. A killed one leaves a file
 with `.tmp-` in its name. The cost: every image is read twice, once to know its key and its size.
 """
@@ -34,7 +34,7 @@ from lookonce.errors import DiskFull, ImageError, UsageError
 from lookonce.files import TEMPORARY_MARK, temporary_name, write_text
 from lookonce.text import count, rows, size
 
-INDEX = "images.jsonl"
+INDEX = "images.ndjson"  # not .jsonl: `*.jsonl` are the records
 NUM_NAMED = 5
 MARGIN = 1.02
 """Room that is asked for, as a multiple of what is to be written."""
@@ -152,8 +152,8 @@ def _names(paths: Sequence[Path]) -> list[str]:
     """What the records files are called in the pack."""
     names = [f"{path.stem}.jsonl" for path in paths]
     for number, name in enumerate(names):
-        if name in names[:number] or name == INDEX:
-            other = "the list of images" if name == INDEX else str(paths[names.index(name)])
+        if name in names[:number]:
+            other = paths[names.index(name)]
             raise UsageError(f"{paths[number]} would be written as {name}, as would {other}; rename it")
     return names
 
@@ -169,7 +169,7 @@ def _questions(material: Material) -> dict[str, bytes]:
 
 
 def _index(tars: Iterable[Tar], material: Material, image_root: Path | None, questions: Mapping[str, bytes]) -> str:
-    """images.jsonl: where each image is, and which files it was; the sha256 of its questions if they lie beside it."""
+    """images.ndjson: where each image is, and which files it was; the sha256 of its questions if they lie beside it."""
     files: dict[str, set[str]] = defaultdict(set)
     for file in material.files:
         root = (image_root or file.path.parent).absolute()
@@ -191,7 +191,7 @@ def _index(tars: Iterable[Tar], material: Material, image_root: Path | None, que
 
 
 def _claim(folder: Path, index: str) -> None:
-    """Make the folder and its images.jsonl, or find that it holds the same.
+    """Make the folder and its images.ndjson, or find that it holds the same.
 
     Raises:
         UsageError: it holds something else.
