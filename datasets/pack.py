@@ -7,9 +7,9 @@
 Design: images come in the order of `ImageIndex.path_of`, in which a cache is planned, so that a shard's images lie side
 by side and a cache made from tars has the shards of one made from the files. Tars hold images and nothing else, unless
 their questions are asked for: then a correction of a question leaves every tar as it is. The same input gives the same
-bytes (times and owners are fixed). images.ndjson is written first and says what belongs into each tar; tars appear whole
-under their names, and those that are there are kept, so a run that was interrupted goes on. A killed one leaves a file
-with `.tmp-` in its name. The cost: every image is read twice, once to know its key and its size.
+bytes (times and owners are fixed). images.ndjson is written first and says what belongs into each tar; tars appear
+whole under their names, and those that are there are kept, so a run that was interrupted goes on. A killed one leaves
+a file with `.tmp-` in its name. The cost: every image is read twice, once to know its key and its size.
 """
 
 from __future__ import annotations
