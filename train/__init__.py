@@ -12,7 +12,6 @@ order        all forward passes of a run, and what each example weighs in its st
 positions    where the tokens of text and images stand (mRoPE)
 batch        examples to tensors with a row for each
 pack_batch   a pack to tensors
-lengths      the few lengths that packs are padded to
 vision       where a batch's images come from: the cache, or pixels (to compare with)
 feed         forward passes to batches on the device
 read_ahead   batches made while the steps before them run
@@ -24,7 +23,7 @@ no_waits     the stock model's passes over a pack, without waiting for the GPU
 sharding     the frozen weights spread over the GPUs (FSDP2)
 loss         one forward pass and its part of the step's loss
 trainer      transformers' Trainer, set up from the run file
-warm_up      a trial of the longest packs as training begins
+warm_up      a trial of the longest pack as training begins
 progress     one line a logging step
 heartbeat    how far a training is, for whoever asks while it runs
 ranks        the processes that train together, and what the first decides

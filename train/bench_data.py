@@ -7,13 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from lookonce.datasets.records import read_records
 from lookonce.datasets.sample.write import KVASIR_SIZES, write_sample
 from lookonce.train.run_file import RunFile, read_run_file
-from lookonce.train.step_report import KVASIR_EPOCH
-
-NUM_EPOCHS = 3
-"""Of Kvasir-VQA; as many samples are to be trained on, which decides what is worth compiling."""
 
 
 def make_run(
@@ -26,13 +21,12 @@ def make_run(
     """
     folder = place / f"{model}-{num_images}"
     write_sample(folder, model=model, tokenizer=tokenizer, num_images=num_images, sizes=KVASIR_SIZES)
-    num_samples = len(read_records(folder / "train.jsonl"))
     values = {
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "train.jsonl")},
         "cache": {"dir": str(place / "caches")},
         "batch": {"samples_per_step": 96},
-        "train": {"learning_rate": 1e-5, "epochs": round(NUM_EPOCHS * KVASIR_EPOCH / num_samples)},
+        "train": {"learning_rate": 1e-5},
         "output": str(folder / "run"),
     }
     path = folder / "run.yaml"

@@ -50,8 +50,7 @@ def bench_step(
 ) -> StepReport:
     """Train some ways and measure them; nothing is saved. `say` gets notes.
 
-    Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0. Packs are padded to as many lengths
-    as are worth it in a training of the run's epochs.
+    Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # else all processes would measure on the first

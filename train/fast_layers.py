@@ -1,10 +1,12 @@
 """The decoder layers while they train on packs: their attention, and compilation.
 
 Design: transformers' layers as they are, each compiled alone (regional compilation), so that one graph serves them all
-and compiling takes seconds. Shapes are static: with lengths left open FlexAttention's backward pass takes twice as
-long on an H200 (77 ms instead of 40 a pack of 8,192 tokens, 5 % of a step). The cost is a compilation for each of a few
-lengths. Past its limit of recompilations PyTorch would go on without compiling and has been seen to give wrong results
-(https://github.com/unslothai/unsloth/pull/6871), so the limit is out of reach, and to hit it is an error.
+and compiling takes seconds. It serves packs of all lengths too, so none is compiled for in the middle of a training and
+none is padded to fit a graph; on an H200 that costs 0.6 % of the time that a graph for one length takes. By default
+PyTorch takes two sizes that happen to be equal for the same, and would compile for a first pack as long as the model is
+wide alone; so its duck shapes are off. Past its limit of recompilations PyTorch would go on without compiling and has
+been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871), so the limit is out of reach, and to
+hit it is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch.fx.experimental import _config as fx_config
 
 from lookonce.errors import ModelError
 from lookonce.train.attention import NAME
@@ -42,15 +45,21 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
     before = text.config._attn_implementation
     text.config._attn_implementation = NAME
     try:
-        with torch._dynamo.config.patch(COMPILER), without_waiting(base_model(model)):
+        with _for_all_lengths(), without_waiting(base_model(model)):
             if compiled:
                 for layer in text.layers:
-                    layer.compile(dynamic=False)
+                    layer.compile(dynamic=True)
             yield
     finally:
         text.config._attn_implementation = before
         for layer in text.layers:
             layer._compiled_call_impl = None
+
+
+@contextlib.contextmanager
+def _for_all_lengths() -> Iterator[None]:
+    with torch._dynamo.config.patch(COMPILER), fx_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        yield
 
 
 def _check_layers(config: Any) -> None:

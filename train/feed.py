@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 
 import torch
 
-from lookonce.train.attention import BLOCK
+from lookonce.train.attention import whole_blocks
 from lookonce.train.batch import Collator, image_keys
-from lookonce.train.lengths import COMPILE_TOKENS, choose_lengths, fitting
 from lookonce.train.order import Forward, Order
 from lookonce.train.pack_batch import PackCollator
 from lookonce.train.prompt import Example, Prompter
@@ -26,8 +24,8 @@ class Feed:
     prompter: Prompter
     vision: VisionSource
     device: torch.device
-    lengths: Sequence[int] = ()
-    """That packs are padded to; none if they need not be."""
+    in_blocks: bool = False
+    """Packs are padded to whole blocks of FlexAttention."""
 
     @classmethod
     def of(
@@ -38,18 +36,11 @@ class Feed:
         batch: BatchSection,
         device: torch.device,
         seed: int,
-        num_epochs: float = 1,
         **kind: int,
     ) -> Feed:
-        """Feed `examples` in training of `num_epochs`; on a GPU packs are padded to a few lengths, so that little is
-        compiled."""
+        """Feed `examples` in the order of a seed to a model on a device."""
         order = Order.of(examples, prompter.image_token_id, batch, seed, **kind)
-        feed = cls(order, prompter, vision, device)
-        if not batch.has_packs or device.type != "cuda":
-            return feed
-        epochs = order.lengths_to_come()
-        worth = COMPILE_TOKENS * order.num_ranks * len(epochs) / num_epochs
-        return replace(feed, lengths=choose_lengths(list(chain(*epochs)), batch.tokens_per_pack, BLOCK, worth))
+        return cls(order, prompter, vision, device, in_blocks=batch.has_packs and device.type == "cuda")
 
     def batch(self, forward: Forward) -> Batch:
         """What the model gets, `run` and `prefix` in place of the mask, and the targets and weights of the loss."""
@@ -59,7 +50,7 @@ class Feed:
             batch, shown = self._rows.texts(rows, forward.weights), rows
         else:
             num_tokens = forward.pack.num_tokens
-            length = fitting(num_tokens, self.lengths) if self.lengths else num_tokens
+            length = whole_blocks(num_tokens) if self.in_blocks else num_tokens
             batch = self._packs(groups, examples, forward.weights, length)
             shown = [examples[group.examples[0]] for group in groups]
         text = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}

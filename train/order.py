@@ -9,7 +9,8 @@ here too, since only here the whole step is known, with all its forward passes o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
 
 from lookonce.train.groups import Group, group_examples
 from lookonce.train.packs import Pack, pack_step, row_batches
@@ -18,7 +19,7 @@ from lookonce.train.run_file import BatchSection
 from lookonce.train.steps import epoch_steps, num_steps
 
 ENOUGH_PACKS = 1000
-MAX_EPOCHS = 100
+"""To tell how long they get."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class Order:
         """Of all packs of an epoch on all ranks, in tokens."""
         return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
 
-    def lengths_to_come(self) -> list[list[int]]:
-        """Of the packs of the first epochs, one after the other, enough of them to tell which lengths occur."""
-        found: list[list[int]] = []
-        while len(found) < MAX_EPOCHS and sum(map(len, found)) < ENOUGH_PACKS:
-            found.append(self.lengths(len(found)))
-        return found
+    def longest(self) -> Forward:
+        """What has the most tokens on any rank, in the first epoch or, if that is short, in the first few."""
+        orders = [replace(self, rank=rank) for rank in range(self.num_ranks)]
+        steps = chain.from_iterable(order.epoch(number) for number in count() for order in orders)
+        forwards = islice(chain.from_iterable(steps), max(len(self), ENOUGH_PACKS) * self.num_ranks)
+        return max(forwards, key=lambda forward: forward.pack.num_tokens)
 
     def _dealt(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
         options = self.batch

@@ -16,7 +16,6 @@ from lookonce.train.inputs import Inputs
 from lookonce.train.progress import STOCK_PRINTERS
 from lookonce.train.prompt import Example, Prompter, make_examples
 from lookonce.train.run_file import BatchSection
-from lookonce.train.steps import num_steps
 from lookonce.train.trainer import RunTrainer
 from lookonce.train.vision import CachedFeatures, VisionSource
 from lookonce.train.warm_up import WarmUp
@@ -57,25 +56,18 @@ def make_trainer(
     callbacks: Sequence[Any] = (),
     vision: VisionSource | None = None,
     say: Callable[[str], None] = lambda text: None,
-    num_epochs: float | None = None,
 ) -> RunTrainer:
     """A trainer of a model on examples, validated with those `held_out`, that prints nothing by itself.
 
-    Images come from the session's cache, or from `vision`. `say` gets notes for a person. Packs are padded as it is
-    best for a training of `num_epochs`, by default that of the arguments.
+    Images come from the session's cache, or from `vision`. `say` gets notes for a person.
     """
     options = session.inputs.run
     vision = vision or CachedFeatures(session.cache, int(options.train.host_cache_gb * 1e9))
     whole = options.batch.model_copy(update={"samples_per_step": max(len(held_out), 1), "order": "as_given"})
     ranks = {"rank": arguments.process_index, "num_ranks": arguments.world_size}
-    if num_epochs is None:
-        in_epoch = num_steps(len(examples), options.batch.samples_per_step)
-        num_epochs = arguments.max_steps / in_epoch if arguments.max_steps > 0 else arguments.num_train_epochs
-    length_of_training = num_epochs
 
     def feed(examples: Sequence[Example], batch: BatchSection) -> Feed:
-        prompter, device, seed = session.prompter, arguments.device, options.train.seed
-        return Feed.of(examples, prompter, vision, batch, device, seed, length_of_training, **ranks)
+        return Feed.of(examples, session.prompter, vision, batch, arguments.device, options.train.seed, **ranks)
 
     trainer = RunTrainer(
         model,

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer, TrainingArguments
 
 from lookonce.errors import UsageError
-from lookonce.train.attention import BLOCK, PackMask
+from lookonce.train.attention import PackMask, whole_blocks
 from lookonce.train.feed import Feed
-from lookonce.train.lengths import round_up
 from lookonce.train.loss import forward_loss
 from lookonce.train.order import Forward, Order
 from lookonce.train.read_ahead import ReadAhead
@@ -62,7 +61,7 @@ class RunTrainer(Trainer):
             eval_dataset=eval_feed.order.examples if eval_feed else None,
             callbacks=list(callbacks),
         )
-        self.mask = PackMask(round_up(feed.order.batch.tokens_per_pack, BLOCK), feed.device)
+        self.mask = PackMask(whole_blocks(feed.order.batch.tokens_per_pack), feed.device)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Descriptions of steps, one an item, in the order of the epoch that Trainer is in."""

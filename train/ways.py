@@ -116,7 +116,7 @@ def set_up(
         return model, _stock_trainer(session, model, examples, folder, arguments)
     pixels = Pixels(inputs.processor, inputs.images.path_of) if way.has_tower else None
     settings = training_arguments(run, folder, **arguments)
-    return model, make_trainer(session, model, settings, examples, vision=pixels, say=say, num_epochs=run.train.epochs)
+    return model, make_trainer(session, model, settings, examples, vision=pixels, say=say)
 
 
 def _run_of(way: Way, run: RunFile) -> RunFile:

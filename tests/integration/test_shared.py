@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.train.attention import PackMask
+from lookonce.train.attention import BLOCK, PackMask
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
@@ -203,10 +203,10 @@ def test_a_pack_may_be_full_to_the_last_token(bench):
 
 def test_padding_a_pack_changes_nothing(bench):
     feed = bench.feed(samples_per_step=ALL, tokens_per_pack=1000)
-    padded = replace(feed, lengths=(512, 1024))
+    padded = replace(feed, in_blocks=True)
     [step] = feed.order.epoch(0)
-    lengths = {padded.batch(forward)["input_ids"].shape[1] for forward in step}
-    assert lengths <= {512, 1024} and lengths != set(feed.order.lengths(0))
+    lengths = [padded.batch(forward)["input_ids"].shape[1] for forward in step]
+    assert all(length % BLOCK == 0 for length in lengths) and lengths != feed.order.lengths(0)
     assert_same(bench.steps(padded)[0], bench.expected(samples_per_step=ALL, loss="token")[0])
 
 

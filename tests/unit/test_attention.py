@@ -15,7 +15,7 @@ from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.store.read import VisionCache
 from lookonce.datasets.records import Record, Turn
 from lookonce.train import attention
-from lookonce.train.attention import BLOCK, PackMask, dense_mask, shared_prefix_attention
+from lookonce.train.attention import BLOCK, PackMask, dense_mask, shared_prefix_attention, whole_blocks
 from lookonce.train.batch import Collator
 from lookonce.train.fast_layers import text_model, training_on_packs
 from lookonce.train.model import load_without_tower
@@ -38,6 +38,14 @@ def columns(images: Images, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
     runs.append((padding, len(runs), len(runs)))
     run, prefix = ([run[part] for run in runs for _ in range(run[0])] for part in (1, 2))
     return torch.tensor(run, dtype=torch.int32), torch.tensor(prefix, dtype=torch.int32)
+
+
+def num_tokens(images: Images) -> int:
+    return sum(len_prefix + sum(branches) for len_prefix, branches in images)
+
+
+def padded(images: Images, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return columns(images, length - num_tokens(images))
 
 
 def by_the_words(images: Images, padding: int) -> torch.Tensor:
@@ -63,13 +71,21 @@ def test_the_dense_mask_is_the_law(images, padding):
 
 
 @quick
-@given(IMAGES, PADDING)
-def test_the_mask_of_blocks_is_the_law(images, padding):
-    run, prefix = columns(images, padding)
-    mask, length = PackMask(64, CPU), len(run)
-    if length:
-        found = create_mask(mask.blocks(run, prefix).mask_mod, None, None, length, length, "cpu")
-        assert torch.equal(found[0, 0], by_the_words(images, padding))
+@given(IMAGES)
+def test_the_mask_of_blocks_is_the_law(images):
+    run, prefix = padded(images, BLOCK)
+    found = create_mask(PackMask(BLOCK, CPU).blocks(run, prefix).mask_mod, None, None, BLOCK, BLOCK, "cpu")
+    assert torch.equal(found[0, 0], by_the_words(images, BLOCK - num_tokens(images)))
+
+
+def test_a_pack_of_half_a_block_is_refused_since_kernels_would_read_past_its_end():
+    with pytest.raises(AssertionError):
+        PackMask(2 * BLOCK, CPU).blocks(*padded([(100, [20, 8])], BLOCK + BLOCK // 2))
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(1, 2), (2 * BLOCK, 2), (2 * BLOCK + 1, 3), (8192, 64)])
+def test_packs_are_padded_to_whole_blocks_two_at_least(num_tokens, expected):
+    assert whole_blocks(num_tokens) == expected * BLOCK
 
 
 TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -80,7 +96,7 @@ TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
 def test_blocks_are_those_that_pytorch_finds(seed):
     torch.manual_seed(seed)
     images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
-    run, prefix = columns(images, padding=37 * seed)
+    run, prefix = padded(images, whole_blocks(num_tokens(images)) + seed * BLOCK)
     mask = PackMask(len(run), CPU)
     ours = mask.blocks(run, prefix)
     pytorchs = create_block_mask(ours.mask_mod, None, None, len(run), len(run), "cpu", BLOCK)
@@ -120,11 +136,6 @@ PACKS: list[tuple[Images, int]] = [
     ([(0, [3]), (BLOCK, [BLOCK])], 3 * BLOCK),
     ([(100, [20, 8])], BLOCK),
 ]
-
-
-def padded(images: Images, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    num_tokens = sum(len_prefix + sum(branches) for len_prefix, branches in images)
-    return columns(images, length - num_tokens)
 
 
 # Eager FlexAttention says that it should be compiled; here is no GPU to compile for.

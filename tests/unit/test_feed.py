@@ -17,6 +17,7 @@ from lookonce.train.run_file import BatchSection
 START, IMAGE, END, PAD = 97, 98, 99, 0
 TOKENS_OF = {"a": 2, "b": 3}
 PROMPTER = SimpleNamespace(image_token_id=IMAGE, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=PAD))
+MODES = ("shared", "packed", "separate")
 IN_ROWS = {"input_ids", "attention_mask", "mm_token_type_ids"}
 IN_PACKS = {"input_ids", "position_ids", "run", "prefix"}
 OF_TARGETS = {"logits_to_keep", "targets", "weights"}
@@ -45,12 +46,8 @@ EXAMPLES = [example("a", 1), example("b", 1), example("a", 2), example("", 1)]
 
 
 def feed(mode: str, device: str = "cpu", **batch: object) -> Feed:
-    return feed_of(EXAMPLES, mode, device, **batch)
-
-
-def feed_of(examples: list[Example], mode: str, device: str, num_epochs: float = 1, **batch: object) -> Feed:
     options = BatchSection(**{"mode": mode, "samples_per_step": 4, "order": "as_given"} | batch)
-    return Feed.of(examples, PROMPTER, FakeVision(), options, torch.device(device), seed=0, num_epochs=num_epochs)
+    return Feed.of(EXAMPLES, PROMPTER, FakeVision(), options, torch.device(device), seed=0)
 
 
 def batches(feed: Feed) -> list[dict[str, torch.Tensor]]:
@@ -84,32 +81,19 @@ def test_a_forward_pass_without_images_has_none():
     assert last.keys() == IN_ROWS | OF_TARGETS
 
 
-@pytest.mark.parametrize("mode", ["shared", "packed", "separate"])
+@pytest.mark.parametrize("mode", MODES)
 def test_images_are_as_many_tokens_as_there_are_places_for(mode):
     for batch in batches(feed(mode)):
         assert len(batch["pixel_values"]) == (batch["input_ids"] == IMAGE).sum()
 
 
-@pytest.mark.parametrize(("lengths", "expected"), [((), 20), ((16, 24, 32), 24)], ids=["as they are", "padded"])
-def test_packs_are_padded_to_the_next_length_if_there_are_any(lengths, expected):
-    [batch] = batches(replace(feed("shared"), lengths=lengths))
+@pytest.mark.parametrize(("in_blocks", "expected"), [(False, 20), (True, 2 * BLOCK)])
+def test_packs_are_as_long_as_they_are_or_whole_blocks(in_blocks, expected):
+    [batch] = batches(replace(feed("shared"), in_blocks=in_blocks))
     assert batch["input_ids"].shape == (1, expected)
     assert (batch["input_ids"][0, 20:] == PAD).all()
 
 
 def test_only_packs_on_a_gpu_are_padded():
-    assert feed("shared", "cuda", tokens_per_pack=1000).lengths == [BLOCK, 8 * BLOCK]
-    assert feed("packed", "cuda", tokens_per_pack=1000).lengths == [BLOCK, 8 * BLOCK]
-    assert feed("separate", "cuda").lengths == feed("shared").lengths == ()
-
-
-def test_a_longer_training_is_given_more_lengths():
-    """Every second pack has one block of tokens and the others two: worth it for many of them alone."""
-    tokens = np.full(BLOCK + 1, 5, np.int32)
-    long = Example(tokens, np.arange(len(tokens)) == BLOCK, (), (), "")
-    one_a_step = {"samples_per_step": 1, "tokens_per_pack": 4 * BLOCK}
-    few, many = (
-        feed_of([example("", 1), long], "shared", "cuda", num_epochs, **one_a_step).lengths
-        for num_epochs in (1, 100_000)
-    )
-    assert few == [2 * BLOCK, 4 * BLOCK] and many == [BLOCK, 2 * BLOCK, 4 * BLOCK]
+    padded = {(mode, device): feed(mode, device).in_blocks for mode in MODES for device in ("cuda", "cpu")}
+    assert {of for of, in_blocks in padded.items() if in_blocks} == {("shared", "cuda"), ("packed", "cuda")}

@@ -121,6 +121,15 @@ def test_lengths_are_those_of_all_packs_of_all_ranks(examples, batch, num_ranks,
     assert all(sorted(order.lengths(1)) == sorted(found) for order in of_ranks)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_no_pack_of_the_first_epochs_is_longer_than_the_one_that_is_tried(num_ranks):
+    examples = examples_of([(key, number % 5 + 1) for number, key in enumerate("aabacb" * 4)])
+    of_ranks = orders(examples, num_ranks, samples_per_step=5)
+    [longest] = {order.longest().pack.num_tokens for order in of_ranks}
+    lengths = [length for epoch in range(20) for length in of_ranks[0].lengths(epoch)]
+    assert TOKENS_PER_PACK >= longest >= max(lengths) > min(lengths)
+
+
 @quick
 @given(EXAMPLES, BATCHES, RANKS)
 def test_packs_are_no_longer_than_allowed_and_rows_no_more(examples, batch, num_ranks):
