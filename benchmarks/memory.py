@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from lookonce.text import table
-from lookonce.train.attention import whole_blocks
+from lookonce.train.attention import padded_length
 from lookonce.train.bench_data import make_run
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
@@ -52,7 +52,7 @@ def peak_of(place: Path, model: str, tokenizer: Path | None, length: int, checkp
         trained, trainer = set_up(WAYS["shared"], session, examples, 2, Path(folder), lambda note: None)
         with training_on_packs(trained, compiled=inputs.run.train.compile and on_gpu):
             trainer.train()
-    num_tokens = whole_blocks(trainer.feed.order.longest().pack.num_tokens)
+    num_tokens = padded_length(trainer.feed.order.longest().pack.num_tokens)
     return num_tokens, torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0
 
 

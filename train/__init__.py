@@ -22,6 +22,7 @@ fast_layers  the decoder layers while they train on packs
 no_waits     the stock model's passes over a pack, without waiting for the GPU
 sharding     the frozen weights spread over the GPUs (FSDP2)
 loss         one forward pass and its part of the step's loss
+recorded     passes over packs as CUDA graphs, replayed
 trainer      transformers' Trainer, set up from the run file
 warm_up      a trial of the longest pack as training begins
 progress     one line a logging step

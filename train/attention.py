@@ -98,11 +98,16 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return chosen.sum(-1, dtype=torch.int32), columns.to(torch.int32)
 
 
-def whole_blocks(num_tokens: int) -> int:
-    """The length that a pack of so many tokens is padded to: two blocks at least, since one would be compiled for alone
-    (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/dynamic_shapes_zero_one_specialization.html).
+def padded_length(num_tokens: int) -> int:
+    """The length that a pack of so many tokens is padded to, whole blocks.
+
+    Lengths are a block apart, and from 4,096 tokens on a 16th to a 32nd of themselves, so that there are some dozen of
+    them. Two blocks are the least: sizes of 1 are compiled for by themselves
+    (https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html).
     """
-    return max(-(-num_tokens // BLOCK), 2) * BLOCK
+    num_blocks = -(-num_tokens // BLOCK)
+    apart = max((1 << num_blocks.bit_length() - 1) // 16, 1)
+    return max(-(-num_blocks // apart) * apart, 2) * BLOCK
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lookonce.train.attention import whole_blocks
+from lookonce.train.attention import padded_length
 from lookonce.train.batch import Collator, image_keys
 from lookonce.train.order import Forward, Order
 from lookonce.train.pack_batch import PackCollator
@@ -50,7 +50,7 @@ class Feed:
             batch, shown = self._rows.texts(rows, forward.weights), rows
         else:
             num_tokens = forward.pack.num_tokens
-            length = whole_blocks(num_tokens) if self.in_blocks else num_tokens
+            length = padded_length(num_tokens) if self.in_blocks else num_tokens
             batch = self._packs(groups, examples, forward.weights, length)
             shown = [examples[group.examples[0]] for group in groups]
         text = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}

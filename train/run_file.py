@@ -143,7 +143,9 @@ class TrainSection(Section):
     """0 does not clip."""
     gradient_checkpointing: bool = False
     compile: bool = True
-    """Compile the decoder layers, on a GPU; takes some ten seconds once, for each of a few lengths."""
+    """Compile the decoder layers, on a GPU; takes up to a minute, once for packs of all lengths."""
+    cuda_graphs: bool = True
+    """Record passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch its kernels."""
     fsdp: bool = False
     """Spread the frozen weights over the GPUs of a training in several processes, for models too large for one."""
     prefetch: Count = 2

@@ -15,7 +15,7 @@ from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
 from lookonce.train.progress import STOCK_PRINTERS
 from lookonce.train.prompt import Example, Prompter, make_examples
-from lookonce.train.run_file import BatchSection
+from lookonce.train.run_file import BatchSection, RunFile
 from lookonce.train.trainer import RunTrainer
 from lookonce.train.vision import CachedFeatures, VisionSource
 from lookonce.train.warm_up import WarmUp
@@ -76,8 +76,20 @@ def make_trainer(
         feed(held_out, whole) if held_out else None,
         options.train.prefetch,
         callbacks,
+        records=_can_record(options, arguments, vision),
     )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
     trainer.add_callback(WarmUp(trainer, say))
     return trainer
+
+
+def _can_record(run: RunFile, arguments: TrainingArguments, vision: VisionSource) -> bool:
+    """Whether the passes over packs of one length are the same work each time, and the GPU's alone.
+
+    They are not with a tower, whose shapes are those of its images; and what checkpointing keeps of random states, the
+    scaling of losses in half precision and weights that are spread over GPUs are the CPU's work too.
+    """
+    options, spread = run.train, run.train.fsdp and arguments.world_size > 1
+    fits = run.batch.has_packs and not (vision.has_tower or options.gradient_checkpointing or arguments.fp16 or spread)
+    return options.cuda_graphs and arguments.device.type == "cuda" and fits

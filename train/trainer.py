@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer, TrainingArguments
 
 from lookonce.errors import UsageError
-from lookonce.train.attention import PackMask, whole_blocks
+from lookonce.train.attention import PackMask, padded_length
 from lookonce.train.feed import Feed
 from lookonce.train.loss import forward_loss
 from lookonce.train.order import Forward, Order
 from lookonce.train.read_ahead import ReadAhead
+from lookonce.train.recorded import RecordedPasses, cuda_graphs
 from lookonce.train.run_file import RunFile
 from lookonce.train.sharding import average_gradients, is_sharded
 from lookonce.train.vision import Batch
@@ -48,8 +50,12 @@ class RunTrainer(Trainer):
         eval_feed: Feed | None = None,
         num_ahead: int = 2,
         callbacks: Sequence[Any] = (),
+        *,
+        records: bool = False,
     ) -> None:
-        self.feed, self.eval_feed, self.num_ahead = feed, eval_feed, num_ahead
+        """`records`: passes over packs are recorded, once `record` has been called."""
+        self.feed, self.eval_feed, self.num_ahead, self.records = feed, eval_feed, num_ahead, records
+        self._recorded: RecordedPasses | None = None
         self.wait_seconds = 0.0
         self._ahead: ReadAhead | None = None
         self._steps_ahead: Any = None
@@ -61,7 +67,7 @@ class RunTrainer(Trainer):
             eval_dataset=eval_feed.order.examples if eval_feed else None,
             callbacks=list(callbacks),
         )
-        self.mask = PackMask(whole_blocks(feed.order.batch.tokens_per_pack), feed.device)
+        self.mask = PackMask(padded_length(feed.order.batch.tokens_per_pack), feed.device)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Descriptions of steps, one an item, in the order of the epoch that Trainer is in."""
@@ -71,11 +77,12 @@ class RunTrainer(Trainer):
         return DataLoader(_Given(len(order.examples)), batch_sampler=in_epoch, collate_fn=list, generator=generator)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, and no thread is left over."""
+        """Trainer's, and no thread is left over, nor the memory of recorded passes."""
         try:
             return super().train(*args, **kwargs)
         finally:
             self.stop_reading()
+            self._recorded = None
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The next step, its batches made when they are asked for; Trainer's hook."""
@@ -99,16 +106,36 @@ class RunTrainer(Trainer):
         model.train()
         before = self._waited
         total = torch.zeros((), device=self.args.device)
+        if self._recorded:
+            self._recorded.begin_step()
         for batch, is_last in inputs:
-            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
-                with self.compute_loss_context_manager():
-                    loss = forward_loss(model, batch, self.mask) * self.args.world_size
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        if is_sharded(model):
+            if self._recorded:
+                total += self._recorded(batch)
+            else:
+                with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
+                    total += self.forward_backward(model, batch)
+        if self._averages(model):
             average_gradients(model)
         self.wait_seconds += self._waited - before
         return total
+
+    def forward_backward(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Go forward and backward over one batch; gives its part of what `training_step` gives."""
+        with self.compute_loss_context_manager():
+            loss = forward_loss(model, batch, self.mask) * self.args.world_size
+        self.accelerator.backward(loss)
+        part: torch.Tensor = loss.detach()
+        return part
+
+    def record(self, trained: Sequence[torch.Tensor]) -> RecordedPasses:
+        """From now on record and replay passes, which give gradients to `trained`."""
+        model, merge_size = self.model_wrapped, self.feed.prompter.merge_size
+        self._recorded = RecordedPasses(partial(self.forward_backward, model), trained, merge_size, cuda_graphs())
+        return self._recorded
+
+    def _averages(self, model: Any) -> bool:
+        """Whether gradients are exchanged at a step's end, and not by DDP in each backward pass."""
+        return is_sharded(model) or (self.records and self.args.world_size > 1)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         """Trainer's; a model that is sharded is where it should be."""
@@ -116,8 +143,9 @@ class RunTrainer(Trainer):
             super()._move_model_to_device(model, device)
 
     def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's; one that is sharded gets autocast and no DDP, which would put it together again."""
-        if is_sharded(model) and not getattr(model, "_is_accelerate_prepared", False):
+        """Trainer's; without DDP, which would put together what is sharded and whose hooks can not be recorded, it gets
+        autocast alone."""
+        if self._averages(model) and not getattr(model, "_is_accelerate_prepared", False):
             self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
             model._is_accelerate_prepared = True
         return super()._wrap_model(model, *args, **kwargs)

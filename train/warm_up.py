@@ -1,8 +1,9 @@
 """A trial of the longest pack as training begins: compiles the model, and shows whether packs fit the GPU.
 
 Design: measured and not computed, since what a pack needs depends on the model, the adapter, checkpointing and the
-compiler. It costs one forward and backward pass, and the time to compile, which would have to be spent anyhow. What is
-compiled later than that should not have been, and is told.
+compiler. It costs a forward and backward pass or two, and the time to compile, which would have to be spent anyhow.
+What is compiled later than that should not have been, and is told. The longest pass is the first to be recorded, so
+that the memory of all the others finds room in its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from transformers import TrainerCallback
 from lookonce.errors import TrainingError
 from lookonce.text import duration, size
 from lookonce.train.fast_layers import num_graphs
-from lookonce.train.loss import forward_loss
 from lookonce.train.order import Forward
 from lookonce.train.trainer import RunTrainer
 
@@ -73,7 +73,9 @@ def try_out(trainer: RunTrainer) -> Trial:
     start, longest = time.perf_counter(), trainer.feed.order.longest()
     with torch.random.fork_rng(devices=[trainer.feed.device]):
         try:
-            _run(trainer, longest)
+            trained = _run(trainer, longest)
+            if trainer.records:
+                trainer.record(trained)(trainer.feed.batch(longest))
         except torch.OutOfMemoryError:
             raise TrainingError(_too_long(trainer, longest.pack.num_tokens)) from None
     torch.cuda.synchronize()
@@ -81,12 +83,15 @@ def try_out(trainer: RunTrainer) -> Trial:
     return Trial(longest.pack.num_tokens, time.perf_counter() - start, torch.cuda.max_memory_allocated(), total)
 
 
-def _run(trainer: RunTrainer, forward: Forward) -> None:
+def _run(trainer: RunTrainer, forward: Forward) -> list[torch.Tensor]:
+    """Give the weights that got gradients, which are forgotten."""
     model: Any = trainer.model_wrapped  # as it trains: under autocast, and in several processes
     model.train()
     with trainer.accelerator.no_sync(model):
-        trainer.accelerator.backward(forward_loss(model, trainer.feed.batch(forward), trainer.mask))
+        trainer.forward_backward(model, trainer.feed.batch(forward))
+    trained = [weight for weight in model.parameters() if weight.grad is not None]
     model.zero_grad(set_to_none=True)
+    return trained
 
 
 def _too_long(trainer: RunTrainer, length: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from lookonce.train.attention import BLOCK, PackMask, dense_mask, shared_prefix_attention, whole_blocks
+from lookonce.train.attention import BLOCK, PackMask, dense_mask, padded_length, shared_prefix_attention
 from lookonce.train.batch import image_keys
 from lookonce.train.fast_layers import COMPILER, num_graphs, training_on_packs
 from lookonce.train.feed import Feed
@@ -181,7 +181,7 @@ def measured(session: Session) -> list[Measured]:
     for feed, forward in islice(packs(session, examples), NUM_PACKS):
         before = num_graphs()
         shared, alone = way.shared(feed, forward), way.alone(feed, forward)
-        num_new_graphs, length = num_graphs() - before, whole_blocks(forward.pack.num_tokens)
+        num_new_graphs, length = num_graphs() - before, padded_length(forward.pack.num_tokens)
         rows, right = way.rows(feed, forward), exact.rows(feed, forward)
         distances = shared.distance(rows), alone.distance(rows), shared.distance(right), rows.distance(right)
         found.append(Measured(length, num_new_graphs, *distances))

@@ -15,7 +15,7 @@ from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.store.read import VisionCache
 from lookonce.datasets.records import Record, Turn
 from lookonce.train import attention
-from lookonce.train.attention import BLOCK, PackMask, dense_mask, shared_prefix_attention, whole_blocks
+from lookonce.train.attention import BLOCK, PackMask, dense_mask, padded_length, shared_prefix_attention
 from lookonce.train.batch import Collator
 from lookonce.train.fast_layers import text_model, training_on_packs
 from lookonce.train.model import load_without_tower
@@ -83,9 +83,11 @@ def test_a_pack_of_half_a_block_is_refused_since_kernels_would_read_past_its_end
         PackMask(2 * BLOCK, CPU).blocks(*padded([(100, [20, 8])], BLOCK + BLOCK // 2))
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(1, 2), (2 * BLOCK, 2), (2 * BLOCK + 1, 3), (8192, 64)])
-def test_packs_are_padded_to_whole_blocks_two_at_least(num_tokens, expected):
-    assert whole_blocks(num_tokens) == expected * BLOCK
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(1, 2), (2 * BLOCK, 2), (2 * BLOCK + 1, 3), (4096, 32), (4097, 34), (8193, 68)]
+)
+def test_packs_are_padded_to_some_dozen_lengths_of_whole_blocks(num_tokens, expected):
+    assert padded_length(num_tokens) == expected * BLOCK
 
 
 TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -96,7 +98,7 @@ TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
 def test_blocks_are_those_that_pytorch_finds(seed):
     torch.manual_seed(seed)
     images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
-    run, prefix = padded(images, whole_blocks(num_tokens(images)) + seed * BLOCK)
+    run, prefix = padded(images, padded_length(num_tokens(images)) + seed * BLOCK)
     mask = PackMask(len(run), CPU)
     ours = mask.blocks(run, prefix)
     pytorchs = create_block_mask(ours.mask_mod, None, None, len(run), len(run), "cpu", BLOCK)

@@ -1,0 +1,123 @@
+"""Forward and backward passes over packs as CUDA graphs: recorded once for each length, then replayed.
+
+Design: a pass over a pack is some thousand kernels, and a CPU takes 3 ms a layer to launch them, whatever the pack's
+length; a small pack, or a small model, has the GPU waiting. A recorded pass is launched as one. It needs the same
+shapes at the same addresses each time. So each length has tensors that batches are copied into: images are filled up
+with features that no token takes, places to predict from up to a power of two with ones that weigh nothing. Gradients
+are added to tensors that stay. All graphs share one pool of memory, since they run one after the other.
+
+The cost: a second for each of some dozen lengths, when it is first met; a pool that nothing else can use until training
+ends; and gradients are exchanged between processes after the last pass, not while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lookonce.errors import TrainingError
+from lookonce.train.vision import Batch
+
+LEAST_TARGETS = 64
+GRIDS = "image_grid_thw"
+FEATURES = "pixel_values"
+OF_TARGETS = ("logits_to_keep", "targets", "weights")
+
+Pass = Callable[[Batch], torch.Tensor]
+"""Goes forward and backward over a batch, adds to the gradients, gives the loss."""
+Replay = Callable[[], torch.Tensor]
+Recorder = Callable[[Replay], Replay]
+"""Records what a function does; what it gives does that again."""
+
+
+def cuda_graphs() -> Recorder:
+    """Records what a function does on the GPU; all recordings share their memory."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(function: Replay) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, which read ahead and exchange gradients, may call what must not be called while this records.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = function()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+    return record
+
+
+class RecordedPasses:
+    """Passes over packs, each recorded when the first of its shapes comes."""
+
+    def __init__(self, run: Pass, trained: Sequence[torch.Tensor], merge_size: int, recorder: Recorder) -> None:
+        """`trained` are the weights that get gradients from `run`; an image of `merge_size` by `merge_size` patches is
+        one token."""
+        self._run, self._merge_size, self._record = run, merge_size, recorder
+        self._gradients = [(weight, torch.zeros_like(weight)) for weight in trained]
+        self._recorded: dict[tuple[int, int, bool], tuple[Batch, Replay]] = {}
+        self._features: torch.Tensor | None = None
+
+    def begin_step(self) -> None:
+        """Set gradients to zero, in the tensors that recorded passes add to."""
+        for weight, gradient in self._gradients:
+            weight.grad = gradient.zero_()
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Add a pack's gradients; gives its loss.
+
+        Raises:
+            TrainingError: its pass can not be recorded.
+        """
+        key = (batch["input_ids"].shape[1], room_for(batch["targets"].shape[1]), FEATURES in batch)
+        if key not in self._recorded:
+            inputs = self._inputs(batch)
+            fill(inputs, batch)
+            self._recorded[key] = inputs, self._recording(inputs)
+        inputs, replay = self._recorded[key]
+        fill(inputs, batch)
+        return replay().clone()
+
+    def _recording(self, inputs: Batch) -> Replay:
+        try:
+            return self._record(lambda: self._run(inputs))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise TrainingError(
+                f"a pass over a pack can not be recorded as a CUDA graph ({str(error).strip().splitlines()[0]}); go on "
+                "without with train.cuda_graphs: false"
+            ) from error
+
+    def _inputs(self, batch: Batch) -> Batch:
+        """Zeros of the shapes that packs of this length have."""
+        length, num_targets = batch["input_ids"].shape[1], room_for(batch["targets"].shape[1])
+        inputs = {name: torch.zeros_like(tensor) for name, tensor in batch.items() if name not in (FEATURES, GRIDS)}
+        for name in OF_TARGETS:
+            inputs[name] = batch[name].new_zeros(*batch[name].shape[:-1], num_targets)
+        if FEATURES in batch:
+            inputs[FEATURES] = self._room_for_features(length, batch[FEATURES])
+            inputs[GRIDS] = torch.tensor([[1, self._merge_size, self._merge_size * length]])  # one image that fills it
+        return inputs
+
+    def _room_for_features(self, length: int, features: torch.Tensor) -> torch.Tensor:
+        """The same for all lengths, since the longest come to some hundred megabytes."""
+        if self._features is None or len(self._features) < length:
+            self._features = features.new_zeros(length, *features.shape[1:])
+        return self._features[:length]
+
+
+def room_for(num_targets: int) -> int:
+    """Places to predict from that so many are filled up to."""
+    return max(1 << (num_targets - 1).bit_length(), LEAST_TARGETS)
+
+
+def fill(inputs: Batch, batch: Batch) -> None:
+    """Copy a batch into larger tensors; what is left there of another one counts nothing."""
+    inputs["weights"].zero_()
+    for name, tensor in batch.items():
+        if name != GRIDS:
+            inputs[name][tuple(slice(size) for size in tensor.shape)].copy_(tensor, non_blocking=True)
