@@ -92,8 +92,11 @@ def blocks_of(allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many blocks of each row are meant, and their columns before all others, as BlockMask has them."""
-    chosen = blocks.to(torch.int32)[None, None]
+    """How many blocks of each row are meant, and their columns before all others, as BlockMask has them.
+
+    FlexAttention's kernels take a row's columns to lie side by side, and give wrong gradients if they do not.
+    """
+    chosen = blocks.contiguous().to(torch.int32)[None, None]
     columns = chosen.argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), columns.to(torch.int32)
 

@@ -63,8 +63,9 @@ class RecordedPasses:
 
     def begin_step(self) -> None:
         """Set gradients to zero, in the tensors that recorded passes add to."""
+        torch._foreach_zero_([gradient for _, gradient in self._gradients])
         for weight, gradient in self._gradients:
-            weight.grad = gradient.zero_()
+            weight.grad = gradient
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Add a pack's gradients; gives its loss.

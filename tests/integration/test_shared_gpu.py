@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -29,6 +29,7 @@ from lookonce.train.loss import forward_loss
 from lookonce.train.model import PRECISIONS, add_lora, load_without_tower
 from lookonce.train.order import Forward, Order
 from lookonce.train.packs import Pack
+from lookonce.train.recorded import RecordedPasses, cuda_graphs
 from lookonce.train.run_file import BatchSection, RunFile
 from lookonce.train.session import Session
 from lookonce.train.vision import Batch, images
@@ -61,23 +62,35 @@ def whole_products() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def session(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    values = {
-        "model": {"path": str(sample / "model")},
-        "data": {"train": str(sample / "train.jsonl")},
-        "cache": {"dir": str(tmp_path_factory.mktemp("caches")), "min_pixels": 1, "max_pixels": 120_000},
-        "lora": {"rank": 4},
-        "output": "unused",
-    }
-    inputs = Inputs.open(RunFile.model_validate(values))
-    inputs.build()
-    return Session.open(inputs)
+def sessions(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Session]:
+    """Of the same model and questions, with images of up to a block of tokens, and of more than two."""
+    folder = tmp_path_factory.mktemp("caches")
+
+    def make(**sizes: int) -> Session:
+        values = {
+            "model": {"path": str(sample / "model")},
+            "data": {"train": str(sample / "train.jsonl")},
+            "cache": {"dir": str(folder)} | sizes,
+            "lora": {"rank": 4},
+            "output": "unused",
+        }
+        inputs = Inputs.open(RunFile.model_validate(values))
+        inputs.build()
+        return Session.open(inputs)
+
+    return [make(min_pixels=1, max_pixels=120_000), make(min_pixels=300_000, max_pixels=400_000)]
 
 
-def packs(session: Session, examples: Any) -> Iterator[tuple[Feed, Forward]]:
-    """Packs of few and many questions, about few and many images, from nearly empty to full."""
+@pytest.fixture(scope="module")
+def session(sessions: list[Session]) -> Session:
+    return sessions[0]
+
+
+def packs(sessions: list[Session]) -> Iterator[tuple[Feed, Forward]]:
+    """Packs of few and many questions, about few and many images, small and large, from nearly empty to full."""
     rng = random.Random(0)
-    for seed in count():
+    of_sessions = [(session, session.examples("train")[0]) for session in sessions]
+    for seed, (session, examples) in zip(count(), cycle(of_sessions), strict=False):
         options = BatchSection(
             samples_per_step=rng.choice([2, 12, 30, 60]),
             questions_per_image=rng.choice([None, 1, 4]),
@@ -117,14 +130,24 @@ class Way:
     def outcome(self, batches: list[Batch]) -> Outcome:
         total = torch.zeros((), device=DEVICE)
         for batch in batches:
-            with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
-                loss = forward_loss(self.model, batch, self.mask)
-            loss.backward()
-            total += loss.detach()
-        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        gradient = torch.cat([weight.grad.flatten().double() for weight in trained])
+            total += self.run(batch)
+        return self.taken(total)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
+            loss = forward_loss(self.model, batch, self.mask)
+        loss.backward()
+        return loss.detach()
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        return [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    def taken(self, loss: torch.Tensor) -> Outcome:
+        """With the gradients, which are forgotten."""
+        gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained])
         self.model.zero_grad(set_to_none=True)
-        return Outcome(total.double(), gradient)
+        return Outcome(loss.double(), gradient)
 
     def shared(self, feed: Feed, forward: Forward) -> Outcome:
         """As it is trained."""
@@ -173,12 +196,11 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(session: Session) -> list[Measured]:
+def measured(sessions: list[Session], session: Session) -> list[Measured]:
     """All packs, long and short in turn."""
-    examples = session.examples("train")[0]
     way, exact = Way(session, "bf16"), Way(session, "fp32")
     found = []
-    for feed, forward in islice(packs(session, examples), NUM_PACKS):
+    for feed, forward in islice(packs(sessions), NUM_PACKS):
         before = num_graphs()
         shared, alone = way.shared(feed, forward), way.alone(feed, forward)
         num_new_graphs, length = num_graphs() - before, padded_length(forward.pack.num_tokens)
@@ -217,12 +239,24 @@ def test_packs_are_of_many_lengths_and_what_the_first_was_compiled_for_serves_th
     assert [one.num_new_graphs for one in measured[1:]] == [0] * (len(measured) - 1)
 
 
-def test_a_wrong_mask_would_be_seen(session, measured):
+def test_recorded_passes_are_the_launched_ones_to_the_last_bit(sessions, session):
+    """Of many lengths, met in any order, each several times."""
+    way = Way(session, "bf16")
+    recorded = RecordedPasses(way.run, way.trained, session.prompter.merge_size, cuda_graphs())
+    with training_on_packs(way.model, compiled=True):
+        for feed, forward in islice(packs(sessions), NUM_PACKS):
+            batch = feed.batch(forward)
+            launched = way.outcome([batch])
+            recorded.begin_step()
+            replayed = way.taken(recorded(batch))
+            assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
+
+
+def test_a_wrong_mask_would_be_seen(sessions, session, measured):
     """Questions that see the ones before them."""
-    examples = session.examples("train")[0]
     feed, forward = next(
         (feed, forward)
-        for feed, forward in packs(session, examples)
+        for feed, forward in packs(sessions)
         if max(len(group.examples) for group in forward.pack.groups) > 4
     )
     way, batch = Way(session, "bf16"), feed.batch(forward)

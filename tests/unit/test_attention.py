@@ -106,6 +106,7 @@ def test_blocks_are_those_that_pytorch_finds(seed):
     for name in TENSORS:
         found, expected = getattr(ours, name), getattr(pytorchs, name)
         assert torch.equal(found, expected) and found.dtype == expected.dtype, name
+        assert found.stride() == expected.stride(), f"the kernels would read other numbers of {name}"
     assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
 
 
