@@ -10,8 +10,7 @@ set -euo pipefail
 
 run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
 mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
-queued=$(squeue -h -u "$(id -un)" -o '%F %k' | awk '{id = $1; sub(/^[^ ]* /, "")} $0 == mark {print id}' mark="$mark" |
-  sort -nu | xargs)
+queued=$(squeue -h -u "$(id -un)" -o '%k|%F' | awk -F '|' '$1 == mark {print $2}' mark="$mark" | sort -nu | xargs)
 if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
   echo "jobs of $run_file are still in the queue: $queued" >&2
   echo "follow them: lookonce status $run_file --watch 10; end them: scancel $queued; submit beside them: --force" >&2
@@ -28,7 +27,7 @@ fi
 if [ -z "$missing" ]; then
   echo "nothing of $run_file is missing" && exit
 fi
-echo "missing: $(sed -E 's/^cache (.*)/\1 of the cache'"'"'s shards/' <<<"$missing" | paste -sd , | sed 's/,/, /g')"
+echo "missing: ${missing//$'\n'/, }" # cache and the number of shards
 
 mkdir -p logs # Slurm does not make it, and a job without a log fails in silence
 submitted=()

@@ -81,7 +81,7 @@ def test_one_command_makes_a_run_and_says_what_is_missing(make_work: Make, slurm
     work = make_work("fresh", site="export SBATCH_EXPORT=NONE LOOKONCE_TASKS=6\nexport LOOKONCE_STAGE=$PWD/near\n")
     done = work.submit()
     assert done.returncode == 0, done.stderr
-    assert "missing: 10 of the cache's shards, train, eval" in done.stdout
+    assert "missing: cache 10, train, eval" in done.stdout
     jobs = re.findall(r"^  (\w+) +job (\d+) +(.*)$", done.stdout, re.M)
     assert [kind for kind, _, _ in jobs] == ["cache", "cache", "finalize", "train", "eval"]
     assert [note for _, _, note in jobs[:2]] == ["--array=0-4", "--array=0-0"]
@@ -114,7 +114,7 @@ def test_after_failures_the_same_command_makes_just_what_is_missing(make_work: M
 
     work.turn()
     done = work.submit()
-    assert f"missing: {10 - len(before)} of the cache's shards, train, eval" in done.stdout
+    assert f"missing: cache {10 - len(before)}, train, eval" in done.stdout
     cache, finalize, *others = re.findall(r"job (\d+)", done.stdout)
     slurm.wait(finalize)
     slurm.ask("scancel", *others)

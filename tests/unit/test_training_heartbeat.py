@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from lookonce.errors import Stopped
-from lookonce.train.heartbeat import Heartbeat, Progress, read_progress
+from lookonce.train.heartbeat import Heartbeat
+from lookonce.train.progress_file import Progress, read_progress
 
 
 @pytest.fixture
