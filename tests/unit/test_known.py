@@ -100,9 +100,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("change", "is_known"), CASES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_a_fingerprint_is_known_while_nothing_has_changed(
-    run, change: Callable[[RunFile], RunFile], is_known: bool
-):
+def test_a_fingerprint_is_known_while_nothing_has_changed(run, change: Callable[[RunFile], RunFile], is_known: bool):
     open_model(run)
     changed = change(run)
     assert (source_of(changed).recall(run.cache.dir) is not None) is is_known
