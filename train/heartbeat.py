@@ -1,10 +1,10 @@
 """How far a training is, for whoever asks while it runs: `progress.json` in its folder.
 
 Design: a thread of the first rank writes the file anew every few seconds, so that it tells also of a training that is
-loading, compiling or validating, and of one that hangs: the process lives and its step does not move. It costs about 7
-microseconds a step, and a write. Who dies without a word (SIGKILL, a lost node) leaves a file that nobody touches any
-more; all others say how they ended. The rate is that of the last minute, waiting for data included, validation and
-checkpoints not.
+loading, compiling or validating, and of one that hangs: the process lives and its step does not move. A new phase is
+told at once. It costs about 7 microseconds a step, and a write. Who dies without a word (SIGKILL, a lost node) leaves a
+file that nobody touches any more; all others say how they ended. The rate is that of the last minute, waiting for data
+included, validation and checkpoints not.
 """
 
 from __future__ import annotations
@@ -66,11 +66,14 @@ class Heartbeat(TrainerCallback):
     def enter(self, phase: str) -> None:
         """Say what comes now."""
         self._update(phase=phase)
+        if self._is_first:
+            self._write()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
         self._window.append((step, self._busy_s))
-        self._update(phase="training", step=step, first_step=step, num_steps=state.max_steps)
+        self._update(step=step, first_step=step, num_steps=state.max_steps)
+        self.enter("training")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step_began = time.monotonic()
