@@ -46,7 +46,7 @@ lane() { # what one GPU does
     IFS=, read -ra chain <<<"$word"
     rc=0
     for run_file in "${chain[@]}"; do
-      [ "$rc" -ne 0 ] || experiment "$run_file"
+      if [ "$rc" -eq 0 ]; then experiment "$run_file"; else echo "  -         -  $run_file" >>"$work/ended"; fi
     done
   done
 }
@@ -57,12 +57,7 @@ for gpu in "${gpus[@]}"; do
 done
 for child in "${children[@]}"; do wait_for "$child"; done
 
-touch "$work/ended"
 echo && echo "exit   seconds  run file (75: unfinished, -: not begun)" && sort -n "$work/ended"
-for word in "$@"; do
-  IFS=, read -ra chain <<<"$word"
-  for run_file in "${chain[@]}"; do grep -q " $run_file\$" "$work/ended" || echo "  -         -  $run_file"; done
-done
-rc=$(awk '$1 == 75 {print 1000} {print $1}' "$work/ended" | sort -n | tail -n 1)
-if [ "${rc:-1000}" -eq 1000 ]; then rc=75; fi
+rc=$(awk '{print $1}' "$work/ended" | sort -n | tail -n 1)
+if grep -q '^ *75 ' "$work/ended"; then rc=75; fi
 finish

@@ -10,8 +10,7 @@ set -euo pipefail
 
 run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
 mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
-queued=$(squeue -h -u "$(id -un)" -o '%F %k' | awk '{id = $1; sub(/^[^ ]* /, "")} $0 == mark {print id}' mark="$mark" |
-  sort -nu | xargs)
+queued=$(squeue -h -u "$(id -un)" -o '%k|%F' | awk -F '|' '$1 == mark {print $2}' mark="$mark" | sort -nu | xargs)
 if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
   echo "jobs of $run_file are still in the queue: $queued" >&2
   echo "follow them: lookonce status $run_file --watch 10; end them: scancel $queued; submit beside them: --force" >&2
@@ -28,7 +27,8 @@ fi
 if [ -z "$missing" ]; then
   echo "nothing of $run_file is missing" && exit
 fi
-echo "missing: $(sed -E 's/^cache (.*)/\1 of the cache'"'"'s shards/' <<<"$missing" | paste -sd , | sed 's/,/, /g')"
+shown=$(sed -E 's/^cache (.+)/cache (\1 shards)/' <<<"$missing")
+echo "missing: ${shown//$'\n'/, }"
 
 mkdir -p logs # Slurm does not make it, and a job without a log fails in silence
 submitted=()
@@ -38,13 +38,14 @@ undo() {
   exit 1
 }
 
-# job KIND DEPENDENCY ARGUMENT...: leaves the number of the job in `id`
+# job KIND OPTIONS ARGUMENT...: leaves its number in `id`, and in `after` what makes a job wait for its success
 job() {
   local options=LOOKONCE_${1^^}_OPTIONS given
   read -ra given <<<"$2 ${!options:-}"
   id=$(sbatch --parsable --comment="$mark" "${given[@]}" "$LOOKONCE_SLURM/$1.sbatch" "$run_file" "${@:3}") || undo
   id=${id%%;*} # a cluster's name may follow
   submitted+=("$id")
+  after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
   printf '  %-8s  job %-6s  %s\n' "$1" "$id" "$2"
 }
 
@@ -60,11 +61,8 @@ if [ -n "$num_shards" ]; then
     ids=$ids:$id
   done
   job finalize "--dependency=afterany$ids" # not afterok: a failed task whose shards another has made is no failure
-  after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
 fi
-if grep -q '^train' <<<"$missing"; then
-  job train "$after"
-  after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
-fi
-if grep -q '^eval' <<<"$missing"; then job eval "$after"; fi
+for kind in train eval; do
+  if grep -q "^$kind" <<<"$missing"; then job "$kind" "$after"; fi
+done
 echo "logs are in logs/; follow: lookonce status $run_file --watch 10"

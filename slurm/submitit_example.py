@@ -16,3 +16,4 @@ workers = executor.map_array(subprocess.check_call, commands)
 for worker in workers:
     worker.wait()  # not result(): what a task that failed has left, the others have made
 executor.submit(subprocess.check_call, [*lookonce, "train", run_file, "--resume"]).result()
+subprocess.run([*lookonce, "status", run_file], check=True)

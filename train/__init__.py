@@ -1,6 +1,7 @@
 """Phase 2: train the language model's LoRA adapter from cached features.
 
 run_file     what a run is: one YAML file
+content      what a run reads, by content: records, distinct images, fingerprint
 inputs       what a run reads: checkpoint, records, distinct images, cache
 fetch        what a run needs, brought here for jobs without internet
 pin          the model's commit written into a run file
@@ -27,10 +28,12 @@ trainer      transformers' Trainer, set up from the run file
 warm_up      a trial of the longest pack as training begins
 progress     one line a logging step
 heartbeat    how far a training is, for whoever asks while it runs
+progress_file  the file in which it says so
 ranks        the processes that train together, and what the first decides
 stopping     a training that is told to stop
 session      what a run works with: inputs, opened cache, batches, trainer
-evaluate     greedy answers, exact match, baselines
+evaluate     greedy answers
+scores       exact match, baselines
 begin        how a training finds its folder, and where it goes on
 run          a training from start to end
 cost         what records cost in tokens, before any training

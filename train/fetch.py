@@ -19,7 +19,7 @@ from lookonce.datasets.archives import by_archive
 from lookonce.errors import LookonceError, ModelError
 from lookonce.text import count, rows, size
 from lookonce.threads import ahead
-from lookonce.train.inputs import SPLITS, read_split
+from lookonce.train.content import SPLITS, read_split
 from lookonce.train.prompt import Prompter
 from lookonce.train.run_file import RunFile
 

@@ -1,61 +1,34 @@
 """How far a training is, for whoever asks while it runs: `progress.json` in its folder.
 
 Design: a thread of the first rank writes the file anew every few seconds, so that it tells also of a training that is
-loading, compiling or validating, and of one that hangs: the process lives and its step does not move. It costs about 7
-microseconds a step, and a write. Who dies without a word (SIGKILL, a lost node) leaves a file that nobody touches any
-more; all others say how they ended. The rate is that of the last minute, waiting for data included, validation and
-checkpoints not.
+loading, compiling or validating, and of one that hangs: the process lives and its step does not move. A new phase is
+told at once. It costs about 7 microseconds a step, and a write. Who dies without a word (SIGKILL, a lost node) leaves a
+file that nobody touches any more; all others say how they ended. The rate is that of the last minute, waiting for data
+included, validation and checkpoints not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from transformers import TrainerCallback
 
 from lookonce.cache.store.claims import Worker
 from lookonce.errors import Stopped
 from lookonce.files import write_json
+from lookonce.train.progress_file import End, Progress
 
 BEAT_S = 10.0
 WINDOW_BEATS = 6
 """Of which the rate is taken."""
-End = Literal["", "finished", "stopped", "failed"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What the file says."""
-
-    worker: Worker
-    began: float
-    """Seconds since 1970, by the trainer's clock."""
-    phase: str = "loading"
-    step: int = 0
-    num_steps: int = 0
-    """0 until it is known."""
-    first_step: int = 0
-    """From which it went on."""
-    stepped_s: float = 0.0
-    """Since the last step ended, or since it began."""
-    loss: float | None = None
-    validation_loss: float | None = None
-    ms_per_sample: float | None = None
-    eta_s: float | None = None
-    """Seconds of steps to come."""
-    end: End = ""
-    """How it ended; empty while it has not."""
-    reason: str = ""
-    """Why, where it did not finish."""
 
 
 class Heartbeat(TrainerCallback):
@@ -86,21 +59,21 @@ class Heartbeat(TrainerCallback):
         self._ended.set()
         self._thread.join()
         self._measure()
-        end: End = (
-            "finished" if error is None else "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
-        )
         reason = str(error) or type(error).__name__ if error else ""
-        self._update(end=end, reason=next(iter(reason.splitlines()), ""), eta_s=None)
+        self._update(end=_end(error), reason=next(iter(reason.splitlines()), ""), eta_s=None)
         self._write()
 
     def enter(self, phase: str) -> None:
         """Say what comes now."""
         self._update(phase=phase)
+        if self._is_first:
+            self._write()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
         self._window.append((step, self._busy_s))
-        self._update(phase="training", step=step, first_step=step, num_steps=state.max_steps)
+        self._update(step=step, first_step=step, num_steps=state.max_steps)
+        self.enter("training")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step_began = time.monotonic()
@@ -145,12 +118,3 @@ def _end(error: BaseException | None) -> End:
     if error is None:
         return "finished"
     return "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
-
-
-def read_progress(path: Path) -> Progress | None:
-    """What a training says of itself; None if it says nothing."""
-    try:
-        value = json.loads(path.read_text())
-        return Progress(**value | {"worker": Worker(**value["worker"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

@@ -28,11 +28,11 @@ from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_m
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, RunFolderError
 from lookonce.text import count, duration
-from lookonce.train.evaluate import Score
-from lookonce.train.heartbeat import Progress, read_progress
-from lookonce.train.inputs import Inputs, open_model, read_splits
+from lookonce.train.content import Content, find_fingerprint, read_splits
+from lookonce.train.progress_file import Progress, read_progress
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
+from lookonce.train.scores import Score
 from lookonce.train.stages import CacheStage, State, TrainingStage, TrainingState
 from lookonce.train.summary import Summary, program
 
@@ -49,20 +49,20 @@ class Pipeline:
     once all are planned."""
 
     run: RunFile
-    inputs: Inputs
+    content: Content
     """With no image yet."""
     _known: tuple[int, ImageIndex] | None = None
     """The images, if all are planned, and the number of the plan's parts then."""
 
     @classmethod
     def open(cls, run: RunFile) -> Pipeline:
-        """Read the records and hash the tower; reads no image and downloads nothing.
+        """Read the records, and hash the tower if its files are not known; reads no image and downloads nothing.
 
         Raises:
             LookonceError: whatever of it is missing or broken.
         """
-        records, model = read_splits(run), open_model(run, is_local=True)
-        return cls(run, Inputs(run, *model, records, ImageIndex({}, {})))
+        records, fingerprint = read_splits(run), find_fingerprint(run, is_local=True)
+        return cls(run, Content(run, fingerprint, records, ImageIndex({}, {})))
 
     def look(self) -> State:
         """How far it is now.
@@ -70,11 +70,11 @@ class Pipeline:
         Raises:
             CacheCorrupt: a receipt or the plan is not what was written.
         """
-        plan = read_plan(self.inputs.cache_folder)
+        plan = read_plan(self.content.cache_folder)
         images, covers = self._images(plan)
-        inputs, folder, split = replace(self.inputs, images=images), RunFolder(self.run.output), self.run.eval.split
-        cache = find_cache_stage(inputs, plan, covers)
-        conflict = _conflict(inputs, folder, cache.is_planned)
+        content, folder, split = replace(self.content, images=images), RunFolder(self.run.output), self.run.eval.split
+        cache = find_cache_stage(content, plan, covers)
+        conflict = _conflict(content, folder, cache.is_planned)
         training = TrainingStage("another run") if conflict else find_training(folder, self.run.cache.claim_s)
         scores = {} if conflict else find_scores(folder, split)
         return State(
@@ -84,7 +84,7 @@ class Pipeline:
             scores=scores,
             split=split,
             is_trained=folder.trained.exists() and not conflict,
-            is_evaluated=split in scores or not (conflict or inputs.records[split]),
+            is_evaluated=split in scores or not (conflict or content.records[split]),
             notes=[*conflict, *_trouble(cache, images)],
             logs=list(_logs(cache, training)),
         )
@@ -93,7 +93,7 @@ class Pipeline:
         """Those that the plan knows, and whether these are all."""
         if self._known and self._known[0] == plan.num_parts:
             return self._known[1], True
-        records = [record for part in self.inputs.records.values() for record in part]
+        records = [record for part in self.content.records.values() for record in part]
         images, covers = known_images(plan, records)
         self._known = (plan.num_parts, images) if covers else None
         return images, covers
@@ -117,19 +117,19 @@ def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
     return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in looked)
 
 
-def find_cache_stage(inputs: Inputs, plan: Plan, covers: bool) -> CacheStage:
+def find_cache_stage(content: Content, plan: Plan, covers: bool) -> CacheStage:
     """How far the cache is; `covers` says that the plan knows all images by name."""
-    folder, images = inputs.cache_folder, inputs.images
+    folder, images = content.cache_folder, content.images
     receipts = list(read_receipts(folder))
-    report = status(folder, images.path_of, inputs.run.cache.claim_s, receipts)
+    report = status(folder, images.path_of, content.run.cache.claim_s, receipts)
     settled = Settled.by(receipts)
     files = {path.stem for path in (folder / SHARDS).glob("*.safetensors")}  # after the receipts, which come later
     shards = [shard for shard in plan.shards if not images.path_of.keys().isdisjoint(shard.keys)]
     wanted = [PlannedImage(key, 0, ()) for key in images.path_of]
-    new = missing_shards(plan, settled, wanted, inputs.fingerprint, inputs.shard_bytes, images.former)
+    new = missing_shards(plan, settled, wanted, content.fingerprint, content.shard_bytes, images.former)
     return CacheStage(
         is_planned=covers and not new,
-        num_files=len({path for part in inputs.records.values() for record in part for path in record.images}),
+        num_files=len({path for part in content.records.values() for record in part for path in record.images}),
         num_shards=len(shards),
         num_pending=len(pending_shards(plan, settled, images.path_of, images.former)),
         report=report,
@@ -137,13 +137,13 @@ def find_cache_stage(inputs: Inputs, plan: Plan, covers: bool) -> CacheStage:
     )
 
 
-def _conflict(inputs: Inputs, folder: RunFolder, has_all: bool) -> list[str]:
+def _conflict(content: Content, folder: RunFolder, has_all: bool) -> list[str]:
     """Why the output folder is not this run's; of what was read, as far as that is known without the model."""
-    identity = {"cache": inputs.fingerprint.sha256}
-    if has_all and not inputs.images.unusable:
-        identity = inputs.cheap_identity()
+    identity = {"cache": content.fingerprint.sha256}
+    if has_all and not content.images.unusable:
+        identity = content.cheap_identity()
     try:
-        folder.check(inputs.run, identity)
+        folder.check(content.run, identity)
     except RunFolderError as error:
         return [str(error)]
     return []

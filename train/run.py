@@ -17,7 +17,7 @@ from lookonce.errors import Stopped, UsageError
 from lookonce.files import follow_umask, write_json, write_text
 from lookonce.train.begin import Say, claim, is_finished
 from lookonce.train.bench_step import bench_step
-from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
+from lookonce.train.evaluate import greedy_answers, shuffle_images
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.heartbeat import Heartbeat
 from lookonce.train.inputs import Inputs
@@ -25,8 +25,9 @@ from lookonce.train.model import PRECISIONS, add_lora, load_trained, load_withou
 from lookonce.train.progress import StepLines
 from lookonce.train.prompt import Example
 from lookonce.train.ranks import Ranks
-from lookonce.train.run_file import RunFile
+from lookonce.train.run_file import RunFile, read_run_file
 from lookonce.train.run_folder import RunFolder
+from lookonce.train.scores import Evaluation, Majority, Prediction
 from lookonce.train.session import Session, make_trainer
 from lookonce.train.sharding import is_sharded, shard_frozen
 from lookonce.train.step_report import StepReport
@@ -198,13 +199,17 @@ def evaluate(session: Session, model: Any, split: str, records: Sequence[Record]
 def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False) -> tuple[Evaluation, Path]:
     """Evaluate a finished run on a split; gives the scores and where the predictions were written.
 
-    `run_dir` is the run's folder or its run file; `shuffled` shows every question another image of the split.
+    `run_dir` is the run's folder, or its run file as it is now: where data and cache lie and what is asked may have
+    changed since. `shuffled` shows every question another image of the split.
 
     Raises:
         LookonceError: the folder is no finished run, or something that it reads has gone.
     """
     folder = RunFolder.find(run_dir)
     run = folder.read_run()
+    if run_dir.is_file():
+        run = read_run_file(run_dir)
+        folder.check(run, {})
     inputs = Inputs.open(run)
     identity = inputs.identity()
     folder.check_inputs({name: identity[name] for name in ("model", "cache")})  # other questions may be asked

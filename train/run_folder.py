@@ -19,8 +19,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lookonce.differences import differences
 from lookonce.environment import library_versions
 from lookonce.errors import RunFolderError
@@ -167,6 +165,8 @@ def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """Versions and hardware, for whoever reads the numbers later."""
+    import torch
+
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "gpus": gpus,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lookonce.cache.make.status import AtWork, StatusReport, workers_table
 from lookonce.text import count, duration, rows, size
-from lookonce.train.evaluate import Score
+from lookonce.train.scores import Score
 
 TrainingState = Literal["not begun", "running", "dead", "stopped", "failed", "trained", "finished", "another run"]
 

@@ -9,14 +9,16 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lookonce.cache.store.read import VisionCache
 from lookonce.text import count, duration, faster, rows, size
-from lookonce.train.evaluate import Evaluation
-from lookonce.train.inputs import Inputs
 from lookonce.train.run_folder import RunFolder
-from lookonce.train.step_report import StepReport
+from lookonce.train.scores import Evaluation
+
+if TYPE_CHECKING:
+    from lookonce.cache.store.read import VisionCache
+    from lookonce.train.inputs import Inputs
+    from lookonce.train.step_report import StepReport
 
 
 @dataclass(frozen=True)

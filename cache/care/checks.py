@@ -188,7 +188,7 @@ def tensors(receipt: Receipt, fingerprint: Fingerprint) -> dict[str, Any]:
     for key, entry in receipt.images.items():
         shape = [entry.num_tokens, levels, hidden]
         begin = entry.offset - receipt.header_bytes
-        middle = begin + entry.num_tokens * levels * hidden * storage.stored.itemsize
+        middle = begin + entry.num_tokens * levels * hidden * storage.stored_bytes
         end = begin + entry.size_bytes
         described[key] = {"dtype": storage.code, "shape": shape, "data_offsets": [begin, middle]}
         if storage.is_scaled:

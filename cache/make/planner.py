@@ -14,14 +14,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import extend_plan, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage, Shard
 from lookonce.cache.store.receipts import Receipt, read_receipts
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.stamps import Stamp, stamps
+
+if TYPE_CHECKING:
+    from lookonce.cache.model.pixels import ImageProcessor
 
 
 def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[PlannedImage]:

@@ -19,7 +19,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from lookonce.cache.model.hub import FILES, find_model, first_line, is_hub_name
+from lookonce.cache.model.hub import FILES, first_line, locate
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
 
@@ -43,7 +43,7 @@ class Checkpoint:
         Raises:
             ModelError: there is no such folder or model, or it has no vision tower.
         """
-        folder = _locate(name, revision, is_local)
+        folder = locate(name, revision, is_local=is_local)
         config = _read_config(folder)
         names = {tensor: file for tensor, file in _tensor_files(folder).items() if tensor.startswith(TOWER_PREFIXES)}
         if not names or getattr(config, "vision_config", None) is None:
@@ -94,17 +94,6 @@ def _open_tensors(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"can not read {path}: {error}; copy or download it again") from None
-
-
-def _locate(name: str, revision: str | None, is_local: bool) -> Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if not is_hub_name(name):
-        raise ModelError(
-            f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
-        )
-    return find_model(name, revision, is_local=is_local)
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:

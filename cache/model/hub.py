@@ -59,6 +59,22 @@ def is_commit(revision: str | None) -> bool:
     return bool(re.fullmatch(r"[0-9a-f]{40}", revision or ""))
 
 
+def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
+    """The folder of a model: `name` itself, or where the Hub's model of that name lies.
+
+    Raises:
+        ModelError: there is none.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not is_hub_name(name):
+        raise ModelError(
+            f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
+        )
+    return find_model(name, revision, is_local=is_local)
+
+
 def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Path:
     """The folder of a model; what of it is not here is downloaded, unless `is_local`.
 

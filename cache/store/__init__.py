@@ -2,6 +2,7 @@
 
 storage      how features are stored: as they are, or in 8 bits with scales
 fingerprint  everything that changes features, as one hash
+known        fingerprints that were found before
 folder       manifest, plan and quarantine
 plan         which images go into which shard
 shards       features as safetensors files

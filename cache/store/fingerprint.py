@@ -14,17 +14,18 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedConfig
-
-from lookonce.cache.model.checkpoint import Checkpoint
-from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.cache.model.tower import num_levels
 from lookonce.cache.names import FORMAT_VERSION, DtypeName
 from lookonce.cache.store.storage import STORAGE, Storage
 from lookonce.differences import Difference, differences
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+    from lookonce.cache.model.checkpoint import Checkpoint
+    from lookonce.cache.model.pixels import ImageProcessor
 
 FOLDER_DIGITS = 16
 
@@ -43,6 +44,8 @@ class Fingerprint:
     @classmethod
     def of(cls, checkpoint: Checkpoint, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
         """The fingerprint that features of this tower, these pixels and this dtype have."""
+        from lookonce.cache.model.tower import num_levels
+
         return cls(
             format_version=FORMAT_VERSION,
             tower_sha256=hash_tensors(checkpoint.tower_tensors()),
@@ -99,12 +102,16 @@ def hash_tensors(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, without a copy if it is contiguous; numpy has no bfloat16."""
+    import torch
+
     array: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def _meaningful(config: PreTrainedConfig) -> dict[str, Any]:
     """The configuration without what every transformers configuration carries and what only training uses."""
+    from transformers import PreTrainedConfig
+
     ignored = PreTrainedConfig().to_dict().keys() | {"initializer_range"}
     values = {name: value for name, value in config.to_dict().items() if name not in ignored}
     normalised: dict[str, Any] = json.loads(json.dumps(values | {"model_type": config.model_type}), parse_float=_number)

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 
 from lookonce.cache.names import BUILD_COMMAND, REPAIR_COMMAND
@@ -27,6 +26,9 @@ from lookonce.cache.store.index import Index, file_stats
 from lookonce.cache.store.receipts import Entry, Failure, Grid
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
+
+if TYPE_CHECKING:
+    import torch
 
 NUM_READERS = 8
 """Threads of `get_many`: reading and checksums release Python's lock."""
@@ -138,11 +140,13 @@ class VisionCache:
         expected = entry.num_tokens * self.fingerprint.bytes_per_token
         if expected != entry.size_bytes:
             raise self._corrupt(shard, key, f"are {entry.size_bytes:,} bytes by their receipt, not {expected:,}")
+        import torch
+
         pin = pin and torch.cuda.is_available()
         content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
         self._read_into(raw_bytes(content), shard, entry, key)
         num_values = entry.num_tokens * levels * hidden
-        split = num_values * storage.stored.itemsize
+        split = num_values * storage.stored_bytes
         features = content[:split].view(storage.stored).view(entry.num_tokens, levels, hidden)
         if not storage.is_scaled:
             return features

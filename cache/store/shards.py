@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 
 from lookonce.cache.names import FORMAT_VERSION
@@ -38,6 +37,9 @@ from lookonce.cache.store.receipts import (
 from lookonce.cache.store.stopwatch import Stopwatch
 from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
+
+if TYPE_CHECKING:
+    import torch
 
 SHARDS = "shards"
 FORMAT_NAME = "lookonce-features"

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Stopwatch:
@@ -40,6 +41,8 @@ class Stopwatch:
             with self.phase(name):
                 yield
             return
+        import torch
+
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()

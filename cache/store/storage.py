@@ -11,31 +11,44 @@ Features are `[num_tokens, num_levels, hidden]`, scales `[num_tokens, num_levels
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from lookonce.cache.names import DtypeName
 
+if TYPE_CHECKING:
+    import torch
+
 SCALE_SUFFIX = ".scale"
 """Of a scale's name in a shard, after the image key."""
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage dtype."""
+    """A storage dtype, known by names: who counts bytes needs no torch."""
 
-    compute: torch.dtype
-    """Of the tower, and of the features that a reader is given."""
-    stored: torch.dtype
+    compute_name: str
+    stored_name: str
+    stored_bytes: int
+    """Of a number."""
     code: str
     """In the header of a safetensors file."""
 
     @property
+    def compute(self) -> torch.dtype:
+        """Of the tower, and of the features that a reader is given."""
+        return _dtype(self.compute_name)
+
+    @property
+    def stored(self) -> torch.dtype:
+        return _dtype(self.stored_name)
+
+    @property
     def is_scaled(self) -> bool:
-        return self.stored != self.compute
+        return self.stored_name != self.compute_name
 
     def bytes_per_token(self, num_levels: int, hidden: int) -> int:
-        return num_levels * (hidden * self.stored.itemsize + (torch.float32.itemsize if self.is_scaled else 0))
+        return num_levels * (hidden * self.stored_bytes + (SCALE_BYTES if self.is_scaled else 0))
 
     def pack(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What is written one after the other: features, or quantised features and their scales."""
@@ -53,12 +66,21 @@ class Storage:
 
 def scales(features: torch.Tensor) -> torch.Tensor:
     """The scale of each token and level, float32: what takes its largest value to the end of the range."""
+    import torch
+
     largest = features.abs().amax(dim=-1).float()
     return torch.where(largest > 0, largest / torch.finfo(torch.float8_e4m3fn).max, 1.0)
 
 
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
 STORAGE: dict[DtypeName, Storage] = {
-    "bfloat16": Storage(torch.bfloat16, torch.bfloat16, "BF16"),
-    "float32": Storage(torch.float32, torch.float32, "F32"),
-    "fp8_e4m3": Storage(torch.bfloat16, torch.float8_e4m3fn, "F8_E4M3"),
+    "bfloat16": Storage("bfloat16", "bfloat16", 2, "BF16"),
+    "float32": Storage("float32", "float32", 4, "F32"),
+    "fp8_e4m3": Storage("bfloat16", "float8_e4m3fn", 1, "F8_E4M3"),
 }

@@ -13,12 +13,12 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.datasets.records import read_records
-from lookonce.train.evaluate import Score
 from lookonce.train.inputs import Inputs
 from lookonce.train.predict import predict
 from lookonce.train.run import evaluate_run, train
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
+from lookonce.train.scores import Score
 from lookonce.train.summary import Summary
 
 SPLITS = ("val", "test")

@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-import lookonce.train.inputs as inputs
+import lookonce.train.content as content
 from lookonce.cli import main
 
 knobs = json.loads(Path("knobs.json").read_text())
-inputs.MEGABYTE = 20_000
+content.MEGABYTE = 20_000
 
 if sys.argv[1:3] == ["cache", "build"]:
     from lookonce.cache.model.tower import Tower

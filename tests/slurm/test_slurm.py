@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,25 @@ import pytest
 import yaml
 
 ONE, TWO = "127.0.1.1", "127.0.1.2"
+TWO_NODES = "--nodes=2 --ntasks-per-node=1"
+MEGABYTE = 20_000
+"""As slow_lookonce.py has it."""
 Make = Callable[..., Any]
 Slurm = Work = Any  # of conftest.py
+
+
+BY_HAND = """
+from pathlib import Path
+from lookonce.train import content
+from lookonce.train.inputs import Inputs
+from lookonce.train.run import train
+from lookonce.train.run_file import read_run_file
+content.MEGABYTE = {megabyte}
+run = read_run_file(Path("run.yaml"))
+Inputs.open(run).build()
+train(run)
+"""
+"""Cache and training in one process, which takes half as long as in two."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +49,12 @@ class Limited:
 
 
 @pytest.fixture(scope="session")
-def whole(make_work: Make) -> Work:
+def whole(make_work: Make, root: Path) -> Work:
     """A run done by hand, without Slurm and without interruption."""
     work = make_work("whole", steps=30, save_steps=100)
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    for words in ("cache build run.yaml", "train run.yaml"):
-        program = [str(work.folder / "bin" / "lookonce"), *words.split()]
-        subprocess.run(program, cwd=work.folder, env=os.environ | environment, check=True, capture_output=True)
+    program = [sys.executable, "-c", BY_HAND.format(megabyte=MEGABYTE)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")}
+    subprocess.run(program, cwd=work.folder, env=environment, check=True, capture_output=True)
     return work
 
 
@@ -49,6 +66,13 @@ def limited(make_work: Make, whole: Work) -> Limited:
     training.turn(step_s=2.5)
     cache_job = caching.sbatch("cache", "run.yaml", "1", options=f"--array=0 {minute}")
     return Limited(whole, caching, cache_job, training, training.sbatch("train", "run.yaml", options=minute))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_two_nodes(make_work: Make, whole: Work, limited: Limited) -> tuple[Work, str]:
+    """A training on two nodes that nobody interrupts, and its job."""
+    work = make_work("alone", like=whole, steps=8, save_steps=100)
+    return work, work.sbatch("train", "run.yaml", options=f"{TWO_NODES} --gres=none")
 
 
 def test_shellcheck_finds_nothing(root):
@@ -81,7 +105,7 @@ def test_one_command_makes_a_run_and_says_what_is_missing(make_work: Make, slurm
     work = make_work("fresh", site="export SBATCH_EXPORT=NONE LOOKONCE_TASKS=6\nexport LOOKONCE_STAGE=$PWD/near\n")
     done = work.submit()
     assert done.returncode == 0, done.stderr
-    assert "missing: 10 of the cache's shards, train, eval" in done.stdout
+    assert "missing: cache (10 shards), train, eval" in done.stdout
     jobs = re.findall(r"^  (\w+) +job (\d+) +(.*)$", done.stdout, re.M)
     assert [kind for kind, _, _ in jobs] == ["cache", "cache", "finalize", "train", "eval"]
     assert [note for _, _, note in jobs[:2]] == ["--array=0-4", "--array=0-0"]
@@ -114,7 +138,7 @@ def test_after_failures_the_same_command_makes_just_what_is_missing(make_work: M
 
     work.turn()
     done = work.submit()
-    assert f"missing: {10 - len(before)} of the cache's shards, train, eval" in done.stdout
+    assert f"missing: cache ({10 - len(before)} shards), train, eval" in done.stdout
     cache, finalize, *others = re.findall(r"job (\d+)", done.stdout)
     slurm.wait(finalize)
     slurm.ask("scancel", *others)
@@ -141,7 +165,7 @@ def test_the_last_task_goes_into_the_queue_again_alone(make_work: Make, slurm: S
 
 def test_a_node_is_lost_and_its_task_goes_on_elsewhere_beside_the_old_one(make_work: Make, slurm: Slurm, whole: Work):
     work = make_work("lost", like=whole).empty()
-    work.turn(encode_s=4)
+    work.turn(encode_s=3)
     job = work.sbatch("cache", "run.yaml", "1", options=f"--array=0 --nodelist={TWO}")
     [notes] = slurm.until(lambda: list(work.folder.glob("encoded-*")))
     os.kill(slurm.slurmd(TWO), signal.SIGKILL)
@@ -161,22 +185,22 @@ def test_a_node_is_lost_and_its_task_goes_on_elsewhere_beside_the_old_one(make_w
 
 
 def test_a_training_on_two_nodes_gives_way_to_a_better_partition_and_goes_on(
-    make_work: Make, slurm: Slurm, whole: Work
+    make_work: Make, slurm: Slurm, whole: Work, on_two_nodes: tuple[Work, str]
 ):
-    two_nodes = "--nodes=2 --ntasks-per-node=1"
-    works = [make_work(name, like=whole, steps=8, save_steps=100) for name in ("alone", "preempted")]
-    slurm.wait(works[0].sbatch("train", "run.yaml", options=two_nodes))
-    works[1].turn(step_s=2)
-    preempted = works[1].sbatch("train", "run.yaml", options=two_nodes)
-    slurm.until(lambda: "step 2/8" in works[1].log("train"))
+    work = make_work("preempted", like=whole, steps=8, save_steps=100)
+    work.turn(step_s=2)
+    preempted = work.sbatch("train", "run.yaml", options=TWO_NODES)
+    slurm.until(lambda: "step 2/8" in work.log("train"))
     urgent = ["--partition=urgent", f"--nodelist={TWO}", "--gres=gpu:2", "--output=/dev/null", "--wrap=true"]
     slurm.wait(slurm.ask("sbatch", "--parsable", *urgent))
-    works[1].turn()
-    slurm.wait(preempted)
-    log = works[1].log("train")
+    work.turn()
+    alone, job = on_two_nodes
+    slurm.wait(preempted, job)
+    log = work.log("train")
     assert slurm.jobs(preempted)[0]["Restarts"] == "1" and slurm.states(preempted) == {"COMPLETED"}, log
     assert "2 processes on 127.0.1.[1-2], turn 1" in log and re.search(r"going on from checkpoint-\d+", log), log
-    assert works[1].has_adapter_of(works[0])
+    assert slurm.states(job) == {"COMPLETED"}, alone.log("train")
+    assert work.has_adapter_of(alone)
 
 
 def test_experiments_share_a_node_follow_each_other_and_go_on(make_work: Make, slurm: Slurm):

@@ -30,7 +30,7 @@ from lookonce.datasets.audit.spelling import is_slip, is_swap, look_alikes
 from lookonce.datasets.images import index_images
 from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.errors import UsageError
-from lookonce.train.evaluate import Majority
+from lookonce.train.scores import Majority
 
 Row = tuple[str, str, str]
 """Image, question, answer."""

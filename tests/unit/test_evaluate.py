@@ -14,9 +14,10 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
 from lookonce.train.batch import Collator
-from lookonce.train.evaluate import Evaluation, Majority, Prediction, greedy_answers, shuffle_images
+from lookonce.train.evaluate import greedy_answers, shuffle_images
 from lookonce.train.model import load_without_tower
 from lookonce.train.prompt import Prompter
+from lookonce.train.scores import Evaluation, Majority, Prediction
 from lookonce.train.vision import CachedFeatures
 
 

@@ -53,6 +53,12 @@ def test_help_imports_neither_torch_nor_transformers(root):
     assert run_python(code, root).stdout.strip() == "set()"
 
 
+@pytest.mark.parametrize("module", ["train.pipeline", "train.content", "cache.care.verify", "cache.care.stage"])
+def test_who_only_looks_imports_neither_torch_nor_transformers(root, module):
+    code = f"import sys, lookonce.cli, lookonce.{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    assert run_python(code, root).stdout.strip() == "set()"
+
+
 def test_imports_run_one_way(root):
     for path in sources(root):
         package = path.relative_to(root).parts[0]

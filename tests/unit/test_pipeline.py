@@ -16,11 +16,12 @@ from click.testing import CliRunner, Result
 from lookonce.cache.store.claims import Claims, Worker
 from lookonce.cli import main
 from lookonce.datasets.records import read_records, write_records
+from lookonce.errors import RunFolderError
 from lookonce.files import write_json
-from lookonce.train.heartbeat import Progress
 from lookonce.train.inputs import Inputs
 from lookonce.train.pipeline import Pipeline, find_log, find_training, next_command
-from lookonce.train.run import train
+from lookonce.train.progress_file import Progress
+from lookonce.train.run import evaluate_run, train
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder
 from lookonce.train.stages import State
@@ -276,6 +277,27 @@ def test_a_run_with_nothing_to_evaluate_on_is_done_when_it_is_trained(site):
     site.cache()
     site.run = site.run.model_copy(update={"data": site.run.data.model_copy(update={"val": []})})
     assert site.look().missing() == ["train"]
+
+
+def test_what_status_wants_evaluated_is_what_eval_of_the_run_file_evaluates(site):
+    """A split that was named after the training, of records that it had not."""
+    finished(site)
+    trained_with = json.loads((site.run.output / "run.json").read_text())
+    trained_with["run"]["data"]["test"] = []
+    write_json(site.run.output / "run.json", trained_with)
+    site.run = site.run.model_copy(update={"eval": site.run.eval.model_copy(update={"split": "test"})})
+    assert site.look().missing() == ["eval"]
+    (site.folder / "run.yaml").write_text(site.run.to_yaml())
+    evaluate_run(site.folder / "run.yaml")
+    assert site.look().missing() == []
+
+
+def test_eval_refuses_a_run_file_of_another_training(site):
+    finished(site)
+    changed = site.run.model_copy(update={"lora": site.run.lora.model_copy(update={"rank": 8})})
+    (site.folder / "run.yaml").write_text(changed.to_yaml())
+    with pytest.raises(RunFolderError, match=r"holds another run; it differs in\n  run.lora.rank"):
+        evaluate_run(site.folder / "run.yaml")
 
 
 def test_scores_stand_beside_the_majority_baseline_that_of_the_runs_split_first(site):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from lookonce.errors import Stopped
-from lookonce.train.heartbeat import Heartbeat, Progress, read_progress
+from lookonce.train.heartbeat import Heartbeat
+from lookonce.train.progress_file import Progress, read_progress
 
 
 @pytest.fixture
@@ -45,6 +46,14 @@ def test_it_is_told_while_it_runs_with_its_rate(path):
         heartbeat.enter("evaluating")
         wait_for(path, lambda found: found.phase == "evaluating")
     assert read_progress(path).end == "finished"
+
+
+def test_a_new_phase_is_told_at_once(path):
+    with Heartbeat(path, 4, beat_s=60) as heartbeat:
+        make_steps(heartbeat, 1)
+        assert (read_progress(path).phase, read_progress(path).num_steps) == ("training", 100)
+        heartbeat.enter("evaluating")
+        assert read_progress(path).phase == "evaluating"
 
 
 def test_one_that_hangs_lives_and_its_step_grows_old(path):

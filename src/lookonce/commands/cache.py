@@ -18,6 +18,7 @@ from lookonce.commands.options import (
     RUN,
     SET,
     emit,
+    find_content,
     open_inputs,
     say,
 )
@@ -139,8 +140,8 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
       lookonce cache status run.yaml --watch 10
       lookonce cache status run.yaml --json
     """
-    inputs = open_inputs(run_file, assignments, trust_plan=True)
-    report = inputs.status()
+    content = find_content(run_file, assignments)
+    report = content.status()
     if interval_s is None:
         return emit(asdict(report), report.text(), as_json)
     with contextlib.suppress(KeyboardInterrupt):
@@ -149,7 +150,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
             if not report.num_missing:
                 return None
             time.sleep(interval_s)
-            report = inputs.status()
+            report = content.status()
 
 
 def _show_progress(report: Any, as_json: bool) -> None:

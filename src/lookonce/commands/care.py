@@ -20,6 +20,7 @@ from lookonce.commands.options import (
     SET,
     cache_folder,
     emit,
+    find_content,
     nothing_to_set,
     open_inputs,
     read_run,
@@ -200,8 +201,8 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
     if place.is_dir():
         folder = cache_folder(place, assignments)
     else:
-        inputs = open_inputs(place, assignments, RUN_OR_CACHE, trust_plan=True)
-        folder, keys = inputs.cache_folder, inputs.images.path_of
+        content = find_content(place, assignments, RUN_OR_CACHE)
+        folder, keys = content.cache_folder, content.images.path_of
     from lookonce.cache.care.stage import stage
 
     report = stage(folder, target, keys, verify=verify)

@@ -59,17 +59,24 @@ def open_inputs(
     return Inputs.open(run, trust_plan=trust_plan)
 
 
+def find_content(run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> Any:
+    """What a run reads, by content, for who only looks: images are known by the plan, and the model is not opened."""
+    run = read_run(run_file, assignments, allowed)
+    from lookonce.train.content import Content
+
+    return Content.find(run)
+
+
 def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
-    """The cache folder itself, or that of a run file; it need not exist. Hashes the tower and no image."""
+    """The cache folder itself, or that of a run file; it need not exist. Hashes no image."""
     if place.is_dir():
         if assignments:
             raise nothing_to_set(place)
         return place
     run = read_run(place, assignments, RUN_OR_CACHE)
-    from lookonce.train.inputs import open_model
+    from lookonce.train.content import find_fingerprint
 
-    _, _, fingerprint = open_model(run)
-    return run.cache.dir / fingerprint.folder_name
+    return run.cache.dir / find_fingerprint(run).folder_name
 
 
 def nothing_to_set(place: Path) -> UsageError:

@@ -1,0 +1,118 @@
+"""What a run reads, by content: its records, their distinct images, and the fingerprint of its cache. No torch.
+
+Design: who only looks (`lookonce status`, `cache verify`) starts here, and has its answer in half a second where
+opening the model takes six. What needs the model itself is in inputs.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lookonce.cache.make.planner import index_of_plan
+from lookonce.cache.make.status import StatusReport, status
+from lookonce.cache.model.hub import locate
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.known import Source
+from lookonce.datasets.images import ImageIndex, index_images
+from lookonce.datasets.records import Record, read_records
+from lookonce.train.run_file import RunFile
+
+MEGABYTE = 1_000_000
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Content:
+    """A run's records and images, and which cache is theirs."""
+
+    run: RunFile
+    fingerprint: Fingerprint
+    records: dict[str, list[Record]]
+    """By split: train, val, test; empty where the run file names none."""
+    images: ImageIndex
+
+    @classmethod
+    def find(cls, run: RunFile) -> Content:
+        """Read the records, take the keys of images from the cache's plan, and hash what it does not name.
+
+        Raises:
+            LookonceError: whatever of it is missing or broken.
+        """
+        records, fingerprint = read_splits(run), find_fingerprint(run)
+        return cls(run, fingerprint, records, find_images(run, fingerprint, records, trust_plan=True))
+
+    @property
+    def cache_folder(self) -> Path:
+        return self.run.cache.dir / self.fingerprint.folder_name
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.run.cache.shard_mb * MEGABYTE
+
+    def status(self) -> StatusReport:
+        """How much of this run's cache is there."""
+        return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
+
+    def key_of(self, path: Path) -> str:
+        return self.images.key_of[path]
+
+    def cheap_identity(self) -> dict[str, Any]:
+        """That part of `Inputs.identity` for which the model need not be read; every image must have a key."""
+        return {
+            "cache": self.fingerprint.sha256,
+            "records": {split: self._hash(part) for split, part in self.records.items() if split != "test"},
+        }
+
+    def _hash(self, records: list[Record]) -> str:
+        digest = hashlib.sha256()
+        for record in records:
+            keys = [self.key_of(path) for path in record.images]
+            digest.update(repr((keys, record.turns, record.system)).encode())
+        return digest.hexdigest()
+
+
+def read_splits(run: RunFile) -> dict[str, list[Record]]:
+    """The records of a run, by split: train, val, test."""
+    return {split: list(read_split(run, split)) for split in SPLITS}
+
+
+def read_split(run: RunFile, split: str) -> Iterator[Record]:
+    """The records of one of them."""
+    for path in getattr(run.data, split):
+        yield from read_records(path, run.data.image_root, form=run.data.format)
+
+
+def find_images(
+    run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], *, trust_plan: bool
+) -> ImageIndex:
+    """The images of a run's records; `trust_plan` does not read those that the cache's plan names."""
+    everything = [record for part in records.values() for record in part]
+    known = None
+    if trust_plan:
+        plan = read_plan(run.cache.dir / fingerprint.folder_name)
+        known = index_of_plan(plan, (path for record in everything for path in record.images))
+    return index_images(everything, known)
+
+
+def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:
+    """The fingerprint of a run's cache, for who only looks; `is_local` downloads nothing.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    if known := source_of(run, is_local=is_local).recall(run.cache.dir):
+        return known
+    from lookonce.train.inputs import open_model
+
+    return open_model(run, is_local=is_local)[-1]
+
+
+def source_of(run: RunFile, *, is_local: bool = False) -> Source:
+    """What the fingerprint of a run's cache is found from."""
+    settings = run.cache.model_dump(mode="json", include={"dtype", "backend", "min_pixels", "max_pixels"})
+    return Source.of(locate(run.model.path, run.model.revision, is_local=is_local), settings)
