@@ -52,7 +52,7 @@ def peak_of(place: Path, model: str, tokenizer: Path | None, length: int, checkp
         trained, trainer = set_up(WAYS["shared"], session, examples, 2, Path(folder), lambda note: None)
         with training_on_packs(trained, compiled=inputs.run.train.compile and on_gpu):
             trainer.train()
-    num_tokens = padded_length(trainer.feed.order.longest().pack.num_tokens)
+    num_tokens = padded_length(max(trainer.feed.order.lengths(0)))
     return num_tokens, torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0
 
 

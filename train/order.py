@@ -61,12 +61,16 @@ class Order:
         """Of all packs of an epoch on all ranks, in tokens."""
         return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
 
-    def longest(self) -> Forward:
-        """What has the most tokens on any rank, in the first epoch or, if that is short, in the first few."""
+    def beginning(self, num_steps: int) -> list[Forward]:
+        """The forward passes of so many steps on all ranks, or of as many as tell what packs are like."""
         orders = [replace(self, rank=rank) for rank in range(self.num_ranks)]
-        steps = chain.from_iterable(order.epoch(number) for number in count() for order in orders)
-        forwards = islice(chain.from_iterable(steps), max(len(self), ENOUGH_PACKS) * self.num_ranks)
-        return max(forwards, key=lambda forward: forward.pack.num_tokens)
+        steps = (zip(*(order.epoch(number) for order in orders), strict=True) for number in count())
+        forwards = (forward for step in islice(chain.from_iterable(steps), num_steps) for forward in chain(*step))
+        return list(islice(forwards, max(len(self), ENOUGH_PACKS) * self.num_ranks))
+
+    def num_targets(self, forward: Forward) -> int:
+        """Supervised tokens of a forward pass."""
+        return sum(self._num_targets(number) for group in forward.pack.groups for number in group.examples)
 
     def _dealt(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
         options = self.batch

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lookonce.errors import TrainingError
+from lookonce.train.attention import padded_length
 from lookonce.train.vision import Batch
 
 LEAST_TARGETS = 64
@@ -26,6 +27,8 @@ OF_TARGETS = ("logits_to_keep", "targets", "weights")
 
 Pass = Callable[[Batch], torch.Tensor]
 """Goes forward and backward over a batch, adds to the gradients, gives the loss."""
+Shape = tuple[int, int, bool]
+"""Tokens and places to predict from, padding included, and whether there are images."""
 Replay = Callable[[], torch.Tensor]
 Recorder = Callable[[Replay], Replay]
 """Records what a function does; what it gives does that again."""
@@ -58,7 +61,7 @@ class RecordedPasses:
         one token."""
         self._run, self._merge_size, self._record = run, merge_size, recorder
         self._gradients = [(weight, torch.zeros_like(weight)) for weight in trained]
-        self._recorded: dict[tuple[int, int, bool], tuple[Batch, Replay]] = {}
+        self._recorded: dict[Shape, tuple[Batch, Replay]] = {}
         self._features: torch.Tensor | None = None
 
     def begin_step(self) -> None:
@@ -73,16 +76,27 @@ class RecordedPasses:
         Raises:
             TrainingError: its pass can not be recorded.
         """
-        key = (batch["input_ids"].shape[1], room_for(batch["targets"].shape[1]), FEATURES in batch)
-        if key not in self._recorded:
-            inputs = self._inputs(batch)
-            fill(inputs, batch)
-            self._recorded[key] = inputs, self._recording(inputs)
-        inputs, replay = self._recorded[key]
+        inputs, replay = self.prepare(batch)
         fill(inputs, batch)
         return replay().clone()
 
+    def prepare(self, batch: Batch) -> tuple[Batch, Replay]:
+        """Record the passes over packs of this one's shape, if they are not yet; gives what they read, and a pass."""
+        shape = shape_of(batch["input_ids"].shape[1], batch["targets"].shape[1], FEATURES in batch)
+        if shape not in self._recorded:
+            inputs = self._inputs(batch)
+            fill(inputs, batch)
+            self._recorded[shape] = inputs, self._recording(inputs)
+        return self._recorded[shape]
+
+    @property
+    def num_shapes(self) -> int:
+        """That have been recorded."""
+        return len(self._recorded)
+
     def _recording(self, inputs: Batch) -> Replay:
+        for weight, gradient in self._gradients:
+            weight.grad = gradient
         try:
             return self._record(lambda: self._run(inputs))
         except torch.OutOfMemoryError:
@@ -109,6 +123,11 @@ class RecordedPasses:
         if self._features is None or len(self._features) < length:
             self._features = features.new_zeros(length, *features.shape[1:])
         return self._features[:length]
+
+
+def shape_of(num_tokens: int, num_targets: int, has_images: bool) -> Shape:
+    """That of the recorded pass which serves such packs."""
+    return padded_length(num_tokens), room_for(num_targets), has_images
 
 
 def room_for(num_targets: int) -> int:

@@ -127,11 +127,14 @@ class RunTrainer(Trainer):
         part: torch.Tensor = loss.detach()
         return part
 
-    def record(self, trained: Sequence[torch.Tensor]) -> RecordedPasses:
-        """From now on record and replay passes, which give gradients to `trained`."""
+    def record(self, trained: Sequence[torch.Tensor], forwards: Sequence[Forward]) -> int:
+        """From now on record and replay passes, which give gradients to `trained`; those over some packs at once. Gives
+        how many shapes these have."""
         model, merge_size = self.model_wrapped, self.feed.prompter.merge_size
         self._recorded = RecordedPasses(partial(self.forward_backward, model), trained, merge_size, cuda_graphs())
-        return self._recorded
+        for forward in forwards:
+            self._recorded.prepare(self.feed.batch(forward))
+        return self._recorded.num_shapes
 
     def _averages(self, model: Any) -> bool:
         """Whether gradients are exchanged at a step's end, and not by DDP in each backward pass."""

@@ -2,8 +2,8 @@
 
 Design: measured and not computed, since what a pack needs depends on the model, the adapter, checkpointing and the
 compiler. It costs a forward and backward pass or two, and the time to compile, which would have to be spent anyhow.
-What is compiled later than that should not have been, and is told. The longest pass is the first to be recorded, so
-that the memory of all the others finds room in its own.
+What is compiled later than that should not have been, and is told. Passes are recorded from the longest to the
+shortest, so that the memory of each finds room in that of the ones before; what turns up later is recorded then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from transformers import TrainerCallback
 from lookonce.errors import TrainingError
 from lookonce.text import duration, size
 from lookonce.train.fast_layers import num_graphs
-from lookonce.train.order import Forward
+from lookonce.train.order import Forward, Order
+from lookonce.train.recorded import Shape, shape_of
 from lookonce.train.trainer import RunTrainer
 
 
@@ -29,13 +30,17 @@ class Trial:
 
     num_tokens: int
     seconds: float
+    num_recorded: int
+    record_seconds: float
     peak_bytes: int
     total_bytes: int
 
     def text(self) -> str:
+        recorded = f", recorded {self.num_recorded} shapes of packs in {duration(self.record_seconds)}"
         return (
-            f"tried the longest pack, {self.num_tokens:,} tokens, in {duration(self.seconds)}, compilation included; "
-            f"it needs {size(self.peak_bytes)} of this GPU's {size(self.total_bytes)}"
+            f"tried the longest pack, {self.num_tokens:,} tokens, in {duration(self.seconds)}, compilation included"
+            f"{recorded if self.num_recorded else ''}; this needs {size(self.peak_bytes)} of this GPU's "
+            f"{size(self.total_bytes)}"
         )
 
 
@@ -48,7 +53,7 @@ class WarmUp(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.feed.in_blocks:
-            self._say(try_out(self._trainer).text())
+            self._say(try_out(self._trainer, state.max_steps).text())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._num_graphs = num_graphs()
@@ -61,8 +66,8 @@ class WarmUp(TrainerCallback):
             )
 
 
-def try_out(trainer: RunTrainer) -> Trial:
-    """Run the longest pack forward and backward, and forget the gradients.
+def try_out(trainer: RunTrainer, num_steps: int) -> Trial:
+    """Run the longest pack of so many steps forward and backward and forget the gradients; record what can be recorded.
 
     All ranks try the same one: weights that are spread over them are put together by all at once.
 
@@ -70,17 +75,30 @@ def try_out(trainer: RunTrainer) -> Trial:
         TrainingError: it does not fit; says what to lower.
     """
     torch.cuda.reset_peak_memory_stats()
-    start, longest = time.perf_counter(), trainer.feed.order.longest()
+    start, packs = time.perf_counter(), _kinds(trainer.feed.order, num_steps)
+    num_tokens = packs[0].pack.num_tokens
     with torch.random.fork_rng(devices=[trainer.feed.device]):
         try:
-            trained = _run(trainer, longest)
-            if trainer.records:
-                trainer.record(trained)(trainer.feed.batch(longest))
+            trained = _run(trainer, packs[0])
+            torch.cuda.synchronize()
+            tried = time.perf_counter()
+            recorded = trainer.record(trained, packs) if trainer.records else 0
         except torch.OutOfMemoryError:
-            raise TrainingError(_too_long(trainer, longest.pack.num_tokens)) from None
+            raise TrainingError(_too_long(trainer, num_tokens)) from None
     torch.cuda.synchronize()
+    ended = time.perf_counter()
     total = torch.cuda.get_device_properties(trainer.feed.device).total_memory
-    return Trial(longest.pack.num_tokens, time.perf_counter() - start, torch.cuda.max_memory_allocated(), total)
+    return Trial(num_tokens, tried - start, recorded, ended - tried, torch.cuda.max_memory_allocated(), total)
+
+
+def _kinds(order: Order, num_steps: int) -> list[Forward]:
+    """A forward pass of each kind that is recorded by itself, those with the most tokens first."""
+    longest_first = sorted(order.beginning(num_steps), key=lambda forward: -forward.pack.num_tokens)
+    found: dict[Shape, Forward] = {}
+    for forward in longest_first:
+        has_images = any(order.examples[group.examples[0]].image_keys for group in forward.pack.groups)
+        found.setdefault(shape_of(forward.pack.num_tokens, order.num_targets(forward), has_images), forward)
+    return list(found.values())
 
 
 def _run(trainer: RunTrainer, forward: Forward) -> list[torch.Tensor]:

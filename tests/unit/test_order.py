@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.train.order import Forward, Order
+from lookonce.train.order import ENOUGH_PACKS, Forward, Order
 from lookonce.train.prompt import Example
 from lookonce.train.run_file import BatchSection
 
@@ -122,12 +122,13 @@ def test_lengths_are_those_of_all_packs_of_all_ranks(examples, batch, num_ranks,
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_no_pack_of_the_first_epochs_is_longer_than_the_one_that_is_tried(num_ranks):
+def test_the_beginning_is_what_all_ranks_run_in_so_many_steps_or_enough_of_it(num_ranks):
     examples = examples_of([(key, number % 5 + 1) for number, key in enumerate("aabacb" * 4)])
     of_ranks = orders(examples, num_ranks, samples_per_step=5)
-    [longest] = {order.longest().pack.num_tokens for order in of_ranks}
-    lengths = [length for epoch in range(20) for length in of_ranks[0].lengths(epoch)]
-    assert TOKENS_PER_PACK >= longest >= max(lengths) > min(lengths)
+    for order in of_ranks:
+        found = [forward.pack.num_tokens for forward in order.beginning(3 * len(order))]
+        assert sorted(found) == sorted(length for epoch in range(3) for length in order.lengths(epoch))
+    assert len(of_ranks[0].beginning(10**6)) == ENOUGH_PACKS * num_ranks
 
 
 @quick
