@@ -7,6 +7,10 @@ PyTorch takes two sizes that happen to be equal for the same, and would compile 
 wide alone; so its duck shapes are off. Past its limit of recompilations PyTorch would go on without compiling and has
 been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871), so the limit is out of reach, and to
 hit it is an error.
+
+Layers that are sharded are compiled for the first length, and then for all. PyTorch takes the numbers that such a
+module holds for inputs, and if sizes were open from the start it would leave open how large a head is, which
+FlexAttention can not be compiled for.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ from torch.fx.experimental import _config as fx_config
 
 from lookonce.errors import ModelError
 from lookonce.train.attention import NAME
+from lookonce.train.model import base_model, text_model
 from lookonce.train.no_waits import without_waiting
+from lookonce.train.sharding import is_sharded
 
 FULL_ATTENTION = "full_attention"
 """transformers' name for layers that attend to whatever their mask allows."""
@@ -48,7 +54,7 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
         with _for_all_lengths(), without_waiting(base_model(model)):
             if compiled:
                 for layer in text.layers:
-                    layer.compile(dynamic=True)
+                    layer.compile(dynamic=None if is_sharded(model) else True)
             yield
     finally:
         text.config._attn_implementation = before
@@ -70,16 +76,6 @@ def _check_layers(config: Any) -> None:
             f"{config.model_type} has layers of {', '.join(others)}, which can not keep the questions of a pack apart; "
             "set batch.mode: separate"
         )
-
-
-def text_model(model: Any) -> Any:
-    """The language model within a model that may wear an adapter."""
-    return base_model(model).model.language_model
-
-
-def base_model(model: Any) -> Any:
-    """transformers' model within one that may wear an adapter."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def num_graphs() -> int:

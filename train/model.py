@@ -116,6 +116,16 @@ def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftMod
     return trained
 
 
+def text_model(model: Any) -> Any:
+    """The language model within a model that may wear an adapter."""
+    return base_model(model).model.language_model
+
+
+def base_model(model: Any) -> Any:
+    """transformers' model within one that may wear an adapter."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lookonce.train.fast_layers import text_model
 from lookonce.train.groups import Group
+from lookonce.train.model import text_model
 from lookonce.train.prompt import Example
 
 

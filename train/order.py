@@ -57,15 +57,19 @@ class Order:
         """The forward passes of each step of an epoch, for this rank; every rank has as many."""
         return (self._weighed(step, ranks[self.rank]) for step, ranks in self._dealt(number))
 
+    def steps(self, start: int, end: int) -> Iterator[list[Forward]]:
+        """The forward passes of each step of a training, from one step to another, through all its epochs."""
+        first, within = divmod(start, len(self))
+        return islice(chain.from_iterable(map(self.epoch, count(first))), within, within + end - start)
+
     def lengths(self, number: int) -> list[int]:
         """Of all packs of an epoch on all ranks, in tokens."""
         return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
 
     def beginning(self, num_steps: int) -> list[Forward]:
         """The forward passes of so many steps on all ranks, or of as many as tell what packs are like."""
-        orders = [replace(self, rank=rank) for rank in range(self.num_ranks)]
-        steps = (zip(*(order.epoch(number) for order in orders), strict=True) for number in count())
-        forwards = (forward for step in islice(chain.from_iterable(steps), num_steps) for forward in chain(*step))
+        of_ranks = [replace(self, rank=rank).steps(0, num_steps) for rank in range(self.num_ranks)]
+        forwards = (forward for step in zip(*of_ranks, strict=True) for forward in chain(*step))
         return list(islice(forwards, max(len(self), ENOUGH_PACKS) * self.num_ranks))
 
     def num_targets(self, forward: Forward) -> int:

@@ -16,7 +16,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from lookonce.train.fast_layers import text_model
+from lookonce.train.model import text_model
 
 
 def shard_frozen(model: Any, device: torch.device) -> Any:

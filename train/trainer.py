@@ -2,9 +2,9 @@
 
 Design: Trainer does what it does for everybody (loop, checkpoints, resume, mixed precision, several GPUs). To it, an
 item of the data is a whole optimizer step, so that steps can have exactly so many samples in however many forward
-passes; `training_step` runs them one after the other, with gradients exchanged between processes after the last. What
-Trainer's loader gives are descriptions of steps, made of the seed alone: it can go to any place of an epoch without
-reading, and the batches themselves are made a few forward passes ahead.
+passes; `training_step` runs them one after the other, with gradients exchanged between processes after the last. Its
+loader only counts. What a step is follows from the seed and its number alone: a resumed training goes to its place
+without reading, and batches are made a few forward passes ahead, from one epoch into the next.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from lookonce.errors import UsageError
 from lookonce.train.attention import PackMask, padded_length
 from lookonce.train.feed import Feed
 from lookonce.train.loss import forward_loss
-from lookonce.train.order import Forward, Order
+from lookonce.train.order import Forward
 from lookonce.train.read_ahead import ReadAhead
 from lookonce.train.recorded import RecordedPasses, cuda_graphs
 from lookonce.train.run_file import RunFile
@@ -58,8 +58,6 @@ class RunTrainer(Trainer):
         self._recorded: RecordedPasses | None = None
         self.wait_seconds = 0.0
         self._ahead: ReadAhead | None = None
-        self._steps_ahead: Any = None
-        """What `_ahead` reads; Trainer makes another one every epoch."""
         super().__init__(
             model=model,
             args=arguments,
@@ -70,11 +68,10 @@ class RunTrainer(Trainer):
         self.mask = PackMask(padded_length(feed.order.batch.tokens_per_pack), feed.device)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Descriptions of steps, one an item, in the order of the epoch that Trainer is in."""
-        order = self.feed.order
-        in_epoch = EpochSteps(order, lambda: int(self.state.global_step) // len(order))
+        """As many items as an epoch has steps, by which Trainer counts; what a step is, `order` says."""
+        examples: Any = range(len(self.feed.order.examples))
         generator = torch.Generator()  # else each epoch would draw from the state that dropout draws from
-        return DataLoader(_Given(len(order.examples)), batch_sampler=in_epoch, collate_fn=list, generator=generator)
+        return DataLoader(examples, self.feed.order.batch.samples_per_step, generator=generator)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, and no thread is left over, nor the memory of recorded passes."""
@@ -85,15 +82,14 @@ class RunTrainer(Trainer):
             self._recorded = None
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """The next step, its batches made when they are asked for; Trainer's hook."""
+        """The next step, its batches made ahead, beyond an epoch's end too; Trainer's hook."""
         if self.state.global_step >= self.state.max_steps:  # a training is resumed that had made its last step
             self.control.should_training_stop = True
             return [], None
-        if self._steps_ahead is not epoch_iterator:
-            self.stop_reading()
-            self._steps_ahead = epoch_iterator
-            self._ahead = ReadAhead(epoch_iterator, self.feed.batch, self.feed.device, self.num_ahead)
-        assert self._ahead is not None
+        if not self._ahead:
+            steps = self.feed.order.steps(self.state.global_step, self.state.max_steps)
+            self._ahead = ReadAhead(steps, self.feed.batch, self.feed.device, self.num_ahead)
+        next(epoch_iterator)
         return [self._ahead.step()], None
 
     def training_step(  # type: ignore[override]
@@ -175,7 +171,7 @@ class RunTrainer(Trainer):
         """End the thread that reads ahead."""
         if self._ahead:
             self._ahead.close()
-        self._ahead = self._steps_ahead = None
+        self._ahead = None
 
     @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -196,32 +192,6 @@ class RunTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-
-class EpochSteps(Sampler[list[Forward]]):
-    """The steps of the epoch that a training is in, as a batch sampler."""
-
-    def __init__(self, order: Order, epoch: Any) -> None:
-        self.order, self._epoch = order, epoch
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __iter__(self) -> Iterator[list[Forward]]:
-        return self.order.epoch(self._epoch())
-
-
-class _Given(Dataset[Forward]):
-    """What DataLoader takes items from; they are what the sampler gave."""
-
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __getitem__(self, forward: Forward) -> Forward:
-        return forward
 
 
 def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> TrainingArguments:

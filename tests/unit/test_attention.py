@@ -17,8 +17,8 @@ from lookonce.datasets.records import Record, Turn
 from lookonce.train import attention
 from lookonce.train.attention import BLOCK, PackMask, dense_mask, padded_length, shared_prefix_attention
 from lookonce.train.batch import Collator
-from lookonce.train.fast_layers import text_model, training_on_packs
-from lookonce.train.model import load_without_tower
+from lookonce.train.fast_layers import training_on_packs
+from lookonce.train.model import load_without_tower, text_model
 from lookonce.train.prompt import Prompter
 from lookonce.train.vision import CachedFeatures
 

@@ -11,8 +11,8 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.errors import ModelError
 from lookonce.train.attention import NAME
-from lookonce.train.fast_layers import text_model, training_on_packs
-from lookonce.train.model import add_lora, load_without_tower
+from lookonce.train.fast_layers import training_on_packs
+from lookonce.train.model import add_lora, load_without_tower, text_model
 from lookonce.train.run_file import LoraSection
 
 

@@ -7,12 +7,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lookonce.train.attention import PackMask
-from lookonce.train.fast_layers import text_model, training_on_packs
+from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.feed import Feed
 from lookonce.train.groups import Group
 from lookonce.train.inputs import Inputs
 from lookonce.train.loss import forward_loss
-from lookonce.train.model import add_lora, load_without_tower
+from lookonce.train.model import add_lora, load_without_tower, text_model
 from lookonce.train.operations import num_operations, num_pairs
 from lookonce.train.session import Session
 

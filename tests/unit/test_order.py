@@ -121,6 +121,14 @@ def test_lengths_are_those_of_all_packs_of_all_ranks(examples, batch, num_ranks,
     assert all(sorted(order.lengths(1)) == sorted(found) for order in of_ranks)
 
 
+@quick
+@given(EXAMPLES, BATCHES, st.integers(0, 20), st.integers(0, 20))
+def test_a_training_goes_on_at_any_step_as_if_it_had_not_stopped(examples, batch, start, num_steps):
+    [order] = orders(examples, **batch)
+    whole = [step for epoch in range(40) for step in order.epoch(epoch)]
+    assert list(order.steps(start, start + num_steps)) == whole[start : start + num_steps]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_the_beginning_is_what_all_ranks_run_in_so_many_steps_or_enough_of_it(num_ranks):
     examples = examples_of([(key, number % 5 + 1) for number, key in enumerate("aabacb" * 4)])
