@@ -41,6 +41,7 @@ STEPS = {16: 2.5e-3, 64: 5e-3}
 """Samples a step and learning rate, which grows with the root of it."""
 SEEDS = (0, 1, 2)
 NUM_MARKS = 12
+ENOUGH = 0.98
 NUM_ASKED = 1000
 """Held-out questions, the same at every mark."""
 
@@ -137,17 +138,30 @@ def all_curves(folder: Path, epochs: float, num_processes: int) -> dict[str, lis
 
 
 def table(curves: dict[str, list[dict[str, float]]]) -> str:
-    """Exact match at a quarter, a half and the end of all samples, and seconds: means and spreads over seeds."""
-    lines = [f"{'':32}{'quarter':>16}{'half':>16}{'end':>16}{'seconds':>10}"]
+    """Exact match after parts of all samples, thousands of samples until `ENOUGH`, and seconds; over seeds."""
+    lines = [f"{'':32}{'quarter':>16}{'half':>16}{'3 quarters':>16}{'end':>16}{f'to {ENOUGH:.0%}':>10}{'seconds':>10}"]
     for order, size in itertools.product(ORDERS, STEPS):
         found = [curves[name_of(order, size, seed)] for seed in SEEDS]
         cells = []
-        for share in (0.25, 0.5, 1.0):
+        for share in (0.25, 0.5, 0.75, 1.0):
             at = [curve[max(round(len(curve) * share) - 1, 0)]["exact_match"] for curve in found]
             cells.append(f"{statistics.mean(at):.1%} ±{statistics.stdev(at):.1%}")
         seconds = statistics.mean(curve[-1]["seconds"] for curve in found)
-        lines.append(f"{f'{order}, {size} a step':32}" + "".join(f"{cell:>16}" for cell in cells) + f"{seconds:>10.0f}")
+        needed = statistics.mean(samples_to(ENOUGH, curve) for curve in found) / 1e3
+        row = "".join(f"{cell:>16}" for cell in cells) + f"{needed:>10.1f}{seconds:>10.0f}"
+        lines.append(f"{f'{order}, {size} a step':32}{row}")
     return "\n".join(lines)
+
+
+def samples_to(enough: float, curve: list[dict[str, float]]) -> float:
+    """Samples seen when exact match first was `enough`, on the line between two marks; not a number if it never was."""
+    before = {"samples": 0.0, "exact_match": curve[0]["majority"]}
+    for point in curve:
+        if point["exact_match"] >= enough:
+            share = (enough - before["exact_match"]) / (point["exact_match"] - before["exact_match"])
+            return before["samples"] + share * (point["samples"] - before["samples"])
+        before = point
+    return float("nan")
 
 
 def draw(curves: dict[str, list[dict[str, float]]], folder: Path) -> None:

@@ -104,8 +104,8 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def padded_length(num_tokens: int) -> int:
     """The length that a pack of so many tokens is padded to, whole blocks.
 
-    Lengths are a block apart, and from 4,096 tokens on a 16th to a 32nd of themselves, so that there are some dozen of
-    them. Two blocks are the least: sizes of 1 are compiled for by themselves
+    Lengths are a block apart, and from 4,096 tokens on a 16th to a 32nd of themselves, so that there are some dozens
+    of them. Two blocks are the least: sizes of 1 are compiled for by themselves
     (https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html).
     """
     num_blocks = -(-num_tokens // BLOCK)

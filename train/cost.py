@@ -6,7 +6,7 @@ An image's tokens follow from its size, so no pixel is decoded. The same text is
 is asked about: 8,786 real questions take half a second instead of four.
 
 Where an image is not there its size is unknown: it counts as `image_tokens`, if these are given, else as none, and the
-report says so. Padding is not counted: neither that of rows, nor that of packs to the lengths that are compiled.
+report says so. Padding is not counted: neither that of rows, nor that of packs to whole blocks.
 """
 
 from __future__ import annotations

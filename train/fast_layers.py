@@ -2,7 +2,7 @@
 
 Design: transformers' layers as they are, each compiled alone (regional compilation), so that one graph serves them all
 and compiling takes seconds. It serves packs of all lengths too, so none is compiled for in the middle of a training and
-none is padded to fit a graph; on an H200 that costs 0.6 % of the time that a graph for one length takes. By default
+none is padded to fit a graph; that costs at most two percent of the time that a graph for one length takes. By default
 PyTorch takes two sizes that happen to be equal for the same, and would compile for a first pack as long as the model is
 wide alone; so its duck shapes are off. Past its limit of recompilations PyTorch would go on without compiling and has
 been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871), so the limit is out of reach, and to

@@ -9,7 +9,7 @@ here too, since only here the whole step is known, with all its forward passes o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count, islice
 
 from lookonce.train.groups import Group, group_examples
@@ -66,10 +66,11 @@ class Order:
         """Of all packs of an epoch on all ranks, in tokens."""
         return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
 
-    def beginning(self, num_steps: int) -> list[Forward]:
-        """The forward passes of so many steps on all ranks, or of as many as tell what packs are like."""
-        of_ranks = [replace(self, rank=rank).steps(0, num_steps) for rank in range(self.num_ranks)]
-        forwards = (forward for step in zip(*of_ranks, strict=True) for forward in chain(*step))
+    def coming(self, start: int, end: int) -> list[Forward]:
+        """What all ranks run from one step of a training to another, or as much of it as tells what packs are like."""
+        first, within = divmod(start, len(self))
+        dealt = islice(chain.from_iterable(map(self._dealt, count(first))), within, within + end - start)
+        forwards = (forward for step, ranks in dealt for packs in ranks for forward in self._weighed(step, packs))
         return list(islice(forwards, max(len(self), ENOUGH_PACKS) * self.num_ranks))
 
     def num_targets(self, forward: Forward) -> int:

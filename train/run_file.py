@@ -145,7 +145,8 @@ class TrainSection(Section):
     compile: bool = True
     """Compile the decoder layers, on a GPU; takes up to a minute, once for packs of all lengths."""
     cuda_graphs: bool = True
-    """Record passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch its kernels."""
+    """Record passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch its kernels. Their
+    memory is theirs until training ends. Not with gradient checkpointing, fp16, fsdp or rows."""
     fsdp: bool = False
     """Spread the frozen weights over the GPUs of a training in several processes, for models too large for one."""
     prefetch: Count = 2

@@ -30,6 +30,7 @@ HARMLESS = {
     *("data.format", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.compare_steps", "train.fsdp"),
+    "train.cuda_graphs",
     *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
 }
 """Keys that may change between a run and its continuation: they do not change what is trained. Where models, records
@@ -87,6 +88,7 @@ class RunFolder:
             ignored = {f"run.{name}" for name in HARMLESS}
             recorded = json.loads(self._record.read_text())
             recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
+            recorded["run"] = self.read_run().model_dump(mode="json")  # with the keys that are newer than it
             found = differences(_identity(run, identity), recorded)
             lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
             if lines:

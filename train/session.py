@@ -76,7 +76,7 @@ def make_trainer(
         feed(held_out, whole) if held_out else None,
         options.train.prefetch,
         callbacks,
-        records=_can_record(options, arguments, vision),
+        uses_graphs=can_record(options, arguments, vision),
     )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
@@ -84,8 +84,8 @@ def make_trainer(
     return trainer
 
 
-def _can_record(run: RunFile, arguments: TrainingArguments, vision: VisionSource) -> bool:
-    """Whether the passes over packs of one length are the same work each time, and the GPU's alone.
+def can_record(run: RunFile, arguments: TrainingArguments, vision: VisionSource) -> bool:
+    """Whether the passes over packs of one shape are the same work each time, and the GPU's alone.
 
     They are not with a tower, whose shapes are those of its images; and what checkpointing keeps of random states, the
     scaling of losses in half precision and weights that are spread over GPUs are the CPU's work too.

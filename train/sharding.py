@@ -27,11 +27,18 @@ def shard_frozen(model: Any, device: torch.device) -> Any:
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in trained:
         weight.data = weight.data.to(device)
-        distributed.broadcast(weight.data, src=0)
+    broadcast_trained(model)
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for module in (*text_model(model).layers, model):
         fully_shard(module, mesh=mesh, ignored_params=set(trained))
     return model
+
+
+def broadcast_trained(model: Any) -> None:
+    """Give all ranks the first one's weights of what is trained."""
+    for weight in model.parameters():
+        if weight.requires_grad:
+            distributed.broadcast(weight.data, src=0)
 
 
 def is_sharded(model: Any) -> bool:

@@ -21,7 +21,7 @@ class Measured:
     num_samples: int
     seconds: float
     warm_up_seconds: float
-    """Before these: the trial of each length of packs, with its compilation, and the first steps."""
+    """Before these: the trial of packs, with what is compiled and recorded in it, and the first steps."""
     wait_share: float
     """Of the time, spent waiting for data."""
     tokens_per_second: float

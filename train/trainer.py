@@ -20,15 +20,16 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from lookonce.errors import UsageError
+from lookonce.errors import TrainingError, UsageError
+from lookonce.text import size
 from lookonce.train.attention import PackMask, padded_length
 from lookonce.train.feed import Feed
 from lookonce.train.loss import forward_loss
 from lookonce.train.order import Forward
 from lookonce.train.read_ahead import ReadAhead
-from lookonce.train.recorded import RecordedPasses, cuda_graphs
+from lookonce.train.recorded import RecordedPasses, Recorder, cuda_graphs
 from lookonce.train.run_file import RunFile
-from lookonce.train.sharding import average_gradients, is_sharded
+from lookonce.train.sharding import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.vision import Batch
 
 CHECKPOINTING = next(
@@ -51,11 +52,11 @@ class RunTrainer(Trainer):
         num_ahead: int = 2,
         callbacks: Sequence[Any] = (),
         *,
-        records: bool = False,
+        uses_graphs: bool = False,
     ) -> None:
-        """`records`: passes over packs are recorded, once `record` has been called."""
-        self.feed, self.eval_feed, self.num_ahead, self.records = feed, eval_feed, num_ahead, records
-        self._recorded: RecordedPasses | None = None
+        """`uses_graphs`: passes over packs are recorded and replayed, once `record_passes` has been called."""
+        self.feed, self.eval_feed, self.num_ahead, self.uses_graphs = feed, eval_feed, num_ahead, uses_graphs
+        self._passes: RecordedPasses | None = None
         self.wait_seconds = 0.0
         self._ahead: ReadAhead | None = None
         super().__init__(
@@ -77,9 +78,11 @@ class RunTrainer(Trainer):
         """Trainer's, and no thread is left over, nor the memory of recorded passes."""
         try:
             return super().train(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise TrainingError(out_of_memory(self.feed)) from None
         finally:
             self.stop_reading()
-            self._recorded = None
+            self._passes = None
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The next step, its batches made ahead, beyond an epoch's end too; Trainer's hook."""
@@ -102,11 +105,11 @@ class RunTrainer(Trainer):
         model.train()
         before = self._waited
         total = torch.zeros((), device=self.args.device)
-        if self._recorded:
-            self._recorded.begin_step()
+        if self._passes:
+            self._passes.begin_step()
         for batch, is_last in inputs:
-            if self._recorded:
-                total += self._recorded(batch)
+            if self._passes:
+                total += self._passes(batch)
             else:
                 with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
                     total += self.forward_backward(model, batch)
@@ -123,18 +126,23 @@ class RunTrainer(Trainer):
         part: torch.Tensor = loss.detach()
         return part
 
-    def record(self, trained: Sequence[torch.Tensor], forwards: Sequence[Forward]) -> int:
-        """From now on record and replay passes, which give gradients to `trained`; those over some packs at once. Gives
-        how many shapes these have."""
+    def record_passes(
+        self, trained: Sequence[torch.Tensor], forwards: Sequence[Forward], recorder: Recorder | None = None
+    ) -> None:
+        """From now on record and replay passes, which give gradients to `trained`.
+
+        Those over `forwards`, each of which has another shape, are recorded at once.
+        """
         model, merge_size = self.model_wrapped, self.feed.prompter.merge_size
-        self._recorded = RecordedPasses(partial(self.forward_backward, model), trained, merge_size, cuda_graphs())
+        run = partial(self.forward_backward, model)
+        self._passes = RecordedPasses(run, trained, merge_size, recorder or cuda_graphs())
         for forward in forwards:
-            self._recorded.prepare(self.feed.batch(forward))
-        return self._recorded.num_shapes
+            self._passes.prepare(self.feed.batch(forward))
+        assert self._passes.num_shapes == len(forwards)
 
     def _averages(self, model: Any) -> bool:
         """Whether gradients are exchanged at a step's end, and not by DDP in each backward pass."""
-        return is_sharded(model) or (self.records and self.args.world_size > 1)
+        return is_sharded(model) or (self.uses_graphs and self.args.world_size > 1)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         """Trainer's; a model that is sharded is where it should be."""
@@ -145,6 +153,7 @@ class RunTrainer(Trainer):
         """Trainer's; without DDP, which would put together what is sharded and whose hooks can not be recorded, it gets
         autocast alone."""
         if self._averages(model) and not getattr(model, "_is_accelerate_prepared", False):
+            broadcast_trained(model)
             self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
             model._is_accelerate_prepared = True
         return super()._wrap_model(model, *args, **kwargs)
@@ -174,17 +183,22 @@ class RunTrainer(Trainer):
         self._ahead = None
 
     @torch.no_grad()
+    def validation_loss(self, batch: Batch) -> torch.Tensor:
+        """A batch's part of the validation loss."""
+        with self.compute_loss_context_manager():
+            return forward_loss(self.model, batch, self.mask)
+
+    @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The validation loss: over all samples, weighed as the training's is, however they fall into batches."""
         assert self.eval_feed
         model: Any = self.model
         model.eval()
         total = torch.zeros((), device=self.args.device)
-        ahead = ReadAhead(self.eval_feed.order.epoch(0), self.eval_feed.batch, self.eval_feed.device, self.num_ahead)
-        for batch, _ in ahead.step():
-            with self.compute_loss_context_manager():
-                total += forward_loss(model, batch, self.mask)
-        ahead.close()
+        feed = self.eval_feed
+        with contextlib.closing(ReadAhead(feed.order.epoch(0), feed.batch, feed.device, self.num_ahead)) as ahead:
+            for batch, _ in ahead.step():
+                total += self.validation_loss(batch)
         if is_sharded(model):
             model.reshard()  # else saving would do so on the first rank alone, and the next step wait for it for ever
         total = self.accelerator.reduce(total, "sum")
@@ -192,6 +206,16 @@ class RunTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+def out_of_memory(feed: Feed, num_tokens: int | None = None) -> str:
+    """What to say when the GPU's memory does not suffice, for a pack of so many tokens if that is known."""
+    total = torch.cuda.get_device_properties(feed.device).total_memory
+    what = f"a pack of {num_tokens:,} tokens does not fit" if num_tokens else "there is no room left on"
+    return (
+        f"{what} this GPU of {size(total)}; lower batch.tokens_per_pack (now {feed.order.batch.tokens_per_pack:,}) or "
+        "set train.gradient_checkpointing: true"
+    )
 
 
 def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> TrainingArguments:

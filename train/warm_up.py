@@ -1,9 +1,9 @@
 """A trial of the longest pack as training begins: compiles the model, and shows whether packs fit the GPU.
 
 Design: measured and not computed, since what a pack needs depends on the model, the adapter, checkpointing and the
-compiler. It costs a forward and backward pass or two, and the time to compile, which would have to be spent anyhow.
-What is compiled later than that should not have been, and is told. Passes are recorded from the longest to the
-shortest, so that the memory of each finds room in that of the ones before; what turns up later is recorded then.
+compiler. It costs a few passes, the time to compile and the time to record, which would have to be spent anyhow. What
+is compiled later than that should not have been, and is told. Passes are recorded from the longest to the shortest, so
+that the memory of each finds room in that of the ones before; a shape that turns up later is recorded then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from lookonce.text import duration, size
 from lookonce.train.fast_layers import num_graphs
 from lookonce.train.order import Forward, Order
 from lookonce.train.recorded import Shape, shape_of
-from lookonce.train.trainer import RunTrainer
+from lookonce.train.sharding import is_sharded
+from lookonce.train.trainer import RunTrainer, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class WarmUp(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.feed.in_blocks:
-            self._say(try_out(self._trainer, state.max_steps).text())
+            self._say(try_out(self._trainer).text())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._num_graphs = num_graphs()
@@ -66,35 +67,41 @@ class WarmUp(TrainerCallback):
             )
 
 
-def try_out(trainer: RunTrainer, num_steps: int) -> Trial:
-    """Run the longest pack of so many steps forward and backward and forget the gradients; record what can be recorded.
+def try_out(trainer: RunTrainer) -> Trial:
+    """Run the longest pack to come forward and backward and forget the gradients, record what can be recorded, and run
+    the longest pack to validate with.
 
-    All ranks try the same one: weights that are spread over them are put together by all at once.
+    All ranks try the same ones: weights that are spread over them are put together by all at once.
 
     Raises:
         TrainingError: it does not fit; says what to lower.
     """
-    torch.cuda.reset_peak_memory_stats()
-    start, packs = time.perf_counter(), _kinds(trainer.feed.order, num_steps)
+    start, packs = time.perf_counter(), kinds(trainer.feed.order, trainer.state.global_step, trainer.state.max_steps)
     num_tokens = packs[0].pack.num_tokens
+    torch.cuda.reset_peak_memory_stats()
     with torch.random.fork_rng(devices=[trainer.feed.device]):
         try:
             trained = _run(trainer, packs[0])
             _run(trainer, packs[-1])  # what is compiled for one length first is compiled for all when another comes
             torch.cuda.synchronize()
-            tried = time.perf_counter()
-            recorded = trainer.record(trained, packs) if trainer.records else 0
+            tried, launched = time.perf_counter(), torch.cuda.max_memory_allocated()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            if trainer.uses_graphs:
+                trainer.record_passes(trained, packs)
+            _validate(trainer)
         except torch.OutOfMemoryError:
-            raise TrainingError(_too_long(trainer, num_tokens)) from None
+            raise TrainingError(out_of_memory(trainer.feed, num_tokens)) from None
     torch.cuda.synchronize()
     ended = time.perf_counter()
+    peak = max(launched, torch.cuda.max_memory_reserved()) + _bytes_of_optimizer(trainer, trained)
     total = torch.cuda.get_device_properties(trainer.feed.device).total_memory
-    return Trial(num_tokens, tried - start, recorded, ended - tried, torch.cuda.max_memory_allocated(), total)
+    return Trial(num_tokens, tried - start, len(packs) if trainer.uses_graphs else 0, ended - tried, peak, total)
 
 
-def _kinds(order: Order, num_steps: int) -> list[Forward]:
-    """A forward pass of each kind that is recorded by itself, those with the most tokens first."""
-    longest_first = sorted(order.beginning(num_steps), key=lambda forward: -forward.pack.num_tokens)
+def kinds(order: Order, start: int, end: int) -> list[Forward]:
+    """Of what is coming, a forward pass of each kind that is recorded by itself; those with the most tokens first."""
+    longest_first = sorted(order.coming(start, end), key=lambda forward: -forward.pack.num_tokens)
     found: dict[Shape, Forward] = {}
     for forward in longest_first:
         has_images = any(order.examples[group.examples[0]].image_keys for group in forward.pack.groups)
@@ -113,10 +120,18 @@ def _run(trainer: RunTrainer, forward: Forward) -> list[torch.Tensor]:
     return trained
 
 
-def _too_long(trainer: RunTrainer, length: int) -> str:
-    total = torch.cuda.get_device_properties(trainer.feed.device).total_memory
-    limit = trainer.feed.order.batch.tokens_per_pack
-    return (
-        f"a pack of {length:,} tokens does not fit this GPU of {size(total)}; lower batch.tokens_per_pack (now "
-        f"{limit:,}) or set train.gradient_checkpointing: true"
-    )
+def _validate(trainer: RunTrainer) -> None:
+    """Run the longest pack of the validation, which has to find room beside what is recorded."""
+    if feed := trainer.eval_feed:
+        longest = max(feed.order.coming(0, 1), key=lambda forward: forward.pack.num_tokens)
+        model: Any = trainer.model
+        model.eval()
+        trainer.validation_loss(feed.batch(longest))
+        if is_sharded(model):
+            model.reshard()
+
+
+def _bytes_of_optimizer(trainer: RunTrainer, trained: list[torch.Tensor]) -> int:
+    """What it will need beside the weights and their gradients: two numbers each, as Adam keeps; 0 if it has them."""
+    optimizer: Any = trainer.optimizer
+    return 0 if optimizer.state else 2 * sum(weight.nbytes for weight in trained)

@@ -65,6 +65,7 @@ class Journal:
         if path.exists():
             check_settings(self.folder, json.loads(path.read_text(encoding="utf-8")), settings)
             if self.images.exists():
+                clear_leftovers(self.folder)
                 clear_leftovers(self.images)
         else:
             write_json(path, settings)

@@ -17,6 +17,7 @@ from lookonce.cache.store.read import VisionCache
 from lookonce.errors import CacheError, RunFolderError
 from lookonce.train.feed import Feed
 from lookonce.train.inputs import Inputs
+from lookonce.train.order import Order
 from lookonce.train.progress import StepLines
 from lookonce.train.run import evaluate_run, train
 
@@ -221,6 +222,17 @@ def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path
     for again in (lambda: evaluate_run(run.output), lambda: train(run, resume=True, say=print)):
         with pytest.raises(RunFolderError, match="model"):
             again()
+
+
+@pytest.mark.parametrize("goes_on_from", [0, 4])
+def test_reading_goes_on_from_one_epoch_into_the_next(trainings, monkeypatch, goes_on_from):
+    run = trainings.parts("shared")
+    if goes_on_from:
+        train_until(run, goes_on_from + 1, monkeypatch)
+    begun, steps = [], Order.steps
+    monkeypatch.setattr(Order, "steps", lambda self, start, end: begun.append(start) or steps(self, start, end))
+    assert train(run, resume=True, **QUIET).num_steps > 2 * trainings.steps_an_epoch
+    assert begun == [goes_on_from]
 
 
 def test_other_questions_may_be_asked_of_a_trained_run(make_run, sample, tmp_path):

@@ -86,7 +86,7 @@ def test_a_pack_of_half_a_block_is_refused_since_kernels_would_read_past_its_end
 @pytest.mark.parametrize(
     ("num_tokens", "expected"), [(1, 2), (2 * BLOCK, 2), (2 * BLOCK + 1, 3), (4096, 32), (4097, 34), (8193, 68)]
 )
-def test_packs_are_padded_to_some_dozen_lengths_of_whole_blocks(num_tokens, expected):
+def test_packs_are_padded_to_some_dozens_of_lengths_in_whole_blocks(num_tokens, expected):
     assert padded_length(num_tokens) == expected * BLOCK
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 import pytest
@@ -130,13 +130,14 @@ def test_a_training_goes_on_at_any_step_as_if_it_had_not_stopped(examples, batch
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_the_beginning_is_what_all_ranks_run_in_so_many_steps_or_enough_of_it(num_ranks):
+def test_what_is_coming_is_what_all_ranks_run_from_that_step_on_or_enough_of_it(num_ranks):
     examples = examples_of([(key, number % 5 + 1) for number, key in enumerate("aabacb" * 4)])
     of_ranks = orders(examples, num_ranks, samples_per_step=5)
     for order in of_ranks:
-        found = [forward.pack.num_tokens for forward in order.beginning(3 * len(order))]
-        assert sorted(found) == sorted(length for epoch in range(3) for length in order.lengths(epoch))
-    assert len(of_ranks[0].beginning(10**6)) == ENOUGH_PACKS * num_ranks
+        found = order.coming(1, 3 * len(order))
+        steps = zip(*(other.steps(1, 3 * len(order)) for other in of_ranks), strict=True)
+        assert found == [forward for step in steps for forward in chain(*step)]
+    assert len(of_ranks[0].coming(0, 10**6)) == ENOUGH_PACKS * num_ranks
 
 
 @quick

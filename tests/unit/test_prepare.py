@@ -290,7 +290,8 @@ def test_an_image_that_was_removed_meanwhile_is_written_again(tmp_path, made, mo
             made()
     (tmp_path / "out" / "images" / "cl5.jpg").unlink()
     (tmp_path / "out" / "images" / "cl7.jpg").write_bytes(b"half")
-    (tmp_path / "out" / "images" / "cl7.jpg.tmp-host-1-0").write_bytes(b"left over")
+    for name in ("images/cl7.jpg.tmp-host-1-0", "val.jsonl.tmp-host-1-0"):
+        (tmp_path / "out" / name).write_bytes(b"left over")
     made()
     assert finished(tmp_path / "out") == expected
 

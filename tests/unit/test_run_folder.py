@@ -61,11 +61,26 @@ def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"train": {"prefetch": 3}}, {"cache": {"dir": "elsewhere"}}, {"model": {"path": "moved"}}]
+    "change",
+    [
+        {"train": {"prefetch": 3}},
+        {"train": {"cuda_graphs": False}},
+        {"cache": {"dir": "elsewhere"}},
+        {"model": {"path": "moved"}},
+    ],
 )
 def test_what_does_not_change_the_training_may_change(make_run, change):
     claim(RunFolder(make_run().output), make_run())
     claim(RunFolder(make_run().output), make_run(**change))
+
+
+def test_a_run_of_before_a_key_was_known_is_the_same_run(make_run):
+    run = make_run()
+    claim(RunFolder(run.output), run)
+    record = json.loads((run.output / "run.json").read_text())
+    del record["run"]["train"]["max_grad_norm"]
+    (run.output / "run.json").write_text(json.dumps(record))
+    claim(RunFolder(run.output), run)
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(make_run):
