@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import threading
 from collections import namedtuple
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,72 +23,10 @@ CARD = b"---\nlicense: apache-2.0\n---\n# A model\n"
 Usage = namedtuple("Usage", "total used free")
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub as a download needs; `main` is the second commit."""
-
-    files: dict[str, bytes] = {}
-    asked: list[str] = []
-    refuses: tuple[int, str] | None = None
-    """Status and error code that every request gets."""
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, with_body: bool) -> None:
-        path = self.path.partition("?")[0]
-        self.asked.append(path)
-        commit = FIRST if FIRST in path else SECOND
-        name = path.partition(f"/{NAME}/resolve/{commit}/")[2]
-        if self.refuses:
-            status, code = self.refuses
-            self.reply(status, b"{}", headers={"X-Error-Code": code})
-        elif name:
-            self.reply(200, self.files[name], with_body, {"X-Repo-Commit": commit})
-        elif path.startswith(f"/api/models/{NAME}/tree/"):
-            tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in self.files.items()]
-            self.reply(200, json.dumps(tree).encode())
-        elif path == f"/api/models/{NAME}/revision/main":
-            self.reply(200, json.dumps({"id": NAME, "sha": SECOND, "siblings": [], "tags": []}).encode())
-        else:
-            code = "RevisionNotFound" if path.startswith(f"/api/models/{NAME}") else "RepoNotFound"
-            self.reply(404, b"{}", headers={"X-Error-Code": code})
-
-    def reply(self, status: int, body: bytes, with_body: bool = True, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        etag = hashlib.sha256(body).hexdigest()
-        for key, value in ({"Content-Length": str(len(body)), "ETag": f'"{etag}"'} | (headers or {})).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if with_body and self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def hub(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+def hub(sample: Path, make_hub: Callable[..., Any]) -> Any:
     files = {path.name: path.read_bytes() for path in (sample / "model").iterdir()}
-    monkeypatch.setattr(Hub, "files", files | {"README.md": CARD, "pytorch_model.bin": b"x" * 10_000})
-    monkeypatch.setattr(Hub, "asked", [])
-    monkeypatch.setattr(Hub, "refuses", None)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    constants = "huggingface_hub.constants"
-    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
-    monkeypatch.setattr(f"{constants}.HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(f"{constants}.ENDPOINT", endpoint)
-    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield Hub
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    return make_hub(NAME, "models", files | {"README.md": CARD, "pytorch_model.bin": b"x" * 10_000}, [])
 
 
 @pytest.fixture
@@ -162,7 +97,7 @@ def test_looking_locally_never_asks_the_hub(hub):
     ids=["unknown", "revision", "gated", "down", "folder"],
 )
 def test_a_model_that_can_not_be_had_is_refused_with_what_to_do(hub, make_run, monkeypatch, model, refuses, message):
-    monkeypatch.setattr(Hub, "refuses", refuses)
+    hub.refuses = refuses
     with pytest.raises(ModelError, match=message):
         fetch(make_run(model=model))
 

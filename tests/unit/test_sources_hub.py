@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -19,7 +16,7 @@ from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import SourceError, UsageError
 
 NAME = "SimulaMet-HOST/Kvasir-VQA"
-FIRST, SECOND = "1" * 40, "2" * 40
+FIRST, SECOND = "1" * 39 + "a", "2" * 39 + "b"
 KVASIR = find_definition("kvasir-vqa")
 ROW = {"image_id": "a", "question": "Is there text?", "answer": "yes"}
 FILES = {
@@ -30,60 +27,14 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub as a download needs; `main` is the second commit."""
-
-    asked: list[str] = []
-    is_down = False
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, with_body: bool) -> None:
-        path = self.path.partition("?")[0]
-        self.asked.append(path)
-        commit = FIRST if FIRST in path else SECOND
-        name = path.partition(f"/resolve/{commit}/")[2]
-        if self.is_down or (not name and not path.startswith(f"/api/datasets/{NAME}")):
-            self.reply(404 if not self.is_down else 503, b"{}")
-        elif name:
-            self.reply(200, FILES[name], with_body, {"X-Repo-Commit": commit})
-        elif "/tree/" in path:
-            tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in FILES.items()]
-            self.reply(200, json.dumps(tree).encode())
-        else:
-            files = [{"rfilename": name} for name in FILES]
-            info = {"id": NAME, "sha": commit, "siblings": files, "tags": ["license:cc-by-nc-4.0"]}
-            self.reply(200, json.dumps(info).encode())
-
-    def reply(self, status: int, body: bytes, with_body: bool = True, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        etag = hashlib.sha256(body).hexdigest()
-        for key, value in ({"Content-Length": str(len(body)), "ETag": f'"{etag}"'} | (headers or {})).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
+@pytest.fixture
+def local(make_hub: Callable[..., Any]) -> Any:
+    return make_hub(NAME, "datasets", FILES, ["license:cc-by-nc-4.0"])
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(Hub, "asked", [])
-    monkeypatch.setattr(Hub, "is_down", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def endpoint(local: Any) -> str:
+    return str(local.endpoint)
 
 
 @pytest.fixture
@@ -91,26 +42,26 @@ def section() -> HubSection:
     return HubSection(id=NAME, files=["data/*", "images/*"])
 
 
-def test_what_is_wanted_is_downloaded_at_the_commit_that_main_is(endpoint, section, capfd):
+def test_what_is_wanted_is_downloaded_at_the_commit_that_main_is(local, endpoint, section, capfd):
     source = hub.download(section, KVASIR, endpoint=endpoint)
     assert (source.place, source.revision, source.licence) == (NAME, SECOND, "cc-by-nc-4.0")
     assert source.files == ("data/raw.jsonl",) and source.form == "json"
     assert (source.root / "images" / "a.jpg").read_bytes() == FILES["images/a.jpg"]
     assert not (source.root / "notes.bin").exists() and capfd.readouterr() == ("", "")
-    assert all(f"/resolve/{SECOND}/" in path for path in Hub.asked if "resolve" in path)
+    assert all(f"/resolve/{SECOND}/" in path for path in local.asked if "resolve" in path)
 
 
 @pytest.mark.parametrize("where", ["command line", "definition"])
-def test_a_revision_pins_the_commit(endpoint, section, where):
+def test_a_revision_pins_the_commit(local, endpoint, section, where):
     pinned = section.model_copy(update={"revision": FIRST if where == "definition" else None})
     source = hub.download(pinned, KVASIR, FIRST if where == "command line" else None, endpoint=endpoint)
     assert source.revision == FIRST
-    assert all(f"/resolve/{FIRST}/" in path for path in Hub.asked if "resolve" in path)
+    assert all(f"/resolve/{FIRST}/" in path for path in local.asked if "resolve" in path)
 
 
-def test_a_pinned_commit_that_was_downloaded_needs_no_hub(endpoint, section, monkeypatch):
+def test_a_pinned_commit_that_was_downloaded_needs_no_hub(local, endpoint, section):
     hub.download(section, KVASIR, FIRST, endpoint=endpoint)
-    monkeypatch.setattr(Hub, "is_down", True)
+    local.refuses = (503, "")
     again = hub.download(section, KVASIR, FIRST, endpoint=endpoint)
     assert again.files == ("data/raw.jsonl",) and again.revision == FIRST
     with pytest.raises(SourceError, match=r"can not download .*/Kvasir-VQA from the Hub: .*(?s:.)*--source DIR"):
