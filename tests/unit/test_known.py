@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.known import KNOWN, Source
-from lookonce.train.content import find_fingerprint, source_of
-from lookonce.train.inputs import open_model
+from lookonce.train.base_model import find_fingerprint, open_model, source_of
+from lookonce.train.inputs import Inputs
 from lookonce.train.run_file import RunFile
 
 
@@ -28,6 +31,13 @@ def run(make_run, sample, tmp_path) -> RunFile:
 
 def grow_old(path: Path) -> None:
     os.utime(path, (path.stat().st_mtime - 60,) * 2)
+
+
+def computed(run: RunFile) -> Fingerprint:
+    """What the fingerprint is, whatever is noted."""
+    options = run.cache
+    processor = ImageProcessor(Path(run.model.path), options.backend, options.min_pixels, options.max_pixels)
+    return Fingerprint.of(Checkpoint.open(run.model.path), processor, options.dtype)
 
 
 def note(run: RunFile) -> Path:
@@ -101,21 +111,21 @@ CASES = {
 
 @pytest.mark.parametrize(("change", "is_known"), CASES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_fingerprint_is_known_while_nothing_has_changed(run, change: Callable[[RunFile], RunFile], is_known: bool):
-    open_model(run)
+    find_fingerprint(run)
     changed = change(run)
     assert (source_of(changed).recall(run.cache.dir) is not None) is is_known
-    assert find_fingerprint(changed) == open_model(changed)[-1]
+    assert find_fingerprint(changed) == computed(changed)
 
 
 def test_a_model_that_was_written_just_now_is_not_noted(run):
     just_written(run)
-    open_model(run)
+    find_fingerprint(run)
     assert not (run.cache.dir / KNOWN).exists()
 
 
 def test_what_changes_while_it_is_read_is_not_taken_for_what_was_read(run):
     source = source_of(run)
-    fingerprint = open_model(run)[-1]
+    fingerprint = open_model(source)[-1]
     weights(run)
     source.remember(run.cache.dir, fingerprint)
     assert source_of(run).recall(run.cache.dir) is None
@@ -123,12 +133,24 @@ def test_what_changes_while_it_is_read_is_not_taken_for_what_was_read(run):
 
 def test_where_nothing_can_be_noted_it_is_found_each_time(run):
     run.cache.dir.write_text("a file where the folder would be")
-    assert find_fingerprint(run) == find_fingerprint(run)
+    assert find_fingerprint(run) == find_fingerprint(run) == computed(run)
 
 
 def test_the_note_of_a_source_is_found_by_model_and_settings_alone(tmp_path):
     """So that a new release writes over what the old one had noted."""
     (tmp_path / "config.json").write_text("{}")
     grow_old(tmp_path / "config.json")
-    old, new = (Source(str(tmp_path), {}, {"config.json": [2, number]}, {}) for number in (1, 2))
-    assert old._path(tmp_path) == new._path(tmp_path) != Source("other", {}, {}, {})._path(tmp_path)
+    old, new = (Source(tmp_path, {}, {"config.json": [2, number]}, {}) for number in (1, 2))
+    assert old._path(tmp_path) == new._path(tmp_path) != Source(Path("other"), {}, {}, {})._path(tmp_path)
+
+
+@pytest.mark.parametrize("open_run", [find_fingerprint, Inputs.open])
+def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, open_run):
+    """Its branch may have moved to another commit when it is asked for again."""
+    folders = iter([run.model.path])
+    monkeypatch.setattr("lookonce.cache.model.hub.snapshot_download", lambda *_, **__: next(folders))
+    monkeypatch.chdir(tmp_path)
+    of_hub = run.model_copy(update={"model": run.model.model_copy(update={"path": "owner/name"})})
+    opened = open_run(of_hub)
+    assert (opened.fingerprint if isinstance(opened, Inputs) else opened) == computed(run)
+    assert find_fingerprint(run) == computed(run)
