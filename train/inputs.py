@@ -70,6 +70,7 @@ class Inputs(Content):
         settle(self.cache_folder, self.fingerprint, self._provenance())
         wanted = planned_images(self.images, self.processor)
         agree_on_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+        self._note_fingerprint()
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
         """The tower, on the best device."""
@@ -87,7 +88,14 @@ class Inputs(Content):
             retry_quarantined,
             self.run.cache.claim_s,
         )
-        return build_cache(self.run.cache.dir, self.fingerprint, self.processor, self.images, self.load_tower, options)
+        root = self.run.cache.dir
+        report = build_cache(root, self.fingerprint, self.processor, self.images, self.load_tower, options)
+        self._note_fingerprint()
+        return report
+
+    def _note_fingerprint(self) -> None:
+        """Where there may have been no folder for it before."""
+        self.source.remember(self.run.cache.dir, self.fingerprint)
 
     def _provenance(self) -> dict[str, Any]:
         return {"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()}
