@@ -56,9 +56,9 @@ class Source:
 
     def remember(self, root: Path, fingerprint: Fingerprint) -> None:
         """Note the fingerprint that was found in a folder of caches, if there is one and the note is not there yet."""
-        if root.is_dir() and all(self.stamps.values()) and self.recall(root) != fingerprint:
-            note = {"source": self.to_json(), "fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256}
-            with contextlib.suppress(OSError):  # of one that may only be looked at
+        note = {"source": self.to_json(), "fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256}
+        with contextlib.suppress(OSError):  # of one that may only be looked at, or not even that
+            if root.is_dir() and all(self.stamps.values()) and self.recall(root) != fingerprint:
                 write_json(self._path(root), note)
 
     def recall(self, root: Path) -> Fingerprint | None:
