@@ -1,8 +1,9 @@
 """Phase 2: train the language model's LoRA adapter from cached features.
 
 run_file     what a run is: one YAML file
-content      what a run reads, by content: records, distinct images, fingerprint
-inputs       what a run reads: checkpoint, records, distinct images, cache
+base_model   the model a run begins with, and the fingerprint that it gives its cache
+content      a run's records and distinct images, and which cache is theirs
+inputs       the same with the model opened: plan, build, open the cache
 fetch        what a run needs, brought here for jobs without internet
 pin          the model's commit written into a run file
 prompt       records to tokens, and which of them are supervised

@@ -1,7 +1,7 @@
-"""What a run reads, by content: its records, their distinct images, and the fingerprint of its cache. No torch.
+"""A run's records and distinct images, and which cache is theirs: all that who only looks needs.
 
-Design: who only looks (`lookonce status`, `cache verify`) starts here, and has its answer in half a second where
-opening the model takes six. What needs the model itself is in inputs.py.
+Design: no torch, so `lookonce status` and `cache status` have their answer in half a second where opening the model
+takes six; they open it only while its fingerprint is not noted (base_model.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 
 from lookonce.cache.make.planner import index_of_plan
 from lookonce.cache.make.status import StatusReport, status
-from lookonce.cache.model.hub import locate
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import read_plan
-from lookonce.cache.store.known import Source
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record, read_records
+from lookonce.train.base_model import find_fingerprint
 from lookonce.train.run_file import RunFile
 
 MEGABYTE = 1_000_000
@@ -35,16 +34,6 @@ class Content:
     records: dict[str, list[Record]]
     """By split: train, val, test; empty where the run file names none."""
     images: ImageIndex
-
-    @classmethod
-    def find(cls, run: RunFile) -> Content:
-        """Read the records, take the keys of images from the cache's plan, and hash what it does not name.
-
-        Raises:
-            LookonceError: whatever of it is missing or broken.
-        """
-        records, fingerprint = read_splits(run), find_fingerprint(run)
-        return cls(run, fingerprint, records, find_images(run, fingerprint, records, trust_plan=True))
 
     @property
     def cache_folder(self) -> Path:
@@ -76,6 +65,16 @@ class Content:
         return digest.hexdigest()
 
 
+def find_content(run: RunFile) -> Content:
+    """Read the records, take the keys of images from the cache's plan, and hash what it does not name.
+
+    Raises:
+        LookonceError: whatever of it is missing or broken.
+    """
+    records, fingerprint = read_splits(run), find_fingerprint(run)
+    return Content(run, fingerprint, records, find_images(run, fingerprint, records, trust_plan=True))
+
+
 def read_splits(run: RunFile) -> dict[str, list[Record]]:
     """The records of a run, by split: train, val, test."""
     return {split: list(read_split(run, split)) for split in SPLITS}
@@ -97,22 +96,3 @@ def find_images(
         plan = read_plan(run.cache.dir / fingerprint.folder_name)
         known = index_of_plan(plan, (path for record in everything for path in record.images))
     return index_images(everything, known)
-
-
-def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:
-    """The fingerprint of a run's cache, for who only looks; `is_local` downloads nothing.
-
-    Raises:
-        ModelError: there is no such model.
-    """
-    if known := source_of(run, is_local=is_local).recall(run.cache.dir):
-        return known
-    from lookonce.train.inputs import open_model
-
-    return open_model(run, is_local=is_local)[-1]
-
-
-def source_of(run: RunFile, *, is_local: bool = False) -> Source:
-    """What the fingerprint of a run's cache is found from."""
-    settings = run.cache.model_dump(mode="json", include={"dtype", "backend", "min_pixels", "max_pixels"})
-    return Source.of(locate(run.model.path, run.model.revision, is_local=is_local), settings)

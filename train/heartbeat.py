@@ -42,7 +42,7 @@ class Heartbeat(TrainerCallback):
         self.progress = Progress(Worker.this_process(), time.time())
         self._stepped = self._step_began = time.monotonic()
         self._busy_s = 0.0
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._window: deque[tuple[int, float]] = deque(maxlen=WINDOW_BEATS + 1)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -110,7 +110,9 @@ class Heartbeat(TrainerCallback):
         self._update(**changes)
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # a disk that is full now may not be at the next beat
+        # Who writes last has read last. A lock of its own, since a step must not wait for the disk; and a disk that is
+        # full now may not be at the next beat.
+        with self._writing, contextlib.suppress(OSError):
             write_json(self.path, asdict(self.progress))
 
 

@@ -1,7 +1,4 @@
-"""What a run reads: its checkpoint, its records, their distinct images, and the cache that fits them all.
-
-Both phases start here, so that they can not disagree on which cache a run file means.
-"""
+"""A run's content with its model opened, for who makes features or trains on them: plan, build, open the cache."""
 
 from __future__ import annotations
 
@@ -19,11 +16,12 @@ from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.names import BUILD_COMMAND
-from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import settle
+from lookonce.cache.store.known import Source
 from lookonce.cache.store.read import VisionCache, find_cache
 from lookonce.errors import FeaturesMissing, ImageError
-from lookonce.train.content import Content, find_images, read_splits, source_of
+from lookonce.train.base_model import open_model, source_of
+from lookonce.train.content import Content, find_images, read_splits
 from lookonce.train.model import best_device
 from lookonce.train.run_file import RunFile
 
@@ -32,6 +30,8 @@ from lookonce.train.run_file import RunFile
 class Inputs(Content):
     """A run's inputs, opened and checked."""
 
+    source: Source
+    """What the fingerprint was found from."""
     checkpoint: Checkpoint
     processor: ImageProcessor
 
@@ -45,9 +45,11 @@ class Inputs(Content):
             LookonceError: whatever of it is missing or broken.
         """
         records = read_splits(run)
-        checkpoint, processor, fingerprint = open_model(run)
+        source = source_of(run)  # before it is read: what changes meanwhile must not look as it was
+        checkpoint, processor, fingerprint = open_model(source)
+        source.remember(run.cache.dir, fingerprint)
         images = find_images(run, fingerprint, records, trust_plan=trust_plan)
-        return cls(run, fingerprint, records, images, checkpoint, processor)
+        return cls(run, fingerprint, records, images, source, checkpoint, processor)
 
     def estimate(self, num_pilot: int) -> PlanReport:
         """What `build` would do; with a pilot of so many images, also how long it would take."""
@@ -68,6 +70,7 @@ class Inputs(Content):
         settle(self.cache_folder, self.fingerprint, self._provenance())
         wanted = planned_images(self.images, self.processor)
         agree_on_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+        self._note_fingerprint()
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
         """The tower, on the best device."""
@@ -85,7 +88,14 @@ class Inputs(Content):
             retry_quarantined,
             self.run.cache.claim_s,
         )
-        return build_cache(self.run.cache.dir, self.fingerprint, self.processor, self.images, self.load_tower, options)
+        root = self.run.cache.dir
+        report = build_cache(root, self.fingerprint, self.processor, self.images, self.load_tower, options)
+        self._note_fingerprint()
+        return report
+
+    def _note_fingerprint(self) -> None:
+        """Where there may have been no folder for it before."""
+        self.source.remember(self.run.cache.dir, self.fingerprint)
 
     def _provenance(self) -> dict[str, Any]:
         return {"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()}
@@ -141,19 +151,6 @@ class Inputs(Content):
                         f"{len(self.images.unusable)} of {self.images.num_files} images can not be read, the first is "
                         f"asked for by {record.origin}: {self.images.unusable[path]}; mend it or remove its records"
                     )
-
-
-def open_model(run: RunFile, *, is_local: bool = False) -> tuple[Checkpoint, ImageProcessor, Fingerprint]:
-    """A run's checkpoint, how it takes images, and the fingerprint of its cache.
-
-    `is_local` downloads nothing: a model of the Hub must be here already.
-    """
-    source = source_of(run, is_local=is_local)  # before it is read: what changes meanwhile must not look as it was
-    checkpoint = Checkpoint.open(run.model.path, run.model.revision, is_local=is_local)
-    processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-    fingerprint = Fingerprint.of(checkpoint, processor, run.cache.dtype)
-    source.remember(run.cache.dir, fingerprint)
-    return checkpoint, processor, fingerprint
 
 
 def device_name() -> str:

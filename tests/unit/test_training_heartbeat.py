@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from lookonce.errors import Stopped
+from lookonce.files import write_json
 from lookonce.train.heartbeat import Heartbeat
 from lookonce.train.progress_file import Progress, read_progress
 
@@ -54,6 +56,43 @@ def test_a_new_phase_is_told_at_once(path):
         assert (read_progress(path).phase, read_progress(path).num_steps) == ("training", 100)
         heartbeat.enter("evaluating")
         assert read_progress(path).phase == "evaluating"
+
+
+@pytest.fixture
+def hanging(monkeypatch) -> SimpleNamespace:
+    """A disk that takes its time over the first beat: until it is let go on. What was written, in order."""
+    hang = SimpleNamespace(began=threading.Event(), go_on=threading.Event(), phases=[], timed_out=False)
+
+    def write(path, value):
+        if threading.current_thread().name == "heartbeat" and not hang.began.is_set():
+            hang.began.set()
+            hang.timed_out = not hang.go_on.wait(5)
+        write_json(path, value)
+        hang.phases.append(value["phase"])
+
+    monkeypatch.setattr("lookonce.train.heartbeat.write_json", write)
+    return hang
+
+
+def test_a_new_phase_is_not_undone_by_a_beat_that_began_before_it(path, hanging):
+    with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
+        assert hanging.began.wait(5)
+        letting = threading.Timer(0.1, hanging.go_on.set)
+        letting.start()
+        heartbeat.enter("evaluating")
+        letting.join()
+    assert hanging.phases == sorted(hanging.phases, key=["loading", "evaluating"].index)
+    assert {"loading", "evaluating"} == set(hanging.phases)
+
+
+def test_a_step_does_not_wait_for_the_disk(path, hanging):
+    with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
+        assert hanging.began.wait(5)
+        state = SimpleNamespace(global_step=1, max_steps=2)
+        heartbeat.on_step_begin(None, state, None)
+        heartbeat.on_step_end(None, state, None)
+        hanging.go_on.set()
+    assert not hanging.timed_out
 
 
 def test_one_that_hangs_lives_and_its_step_grows_old(path):

@@ -60,11 +60,14 @@ def open_inputs(
 
 
 def find_content(run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> Any:
-    """What a run reads, by content, for who only looks: images are known by the plan, and the model is not opened."""
-    run = read_run(run_file, assignments, allowed)
-    from lookonce.train.content import Content
+    """A run's records and images, for who only looks: images are known by the plan, and the model by its fingerprint.
 
-    return Content.find(run)
+    It is opened only while that is not noted.
+    """
+    run = read_run(run_file, assignments, allowed)
+    from lookonce.train.content import find_content as find
+
+    return find(run)
 
 
 def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
@@ -74,7 +77,7 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
             raise nothing_to_set(place)
         return place
     run = read_run(place, assignments, RUN_OR_CACHE)
-    from lookonce.train.content import find_fingerprint
+    from lookonce.train.base_model import find_fingerprint
 
     return run.cache.dir / find_fingerprint(run).folder_name
 
