@@ -53,7 +53,7 @@ class WarmUp(TrainerCallback):
         self._num_graphs = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer.feed.in_blocks:
+        if self._trainer.feed.in_blocks and state.global_step < state.max_steps:
             self._say(try_out(self._trainer).text())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -68,8 +68,8 @@ class WarmUp(TrainerCallback):
 
 
 def try_out(trainer: RunTrainer) -> Trial:
-    """Run the longest pack to come forward and backward and forget the gradients, record what can be recorded, and run
-    the longest pack to validate with.
+    """Try what is to come: the longest pack, forward and backward, whose gradients are forgotten; recording what can be
+    recorded; the longest pack to validate with.
 
     All ranks try the same ones: weights that are spread over them are put together by all at once.
 

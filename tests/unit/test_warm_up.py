@@ -13,7 +13,7 @@ from lookonce.train.prompt import Example
 from lookonce.train.recorded import shape_of
 from lookonce.train.run_file import BatchSection
 from lookonce.train.session import can_record
-from lookonce.train.warm_up import Trial, kinds
+from lookonce.train.warm_up import Trial, WarmUp, kinds
 
 IMAGE = 98
 GIGABYTE = 10**9
@@ -47,6 +47,12 @@ def test_it_says_what_it_has_tried_and_what_it_needs(num_recorded, expected):
     text = Trial(5416, 39.8, num_recorded, 8.3, 47 * GIGABYTE, 150 * GIGABYTE).text()
     assert text.startswith("tried the longest pack, 5,416 tokens, in 39.8 s, compilation included")
     assert expected in text and text.endswith("this needs 47.0 GB of this GPU's 150.0 GB")
+
+
+@pytest.mark.parametrize(("in_blocks", "step"), [(False, 0), (True, 9)])
+def test_nothing_is_tried_where_packs_need_not_be_padded_or_no_step_is_left(in_blocks, step):
+    trainer = SimpleNamespace(feed=SimpleNamespace(in_blocks=in_blocks))
+    WarmUp(trainer, pytest.fail).on_train_begin(None, SimpleNamespace(global_step=step, max_steps=9), None)
 
 
 @pytest.mark.parametrize(
