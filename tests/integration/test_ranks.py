@@ -72,6 +72,26 @@ def evaluate_alone(*arguments):
         time.sleep(0.05)
     return evaluate(*arguments)
 
+def record_on_cpu():
+    # as on a GPU, but what is recorded is done anew each time, and no memory is measured
+    from contextlib import nullcontext
+    from dataclasses import replace
+    from types import SimpleNamespace
+    import torch
+    from lookonce.train import session, trainer
+    from lookonce.train.feed import Feed
+    make = Feed.of
+    Feed.of = lambda *given, **more: replace(make(*given, **more), in_blocks=True)
+    session.can_record = lambda *given: True
+    trainer.cuda_graphs = lambda: lambda function: function
+    torch.random.fork_rng = lambda devices: nullcontext()
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        setattr(torch.cuda, name, lambda: None)
+    torch.cuda.max_memory_allocated = torch.cuda.max_memory_reserved = lambda: 0
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=1)
+
+if watch.get("recorded"):
+    record_on_cpu()
 run.StepLines, run.evaluate = Watched, evaluate_alone
 main(arguments)
 """
@@ -148,19 +168,22 @@ def make(make_run, sample, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batch", "val", "fsdp"),
+    ("batch", "val", "way"),
     [
-        ({"mode": "shared", "tokens_per_pack": 400}, None, False),
-        ({"mode": "separate", "samples_per_forward": 5}, "one.jsonl", False),
-        ({"mode": "shared", "tokens_per_pack": 600}, None, True),
+        ({"mode": "shared", "tokens_per_pack": 400}, None, ""),
+        ({"mode": "separate", "samples_per_forward": 5}, "one.jsonl", ""),
+        ({"mode": "shared", "tokens_per_pack": 600}, None, "fsdp"),
+        ({"mode": "shared", "tokens_per_pack": 400}, None, "recorded"),
     ],
 )
-def test_two_ranks_do_what_one_does(make, tmp_path, batch, val, fsdp):
-    val = val and tmp_path / val
+def test_two_ranks_do_what_one_does(make, tmp_path, batch, val, way):
+    """By DDP; with weights that are spread over them; and with recorded passes, whose gradients they exchange alone."""
+    fsdp, val = way == "fsdp", val and tmp_path / val
     one, two = make("one", val, **batch), make("two", val, {"fsdp": fsdp}, **batch)
     alone, together = tmp_path / "alone", tmp_path / "together"
     trained(alone, one, ranks=1)
-    out, error = trained(together, two)
+    out, error = trained(together, two, recorded=way == "recorded")
+    assert ("recorded" in error) == (way == "recorded")
     for step in range(7):
         names = [f"gradients-{step}-{rank}.safetensors" for rank in range(2)]
         assert_close(together / names[0], alone / names[0])
