@@ -24,6 +24,7 @@ from lookonce.train.vision import Batch
 LEAST_TARGETS = 64
 GRIDS = "image_grid_thw"
 FEATURES = "pixel_values"
+OF_IMAGES = (FEATURES, GRIDS)
 OF_TARGETS = ("logits_to_keep", "targets", "weights")
 
 Pass = Callable[[Batch], torch.Tensor]
@@ -78,22 +79,19 @@ class RecordedPasses:
             TrainingError: its pass can not be recorded.
             torch.OutOfMemoryError: it does not fit.
         """
-        replay, inputs = self.prepare(batch)
+        replay, inputs = self.prepare(shape_of_batch(batch), batch)
         fill(inputs, batch)
         return replay().clone()
 
-    def prepare(self, batch: Batch) -> tuple[Replay, Batch]:
-        """Record a pass over packs of this one's shape, if none is yet; gives it, and the tensors that it reads."""
-        shape = shape_of(batch["input_ids"].shape[1], batch["targets"].shape[1], FEATURES in batch)
+    def prepare(self, shape: Shape, like: Batch) -> tuple[Replay, Batch]:
+        """Record a pass over packs of a shape, if none is yet; gives it, and the tensors that it reads.
+
+        `like` is a batch of any length that has what such packs have. Recording reads no values.
+        """
         if shape not in self._recorded:
-            inputs = self._inputs(batch)
+            inputs = self._inputs(shape, like)
             self._recorded[shape] = self._recording(inputs), inputs
         return self._recorded[shape]
-
-    @property
-    def num_shapes(self) -> int:
-        """That have been recorded."""
-        return len(self._recorded)
 
     def _recording(self, inputs: Batch) -> Replay:
         for weight, gradient in self._gradients:
@@ -110,14 +108,13 @@ class RecordedPasses:
                 "without with train.cuda_graphs: false"
             ) from error
 
-    def _inputs(self, batch: Batch) -> Batch:
-        """Zeros of the shapes that packs of this length have."""
-        length, num_targets = batch["input_ids"].shape[1], room_for(batch["targets"].shape[1])
-        inputs = {name: torch.zeros_like(tensor) for name, tensor in batch.items() if name not in (FEATURES, GRIDS)}
-        for name in OF_TARGETS:
-            inputs[name] = batch[name].new_zeros(*batch[name].shape[:-1], num_targets)
-        if FEATURES in batch:
-            inputs[FEATURES] = self._room_for_features(length, batch[FEATURES])
+    def _inputs(self, shape: Shape, like: Batch) -> Batch:
+        """Zeros, as large as packs of that shape."""
+        length, num_targets, has_images = shape
+        sizes = {name: num_targets if name in OF_TARGETS else length for name in like if name not in OF_IMAGES}
+        inputs = {name: like[name].new_zeros(*like[name].shape[:-1], size) for name, size in sizes.items()}
+        if has_images:
+            inputs[FEATURES] = self._room_for_features(length, like[FEATURES])
             inputs[GRIDS] = torch.tensor([[1, self._merge_size, self._merge_size * length]])  # one image that fills it
         return inputs
 
@@ -131,6 +128,10 @@ class RecordedPasses:
 def shape_of(num_tokens: int, num_targets: int, has_images: bool) -> Shape:
     """That of the recorded pass which serves such packs."""
     return padded_length(num_tokens), room_for(num_targets), has_images
+
+
+def shape_of_batch(batch: Batch) -> Shape:
+    return shape_of(batch["input_ids"].shape[1], batch["targets"].shape[1], FEATURES in batch)
 
 
 def room_for(num_targets: int) -> int:

@@ -25,9 +25,8 @@ from lookonce.text import size
 from lookonce.train.attention import PackMask, padded_length
 from lookonce.train.feed import Feed
 from lookonce.train.loss import forward_loss
-from lookonce.train.order import Forward
 from lookonce.train.read_ahead import ReadAhead
-from lookonce.train.recorded import RecordedPasses, Recorder, cuda_graphs
+from lookonce.train.recorded import RecordedPasses, Shape, cuda_graphs
 from lookonce.train.run_file import RunFile
 from lookonce.train.sharding import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.vision import Batch
@@ -126,19 +125,15 @@ class RunTrainer(Trainer):
         part: torch.Tensor = loss.detach()
         return part
 
-    def record_passes(
-        self, trained: Sequence[torch.Tensor], forwards: Sequence[Forward], recorder: Recorder | None = None
-    ) -> None:
+    def record_passes(self, trained: Sequence[torch.Tensor], shapes: Sequence[Shape], like: Batch) -> None:
         """From now on record and replay passes, which give gradients to `trained`.
 
-        Those over `forwards`, each of which has another shape, are recorded at once.
+        Those over packs of `shapes`, which have what the batch `like` has, are recorded at once.
         """
-        model, merge_size = self.model_wrapped, self.feed.prompter.merge_size
-        run = partial(self.forward_backward, model)
-        self._passes = RecordedPasses(run, trained, merge_size, recorder or cuda_graphs())
-        for forward in forwards:
-            self._passes.prepare(self.feed.batch(forward))
-        assert self._passes.num_shapes == len(forwards)
+        run = partial(self.forward_backward, self.model_wrapped)
+        self._passes = RecordedPasses(run, trained, self.feed.prompter.merge_size, cuda_graphs())
+        for shape in shapes:
+            self._passes.prepare(shape, like)
 
     def _averages(self, model: Any) -> bool:
         """Whether gradients are exchanged at a step's end, and not by DDP in each backward pass."""

@@ -77,18 +77,20 @@ def try_out(trainer: RunTrainer) -> Trial:
         TrainingError: it does not fit; says what to lower.
     """
     start, packs = time.perf_counter(), kinds(trainer.feed.order, trainer.state.global_step, trainer.state.max_steps)
-    num_tokens = packs[0].pack.num_tokens
+    longest, shortest = list(packs.values())[0], list(packs.values())[-1]
+    num_tokens = longest.pack.num_tokens
     torch.cuda.reset_peak_memory_stats()
     with torch.random.fork_rng(devices=[trainer.feed.device]):
         try:
-            trained = _run(trainer, packs[0])
-            _run(trainer, packs[-1])  # what is compiled for one length first is compiled for all when another comes
+            trained = _run(trainer, longest)
+            _run(trainer, shortest)  # what is compiled for one length first is compiled for all when another comes
             torch.cuda.synchronize()
             tried, launched = time.perf_counter(), torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             if trainer.uses_graphs:
-                trainer.record_passes(trained, packs)
+                with_images = next((forward for shape, forward in packs.items() if shape[-1]), longest)
+                trainer.record_passes(trained, list(packs), trainer.feed.batch(with_images))
             _validate(trainer)
         except torch.OutOfMemoryError:
             raise TrainingError(out_of_memory(trainer.feed, num_tokens)) from None
@@ -99,14 +101,14 @@ def try_out(trainer: RunTrainer) -> Trial:
     return Trial(num_tokens, tried - start, len(packs) if trainer.uses_graphs else 0, ended - tried, peak, total)
 
 
-def kinds(order: Order, start: int, end: int) -> list[Forward]:
-    """Of what is coming, a forward pass of each kind that is recorded by itself; those with the most tokens first."""
+def kinds(order: Order, start: int, end: int) -> dict[Shape, Forward]:
+    """Of what is coming, a forward pass of each shape; those with the most tokens first."""
     longest_first = sorted(order.coming(start, end), key=lambda forward: -forward.pack.num_tokens)
     found: dict[Shape, Forward] = {}
     for forward in longest_first:
         has_images = any(order.examples[group.examples[0]].image_keys for group in forward.pack.groups)
         found.setdefault(shape_of(forward.pack.num_tokens, order.num_targets(forward), has_images), forward)
-    return list(found.values())
+    return found
 
 
 def _run(trainer: RunTrainer, forward: Forward) -> list[torch.Tensor]:

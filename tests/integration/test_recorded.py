@@ -16,7 +16,7 @@ from lookonce.train.inputs import Inputs
 from lookonce.train.loss import forward_loss
 from lookonce.train.model import add_lora, load_without_tower
 from lookonce.train.order import Order
-from lookonce.train.recorded import LEAST_TARGETS, RecordedPasses, room_for
+from lookonce.train.recorded import LEAST_TARGETS, RecordedPasses, room_for, shape_of_batch
 from lookonce.train.run_file import BatchSection, RunFile
 from lookonce.train.session import Session
 from lookonce.train.vision import Batch
@@ -111,6 +111,22 @@ def test_every_step_has_the_loss_and_the_gradients_of_its_own_packs(passes, sess
         assert_same(passes.recorded_step(step), passes.step(step))
     lengths = {(batch["input_ids"].shape[1], "pixel_values" in batch) for step in batches for batch in step}
     assert len(lengths) <= passes.num_recorded < sum(map(len, batches))
+
+
+def test_passes_of_all_shapes_can_be_recorded_from_one_batch(session, passes):
+    batches = steps(session, samples_per_step=9)
+    batches.append([without_images(batch) for batch in batches[0]])
+    shapes = {shape_of_batch(batch) for step in batches for batch in step}
+    recorded = RecordedPasses(passes.run, passes.trained, session.prompter.merge_size, passes.record)
+    for shape in shapes:
+        recorded.prepare(shape, like=batches[0][0])
+    before = passes.num_recorded
+    for step in batches:
+        recorded.begin_step()
+        loss = sum((recorded(batch) for batch in step), torch.zeros(()))
+        gradients = [weight.grad.clone() for weight in passes.trained]
+        assert_same((loss, gradients), passes.step(step))
+    assert passes.num_recorded == before and len(shapes) > 2
 
 
 def test_gradients_begin_at_zero_in_the_same_tensors_even_if_they_were_dropped(passes, session):

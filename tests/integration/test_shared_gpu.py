@@ -27,7 +27,7 @@ from lookonce.train.loss import forward_loss
 from lookonce.train.model import PRECISIONS, add_lora, load_without_tower
 from lookonce.train.order import Forward, Order
 from lookonce.train.packs import Pack
-from lookonce.train.recorded import RecordedPasses, cuda_graphs, fill
+from lookonce.train.recorded import RecordedPasses, cuda_graphs, fill, shape_of_batch
 from lookonce.train.run_file import BatchSection, RunFile
 from lookonce.train.session import Session
 from lookonce.train.vision import Batch, images
@@ -244,7 +244,7 @@ def test_recorded_passes_are_the_launched_ones_to_the_last_bit(sessions, session
     with training_on_packs(way.model, compiled=True):
         for feed, forward in islice(packs(sessions), NUM_PACKS):
             batch = feed.batch(forward)
-            _, inputs = recorded.prepare(batch)
+            _, inputs = recorded.prepare(shape_of_batch(batch), batch)
             fill(inputs, batch)
             way.model.zero_grad(set_to_none=True)
             launched = way.outcome([inputs])  # filled up as well: products of other shapes are rounded differently

@@ -28,15 +28,14 @@ def example(key: str, number: int, num_tokens: int) -> Example:
 def test_of_each_shape_to_come_one_pass_is_recorded_the_longest_first():
     examples = [example("abc "[n % 4].strip(), 100 + n, 150 * (n % 4 + 1)) for n in range(60)]
     order = Order.of(examples, IMAGE, BatchSection(samples_per_step=4, tokens_per_pack=1500), seed=0)
-    chosen = kinds(order, 0, 40)
+    found = kinds(order, 0, 40)
 
     def shape(forward):
         keys = [examples[group.examples[0]].image_keys for group in forward.pack.groups]
         return shape_of(forward.pack.num_tokens, order.num_targets(forward), any(keys))
 
-    found = [shape(forward) for forward in chosen]
-    assert set(found) == {shape(forward) for step in order.steps(0, 40) for forward in step}
-    assert len(found) == len(set(found)) > 3
+    assert all(shape(forward) == of for of, forward in found.items()) and len(found) > 3
+    assert found.keys() == {shape(forward) for step in order.steps(0, 40) for forward in step}
     assert [length for length, _, _ in found] == sorted((length for length, _, _ in found), reverse=True)
 
 
