@@ -12,7 +12,8 @@ run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
 mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
 queued=$(squeue -h -u "$(id -un)" -o '%k|%F' | awk -F '|' '$1 == mark {print $2}' mark="$mark" | sort -nu | xargs)
 if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
-  echo "jobs of $run_file are still in the queue: $queued" >&2
+  echo "jobs of $run_file are still in the queue:" >&2
+  squeue -h -j "${queued// /,}" -o '  %i %j: %T (%r)' >&2
   echo "follow them: lookonce status $run_file --watch 10; end them: scancel $queued; submit beside them: --force" >&2
   exit 1
 fi

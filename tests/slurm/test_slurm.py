@@ -113,6 +113,7 @@ def test_one_command_makes_a_run_and_says_what_is_missing(make_work: Make, slurm
 
     again = work.submit()
     assert again.returncode == 1 and "still in the queue" in again.stderr
+    assert f"{jobs[-1][1]} lookonce-eval: PENDING (Dependency)" in again.stderr
 
     slurm.wait(jobs[-1][1])
     assert {state for _, job, _ in jobs for state in slurm.states(job)} == {"COMPLETED"}
