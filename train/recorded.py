@@ -104,8 +104,8 @@ class RecordedPasses:
             if isinstance(error.__context__, torch.OutOfMemoryError):  # which a recording can not end well after
                 raise error.__context__ from None
             raise TrainingError(
-                f"a pass over a pack can not be recorded as a CUDA graph ({str(error).strip().splitlines()[0]}); go on "
-                "without with train.cuda_graphs: false"
+                f"a pass over a pack can not be recorded as a CUDA graph ({str(error).strip().splitlines()[0]}); train "
+                "without recording: lookonce train RUN.yaml --resume --set train.cuda_graphs=false"
             ) from error
 
     def _inputs(self, shape: Shape, like: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,3 +85,15 @@ def trainings(
     make_run: Callable[..., RunFile], sample: Path, whole_trainings: tuple[Path, dict[str, RunFile]]
 ) -> Trainings:
     return Trainings(make_run, sample, *whole_trainings)
+
+
+@pytest.fixture(scope="module")
+def whole_products() -> Iterator[None]:
+    """float32 products are not rounded to TensorFloat-32, which a training before may have allowed for good."""
+    places = (torch.backends, torch.backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
+    yield
+    for place, precision in zip(places, before, strict=True):
+        place.fp32_precision = precision

@@ -14,6 +14,7 @@ from lookonce.train.fast_layers import COMPILER, num_graphs
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("whole_products"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("default"),  # the compiler's are none of ours
 ]
@@ -21,13 +22,6 @@ pytestmark = [
 DEVICE = torch.device("cuda")
 NUM_PACKS = 56
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float32 products are not rounded to TensorFloat-32, which a training before may have allowed for good."""
-    for place in (torch.backends, torch.backends.cuda.matmul):
-        monkeypatch.setattr(place, "fp32_precision", "ieee")
 
 
 def random_pack(rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:

@@ -153,5 +153,7 @@ def test_what_can_not_be_recorded_says_how_to_go_on_without(passes, session):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     recorded = RecordedPasses(passes.run, passes.trained, session.prompter.merge_size, refuse)
-    with pytest.raises(TrainingError, match=r"\(operation not permitted .* capturing\); .* train.cuda_graphs: false"):
+    with pytest.raises(
+        TrainingError, match=r"\(operation not permitted .* capturing\); .* --resume --set train.cuda_graphs=false"
+    ):
         recorded(steps(session, samples_per_step=6)[0][0])

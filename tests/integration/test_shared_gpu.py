@@ -34,6 +34,7 @@ from lookonce.train.vision import Batch, images
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("whole_products"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("default"),  # the compiler's are none of ours
 ]
@@ -45,18 +46,6 @@ LIMITS = (512, 1024, 1536, 2048)
 NUM_ROWS = 8
 """That go through the model together where each question is a padded row."""
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def whole_products() -> Iterator[None]:
-    """float32 products are not rounded to TensorFloat-32, which a training before may have allowed for good."""
-    places = (torch.backends, torch.backends.cuda.matmul)
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
-    yield
-    for place, precision in zip(places, before, strict=True):
-        place.fp32_precision = precision
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +183,7 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(sessions: list[Session], session: Session) -> list[Measured]:
+def measured(sessions: list[Session], session: Session, whole_products: None) -> list[Measured]:
     """All packs, long and short in turn."""
     way, exact = Way(session, "bf16"), Way(session, "fp32")
     found = []
