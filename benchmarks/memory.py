@@ -3,8 +3,11 @@
     python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer
 
 Trains two steps with packs of several lengths, with and without gradient checkpointing, everything as users run it:
-LoRA of rank 16 on all linear layers, bf16, AdamW, compiled. Memory grows by the token, so two lengths make a line and a
-third shows whether it is one. A tenth of a card is left to spare, for what PyTorch reserves and does not use.
+LoRA of rank 16 on all linear layers, bf16, AdamW, compiled, recorded as CUDA graphs where that is possible. Memory
+grows by the token, so two lengths make a line and a third shows whether it is one. A tenth of a card is left to spare,
+for what PyTorch reserves and does not use.
+
+With `--check` it then trains with the packs that it found, in as much memory as the card has.
 """
 
 from __future__ import annotations
@@ -15,53 +18,81 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from lookonce.errors import TrainingError
 from lookonce.text import table
 from lookonce.train.attention import padded_length
 from lookonce.train.bench_data import make_run
 from lookonce.train.fast_layers import training_on_packs
 from lookonce.train.inputs import Inputs
 from lookonce.train.session import Session
+from lookonce.train.warm_up import WarmUp
 from lookonce.train.ways import WAYS, set_up
 
 CARDS_GB = (24, 40, 80, 141)
 SPARE = 0.1
 LENGTHS = (2048, 8192, 4096)
 """Of packs; the line goes through the first two."""
+LEAST, MOST = 1024, 16384
+"""Shorter packs hold too little to share; longer ones are no faster."""
 
 
-def peak_of(place: Path, model: str, tokenizer: Path | None, length: int, checkpointing: bool) -> tuple[int, float]:
-    """Tokens of the longest pack of two steps, and the peak in GB."""
+def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | None = None) -> tuple[int, float]:
+    """Tokens of the longest pack of two steps, and the peak in GB; in as much memory as a card has, if that is given.
+
+    Raises:
+        TrainingError: it does not fit.
+    """
     changes = [
         f"batch.tokens_per_pack={length}",
         "batch.samples_per_step=256",
         f"train.gradient_checkpointing={str(checkpointing).lower()}",
     ]
-    inputs = Inputs.open(make_run(place, model, 64, tokenizer, changes))
+    inputs = Inputs.open(make_run(options.place, options.model, options.images, options.tokenizer, changes))
     inputs.build()
     session = Session.open(inputs)
     examples, _ = session.examples("train")
-    on_gpu = torch.cuda.is_available()
-    gc.collect()
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    limit_memory(card_gb)
     with tempfile.TemporaryDirectory() as folder:
-        trained, trainer = set_up(WAYS["shared"], session, examples, 2, Path(folder), lambda note: None)
-        with training_on_packs(trained, compiled=inputs.run.train.compile and on_gpu):
+        model, trainer = set_up(WAYS["shared"], session, examples, 2, Path(folder), lambda note: None)
+        with training_on_packs(model, compiled=inputs.run.train.compile and torch.cuda.is_available()):
             trainer.train()
     num_tokens = padded_length(max(trainer.feed.order.lengths(0)))
-    return num_tokens, torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0
+    trials = [one.trial for one in trainer.callback_handler.callbacks if isinstance(one, WarmUp) and one.trial]
+    return num_tokens, trials[0].peak_bytes / 1e9 if trials else 0.0
 
 
-def largest(points: list[tuple[int, float]], card_gb: float) -> str:
-    """Of the packs on the line through two points that fit a card, in tokens."""
+def limit_memory(card_gb: float | None) -> None:
+    """Of this process, from now on; all of the GPU's if None."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(card_gb * 1e9 / total, 1.0) if card_gb else 1.0)
+
+
+def largest(points: list[tuple[int, float]], card_gb: float) -> int:
+    """Of the packs on the line through two points that fit a card, in tokens; 0 if none does."""
     (one, low), (other, high) = points[:2]
     slope = (high - low) / (other - one)
     tokens = int((card_gb * (1 - SPARE) - low) / slope) + one if slope else 0
-    return f"{tokens // 128 * 128:,}" if tokens >= 1024 else "-"
+    return next((length for length in range(MOST, LEAST - 1, -128) if padded_length(length) <= tokens), 0)
+
+
+def check(options: Any, length: int, checkpointing: bool, card_gb: float) -> str:
+    """Whether a training with such packs fits such a card."""
+    try:
+        num_tokens, peak = peak_of(options, length, checkpointing, card_gb)
+    except TrainingError as error:
+        return str(error)
+    return f"{peak:.1f} GB with packs of up to {num_tokens:,} tokens"
+
+
+def tell(*what: Any) -> None:
+    print(json.dumps(what), file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -69,17 +100,23 @@ def main() -> None:
     parser.add_argument("--model", choices=["2b", "4b", "8b"], required=True)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--place", type=Path, default=Path("bench"))
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--check", action="store_true", help="train with what was found")
     options = parser.parse_args()
-    lines = []
+    lines, found = [], []
     for checkpointing in (False, True):
         points = []
         for length in LENGTHS:
-            points.append(peak_of(options.place, options.model, options.tokenizer, length, checkpointing))
-            print(json.dumps([options.model, checkpointing, *points[-1]]), file=sys.stderr, flush=True)
+            points.append(peak_of(options, length, checkpointing))
+            tell(options.model, checkpointing, *points[-1])
+        lengths = [largest(points, card) for card in CARDS_GB]
         name = f"{options.model}{', checkpointing' if checkpointing else ''}"
         peaks = [f"{peak:.1f} at {tokens:,}" for tokens, peak in points]
-        lines.append((name, *peaks, *(largest(points, card) for card in CARDS_GB)))
-    print(table(("", *(["peak GB"] * len(LENGTHS)), *(f"{card} GB" for card in CARDS_GB)), lines))
+        lines.append((name, *peaks, *(f"{length:,}" if length else "-" for length in lengths)))
+        found += [(length, checkpointing, card) for length, card in zip(lengths, CARDS_GB, strict=True) if length]
+    print(table(("", *(["peak GB"] * len(LENGTHS)), *(f"{card} GB" for card in CARDS_GB)), lines), flush=True)
+    for length, checkpointing, card in found if options.check else ():
+        tell(options.model, checkpointing, card, length, check(options, length, checkpointing, card))
 
 
 if __name__ == "__main__":

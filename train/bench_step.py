@@ -96,7 +96,7 @@ def _measure(
         peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
         losses=[log["loss"] for log in trainer.state.log_history if "loss" in log],
     )
-    say(f"{way.name}: {measured.ms_per_sample:.2f} ms a sample")
+    say(measured.text())
     return measured
 
 

@@ -37,6 +37,11 @@ class Measured:
     def ms_per_sample(self) -> float:
         return 1e3 * self.seconds / self.num_samples
 
+    def text(self) -> str:
+        products = "" if self.products_share is None else f", products {_share(self.products_share)}"
+        peak = "" if self.peak_gb is None else f", peak {self.peak_gb:.1f} GB"
+        return f"{self.way}: {self.ms_per_sample:.2f} ms a sample{products}, wait {_share(self.wait_share)}{peak}"
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"ms_per_sample": self.ms_per_sample}
 

@@ -51,10 +51,12 @@ class WarmUp(TrainerCallback):
     def __init__(self, trainer: RunTrainer, say: Callable[[str], None]) -> None:
         self._trainer, self._say = trainer, say
         self._num_graphs = 0
+        self.trial: Trial | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.feed.in_blocks and state.global_step < state.max_steps:
-            self._say(try_out(self._trainer).text())
+            self.trial = try_out(self._trainer)
+            self._say(self.trial.text())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._num_graphs = num_graphs()
@@ -87,7 +89,6 @@ def try_out(trainer: RunTrainer) -> Trial:
             torch.cuda.synchronize()
             tried, launched = time.perf_counter(), torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
             if trainer.uses_graphs:
                 with_images = next((forward for shape, forward in packs.items() if shape[-1]), longest)
                 trainer.record_passes(trained, list(packs), trainer.feed.batch(with_images))
@@ -96,7 +97,7 @@ def try_out(trainer: RunTrainer) -> Trial:
             raise TrainingError(out_of_memory(trainer.feed, num_tokens)) from None
     torch.cuda.synchronize()
     ended = time.perf_counter()
-    peak = max(launched, torch.cuda.max_memory_reserved()) + _bytes_of_optimizer(trainer, trained)
+    peak = max(launched, torch.cuda.memory_reserved()) + _bytes_of_optimizer(trainer, trained)
     total = torch.cuda.get_device_properties(trainer.feed.device).total_memory
     return Trial(num_tokens, tried - start, len(packs) if trainer.uses_graphs else 0, ended - tried, peak, total)
 
