@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from lookonce.datasets.sample.write import KVASIR_SIZES, write_sample
+from lookonce.datasets.sample.sizes import KVASIR_SIZES
+from lookonce.datasets.sample.write import write_sample
 from lookonce.train.run_file import RunFile, read_run_file
 
 

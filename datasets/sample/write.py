@@ -7,7 +7,6 @@ as real sets have it, and a copy stays in the part of its original.
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import multiprocessing
@@ -17,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
+from lookonce.datasets.sample.sizes import Size, deal_sizes, read_sizes
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
@@ -32,10 +32,6 @@ SPLIT = {"train": 0.7, "val": 0.15, "test": 0.15}
 NUM_COPIES = 2
 STAMP = "sample.json"
 JPEG_QUALITY = 92
-KVASIR_SIZES = Path("kvasir")
-"""In place of a file of sizes: Kvasir-VQA's most frequent ones, with about as many visual tokens (500 on average)."""
-KVASIR_SHARES = {(622, 530): 38, (720, 576): 25, (768, 576): 26, (1280, 1024): 8, (1920, 1072): 3}
-"""Width and height, and in how many of a hundred images."""
 SIZED_JPEG_QUALITY = 98
 """Of frames of given sizes, which are there to measure with: about 3 bits a pixel, as real frames have."""
 
@@ -73,7 +69,7 @@ def write_sample(
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
-    `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have sizes drawn from it.
+    `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have sizes dealt from it.
     `tower_only` leaves the language model out, which is enough for a cache and a thirtieth of the bytes. Does nothing
     if the same sample is there already.
 
@@ -83,7 +79,7 @@ def write_sample(
     wanted: dict[str, object] = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
     if (num_images, sizes, tower_only) != (NUM_IMAGES, None, False):
         wanted |= {"images": num_images, "sizes": str(sizes) if sizes else None, "tower_only": tower_only}
-    scenes = _scenes(seed, num_images, sizes)
+    dealt = read_sizes(sizes) if sizes else None
     found = _read_stamp(folder)
     if found:
         if {key: found.get(key) for key in wanted} != wanted:
@@ -96,7 +92,7 @@ def write_sample(
     place = folder.absolute()
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}{TEMPORARY_MARK}") as unfinished:
-        content = _write(Path(unfinished), seed, scenes, sizes is not None) | wanted
+        content = _write(Path(unfinished), seed, num_images, dealt) | wanted
         _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)
         place.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
@@ -115,40 +111,22 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
     return found
 
 
-def _scenes(seed: int, num_images: int, sizes: Path | None) -> list[Scene]:
-    """The scenes of a sample, in sizes of their own or of a file."""
-    scenes = list(make_scenes(seed, num_images))
-    if sizes is None:
-        return scenes
-    try:
-        drawn = random.Random(seed).choices(_read_sizes(sizes), k=num_images)
-    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise UsageError(
-            f"{sizes} is neither `kvasir` nor a CSV file with whole numbers as `width` and `height` ({error!r})"
-        ) from None
-    return [replace(scene, width=width, height=height) for scene, (width, height) in zip(scenes, drawn, strict=True)]
-
-
-def _read_sizes(sizes: Path) -> list[tuple[int, int]]:
-    if sizes == KVASIR_SIZES:
-        return [size for size, share in KVASIR_SHARES.items() for _ in range(share)]
-    with sizes.open(newline="", encoding="utf-8-sig") as file:
-        return [(int(row["width"]), int(row["height"])) for row in csv.DictReader(file)]
-
-
 def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
     from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
 
     write_model(folder, model, seed, tokenizer, tower_only=tower_only)
 
 
-def _write(folder: Path, seed: int, all_scenes: Sequence[Scene], sized: bool) -> dict[str, object]:
+def _write(folder: Path, seed: int, num_images: int, sizes: Sequence[Size] | None) -> dict[str, object]:
+    """Frames and records; of sizes of their own if none are given."""
     images = folder / "images"
     images.mkdir()
-    parts = split(list(all_scenes), seed)
+    parts = split(list(make_scenes(seed, num_images)), seed)
     num_questions = {}
-    quality = SIZED_JPEG_QUALITY if sized else JPEG_QUALITY
+    quality = SIZED_JPEG_QUALITY if sizes else JPEG_QUALITY
     for part, scenes in parts.items():
+        if sizes:
+            scenes = deal_sizes(scenes, sizes, seed)
         numbers, drawn = zip(*scenes, strict=True)
         frames = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, drawn)
         records = [record for frame in frames for record in frame]
@@ -157,7 +135,6 @@ def _write(folder: Path, seed: int, all_scenes: Sequence[Scene], sized: bool) ->
         write_records(folder / f"{part}.jsonl", records)
         num_questions[part] = len(records)
     follow_umask(folder)
-    num_images = sum(len(scenes) for scenes in parts.values())
     return {"num_files": num_images + NUM_COPIES, "num_images": num_images, "num_questions": num_questions}
 
 

@@ -1,0 +1,65 @@
+"""Samples to measure with: whatever the seed, they are the same amount of work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.sample.scene import make_scenes
+from lookonce.datasets.sample.sizes import KVASIR_SHARES, KVASIR_SIZES, deal_sizes, read_sizes
+from lookonce.datasets.sample.write import split
+from lookonce.errors import UsageError
+
+
+def tokens(width, height):
+    """That Qwen3-VL has for an image."""
+    return round(width / 32) * round(height / 32)
+
+
+MEAN = sum(tokens(*size) * share for size, share in KVASIR_SHARES.items()) / sum(KVASIR_SHARES.values())
+
+
+@pytest.mark.parametrize(("num_images", "tolerance"), [(64, 0.13), (128, 0.07), (256, 0.04)])
+def test_a_question_has_the_same_tokens_in_every_sample(num_images, tolerance):
+    for seed in range(20):
+        parts = split(list(make_scenes(seed, num_images)), seed)
+        dealt = deal_sizes(parts["train"], read_sizes(KVASIR_SIZES), seed)
+        num_questions = sum(scene.num_questions for _, scene in dealt)
+        num_tokens = sum(tokens(scene.width, scene.height) * scene.num_questions for _, scene in dealt)
+        assert num_tokens / num_questions == pytest.approx(MEAN, rel=tolerance)
+
+
+def test_each_size_comes_in_its_share_and_nothing_but_sizes_changes():
+    numbered = list(enumerate(make_scenes(3, 1000)))
+    dealt = deal_sizes(numbered, read_sizes(KVASIR_SIZES), 3)
+    found = Counter((scene.width, scene.height) for _, scene in dealt)
+    assert found.keys() == KVASIR_SHARES.keys()
+    assert all(abs(found[size] - 10 * share) <= 5 for size, share in KVASIR_SHARES.items())
+    assert [(n, scene.seed, scene.num_questions) for n, scene in dealt] == [
+        (n, scene.seed, scene.num_questions) for n, scene in numbered
+    ]
+    assert dealt == deal_sizes(numbered, read_sizes(KVASIR_SIZES), 3) != deal_sizes(numbered, [(8, 8), (9, 9)], 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("width,height\n", "no rows"),
+        ("width,height\n3,x\n", "invalid literal"),
+        ("a,b\n1,2\n", "width"),
+        (None, "No such"),
+    ],
+)
+def test_a_file_that_has_no_sizes_is_refused(tmp_path: Path, content, expected):
+    path = tmp_path / "sizes.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=f"neither `kvasir` nor a CSV file.*{expected}"):
+        read_sizes(path)
+
+
+def test_sizes_are_read_with_a_byte_order_mark_and_other_columns(tmp_path: Path):
+    (tmp_path / "sizes.csv").write_bytes(b"\xef\xbb\xbfwidth,source,height\r\n622,polyp,529\r\n")
+    assert read_sizes(tmp_path / "sizes.csv") == [(622, 529)]
