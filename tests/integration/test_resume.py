@@ -10,6 +10,7 @@ import sys
 from itertools import chain
 
 import pytest
+import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
@@ -67,6 +68,20 @@ def test_interrupted_again_and_again_it_is_still_the_same(trainings, monkeypatch
         train_until(run, step, monkeypatch, resume=True)
     assert train(run, resume=True, **QUIET).first_step == 16
     trainings.assert_same_adapter(run, trainings.whole("shared"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("default")  # the compiler's are none of ours
+def test_recorded_passes_go_on_as_they_would_have(trainings, monkeypatch):
+    """On a GPU in bfloat16, with dropout, which recorded passes draw anew each time."""
+    run, notes = trainings.parts("shared", precision="bf16"), []
+    train_until(run, 13, monkeypatch)
+    assert train(run, resume=True, say=notes.append).first_step == 12
+    assert any("recorded" in note for note in notes)
+    whole = trainings.whole("shared", precision="bf16")
+    trainings.assert_same_adapter(run, whole)
+    assert trainings.log(run) == trainings.log(whole)
 
 
 KILLED = """

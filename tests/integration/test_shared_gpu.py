@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import mean
@@ -240,6 +240,29 @@ def test_recorded_passes_are_the_launched_ones_to_the_last_bit(sessions, session
             recorded.begin_step()
             replayed = way.taken(recorded(batch))
             assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
+
+
+def test_recorded_passes_draw_dropout_anew_and_the_same_from_the_same_state(sessions, session):
+    run = session.inputs.run
+    run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.3})})
+    way = Way(replace(session, inputs=replace(session.inputs, run=run)), "bf16")
+    way.model.train()
+    recorded = RecordedPasses(way.run, way.trained, session.prompter.merge_size, cuda_graphs())
+    feed, forward = next(packs(sessions))
+    batch = feed.batch(forward)
+
+    def replayed() -> torch.Tensor:
+        recorded.begin_step()
+        return way.taken(recorded(batch)).gradient
+
+    with training_on_packs(way.model, compiled=True):
+        way.outcome([batch])  # what is compiled while it is recorded can not be
+        replayed()
+        torch.cuda.manual_seed(1)
+        first, second = replayed(), replayed()
+        torch.cuda.manual_seed(1)
+        again = replayed()
+    assert torch.equal(first, again) and not torch.equal(first, second)
 
 
 def test_a_wrong_mask_would_be_seen(sessions, session, measured):
