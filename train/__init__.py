@@ -1,7 +1,7 @@
 """Phase 2: train the language model's LoRA adapter from cached features.
 
 run_file     what a run is: one YAML file
-base_model   the model a run begins with, and the fingerprint that it gives its cache
+model_source  the model a run begins with, and the fingerprint that it gives its cache
 content      a run's records and distinct images, and which cache is theirs
 inputs       the same with the model opened: plan, build, open the cache
 fetch        what a run needs, brought here for jobs without internet

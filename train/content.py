@@ -1,7 +1,7 @@
 """A run's records and distinct images, and which cache is theirs: all that who only looks needs.
 
 Design: no torch, so `lookonce status` and `cache status` have their answer in half a second where opening the model
-takes six; they open it only while its fingerprint is not noted (base_model.py).
+takes six; they open it only while its fingerprint is not noted (model_source.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.folder import read_plan
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record, read_records
-from lookonce.train.base_model import find_fingerprint
+from lookonce.train.model_source import find_fingerprint
 from lookonce.train.run_file import RunFile
 
 MEGABYTE = 1_000_000

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from tqdm import tqdm
 from transformers import GenerationConfig
 
@@ -18,7 +17,7 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
 from lookonce.train.batch import Collator
-from lookonce.train.model import PRECISIONS
+from lookonce.train.model import PRECISIONS, base_model
 from lookonce.train.prompt import Example
 
 
@@ -57,7 +56,7 @@ def greedy_answers(
 @contextlib.contextmanager
 def _plain_greedy(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
     """Greedy and nothing else: no penalties or sampling that a checkpoint's own generation settings ask for."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = base_model(model)
     before = base.generation_config
     base.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,

@@ -20,9 +20,9 @@ from lookonce.cache.store.folder import settle
 from lookonce.cache.store.known import Source
 from lookonce.cache.store.read import VisionCache, find_cache
 from lookonce.errors import FeaturesMissing, ImageError
-from lookonce.train.base_model import open_model, source_of
 from lookonce.train.content import Content, find_images, read_splits
 from lookonce.train.model import best_device
+from lookonce.train.model_source import open_model, source_of
 from lookonce.train.run_file import RunFile
 
 

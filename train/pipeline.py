@@ -28,8 +28,8 @@ from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_m
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, RunFolderError
 from lookonce.text import count, duration
-from lookonce.train.base_model import find_fingerprint
 from lookonce.train.content import Content, read_splits
+from lookonce.train.model_source import find_fingerprint
 from lookonce.train.progress_file import Progress, read_progress
 from lookonce.train.run_file import RunFile
 from lookonce.train.run_folder import RunFolder

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lookonce.train.base_model import find_fingerprint
+from lookonce.train.model_source import find_fingerprint
 
 PACKAGES = ("cache", "datasets", "train")
 LAYERS = {"datasets": 0, "cache": 1, "train": 2}

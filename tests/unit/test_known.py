@@ -18,8 +18,8 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.names import FORMAT_VERSION
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.known import KNOWN, Source, code_files
-from lookonce.train.base_model import find_fingerprint, open_model, source_of
 from lookonce.train.inputs import Inputs
+from lookonce.train.model_source import find_fingerprint, open_model, source_of
 from lookonce.train.run_file import RunFile
 
 CLOCK = "lookonce.cache.store.known.now"

@@ -77,7 +77,7 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
             raise nothing_to_set(place)
         return place
     run = read_run(place, assignments, RUN_OR_CACHE)
-    from lookonce.train.base_model import find_fingerprint
+    from lookonce.train.model_source import find_fingerprint
 
     return run.cache.dir / find_fingerprint(run).folder_name
 
