@@ -4,10 +4,12 @@
 
 Trains two steps with packs of several lengths, with and without gradient checkpointing, everything as users run it:
 LoRA of rank 16 on all linear layers, bf16, AdamW, compiled, recorded as CUDA graphs where that is possible. Memory
-grows by the token, so two lengths make a line and a third shows whether it is one. A tenth of a card is left to spare,
-for what PyTorch reserves and does not use.
+grows by the token, so two lengths make a line and a third shows whether it is one. The peak is what the training says
+before its first step that it needs. A tenth of a card is left to spare, for what is not PyTorch's (CUDA itself, the
+graphs), for what it reserves and does not use, and for packs that are on their way.
 
-With `--check` it then trains with the packs that it found, in as much memory as the card has.
+With `--check` it then trains with the packs that it found, and PyTorch gets no more memory than the card has. Packs are
+balanced, so the longest are somewhat shorter than they may be; both lengths are told.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ SPARE = 0.1
 LENGTHS = (2048, 8192, 4096)
 """Of packs; the line goes through the first two."""
 LEAST, MOST = 1024, 16384
-"""Shorter packs hold too little to share; longer ones are no faster."""
+"""Of what is looked for. Shorter packs would not even hold Kvasir-VQA's largest images."""
 
 
 def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | None = None) -> tuple[int, float]:
-    """Tokens of the longest pack of two steps, and the peak in GB; in as much memory as a card has, if that is given.
+    """Tokens of the longest pack of two steps, padding included, and the peak in GB, in as much memory as a card has.
+
+    Both are 0 without a GPU. Records that are longer than a pack are left out.
 
     Raises:
         TrainingError: it does not fit.
@@ -60,13 +64,12 @@ def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | Non
         model, trainer = set_up(WAYS["shared"], session, examples, 2, Path(folder), lambda note: None)
         with training_on_packs(model, compiled=inputs.run.train.compile and torch.cuda.is_available()):
             trainer.train()
-    num_tokens = padded_length(max(trainer.feed.order.lengths(0)))
     trials = [one.trial for one in trainer.callback_handler.callbacks if isinstance(one, WarmUp) and one.trial]
-    return num_tokens, trials[0].peak_bytes / 1e9 if trials else 0.0
+    return (padded_length(trials[0].num_tokens), trials[0].peak_bytes / 1e9) if trials else (0, 0.0)
 
 
 def limit_memory(card_gb: float | None) -> None:
-    """Of this process, from now on; all of the GPU's if None."""
+    """Free what the training before has left, and let PyTorch have as much as a card has; all of the GPU's if None."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -77,8 +80,9 @@ def limit_memory(card_gb: float | None) -> None:
 def largest(points: list[tuple[int, float]], card_gb: float) -> int:
     """Of the packs on the line through two points that fit a card, in tokens; 0 if none does."""
     (one, low), (other, high) = points[:2]
-    slope = (high - low) / (other - one)
-    tokens = int((card_gb * (1 - SPARE) - low) / slope) + one if slope else 0
+    if other == one:
+        return 0
+    tokens = int((card_gb * (1 - SPARE) - low) * (other - one) / (high - low)) + one
     return next((length for length in range(MOST, LEAST - 1, -128) if padded_length(length) <= tokens), 0)
 
 

@@ -39,7 +39,7 @@ class Measured:
 
     def text(self) -> str:
         products = "" if self.products_share is None else f", products {_share(self.products_share)}"
-        peak = "" if self.peak_gb is None else f", peak {self.peak_gb:.1f} GB"
+        peak = "" if self.peak_gb is None else f", peak {_gigabytes(self.peak_gb)} GB"
         return f"{self.way}: {self.ms_per_sample:.2f} ms a sample{products}, wait {_share(self.wait_share)}{peak}"
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class StepReport:
                 f"{one.tokens_per_second:,.0f}",
                 _share(one.products_share),
                 _share(one.wait_share),
-                "-" if one.peak_gb is None else f"{one.peak_gb:.1f}",
+                _gigabytes(one.peak_gb),
                 duration(one.ms_per_sample * KVASIR_EPOCH / 1e3),
                 duration(one.warm_up_seconds),
                 f"{one.losses[0]:.4f}",
@@ -113,3 +113,7 @@ class StepReport:
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
+
+
+def _gigabytes(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1f}"

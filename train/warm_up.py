@@ -34,6 +34,7 @@ class Trial:
     num_recorded: int
     record_seconds: float
     peak_bytes: int
+    """Of PyTorch's memory: what a pass holds or recorded passes have reserved, and what the optimizer will add."""
     total_bytes: int
 
     def text(self) -> str:
@@ -52,6 +53,7 @@ class WarmUp(TrainerCallback):
         self._trainer, self._say = trainer, say
         self._num_graphs = 0
         self.trial: Trial | None = None
+        """None until it is made, and where none is."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.feed.in_blocks and state.global_step < state.max_steps:
@@ -97,6 +99,7 @@ def try_out(trainer: RunTrainer) -> Trial:
             raise TrainingError(out_of_memory(trainer.feed, num_tokens)) from None
     torch.cuda.synchronize()
     ended = time.perf_counter()
+    # Since the cache was emptied nothing was given back, so what is reserved now is the most that recording has needed.
     peak = max(launched, torch.cuda.memory_reserved()) + _bytes_of_optimizer(trainer, trained)
     total = torch.cuda.get_device_properties(trainer.feed.device).total_memory
     return Trial(num_tokens, tried - start, len(packs) if trainer.uses_graphs else 0, ended - tried, peak, total)

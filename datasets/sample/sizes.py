@@ -2,7 +2,8 @@
 
 Design: dealt, not drawn. The few large images of Kvasir-VQA carry many of its tokens, and among some dozens of frames
 chance makes the mean number of tokens a question anything from 390 to 710; two such sets are not the same work. So
-every part of a sample has each size as often as it should, among images with few questions as among those with many.
+every part of a sample has each size as often as its number of frames allows, among those with few questions as among
+those with many.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 """Steps of it around a circle fall evenly into every arc, however many are taken
 (https://en.wikipedia.org/wiki/Low-discrepancy_sequence#Additive_recurrence)."""
 
-Size = tuple[int, int]
+FrameSize = tuple[int, int]
+"""Width and height."""
 
 
-def read_sizes(path: Path) -> list[Size]:
+def read_sizes(path: Path) -> list[FrameSize]:
     """Widths and heights of a CSV file with these columns, or of `KVASIR_SIZES`.
 
     Raises:
@@ -49,8 +51,10 @@ def _unusable(path: Path, why: str) -> UsageError:
     return UsageError(f"{path} is neither `kvasir` nor a CSV file with whole numbers as `width` and `height` ({why})")
 
 
-def deal_sizes(numbered: Sequence[tuple[int, Scene]], sizes: Sequence[Size], seed: int) -> list[tuple[int, Scene]]:
-    """Give numbered scenes these sizes, in the shares that they have there; the same seed gives the same."""
+def deal_sizes(
+    numbered: Sequence[tuple[int, Scene]], sizes: Sequence[FrameSize], seed: int | str
+) -> list[tuple[int, Scene]]:
+    """Give numbered scenes these sizes, each as often as it is among them; the same seed gives the same."""
     smallest_first = sorted(sizes, key=lambda size: size[0] * size[1])
     place = random.Random(seed).random()
     dealt = []

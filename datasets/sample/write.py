@@ -24,7 +24,7 @@ from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
-from lookonce.datasets.sample.sizes import Size, deal_sizes, read_sizes
+from lookonce.datasets.sample.sizes import FrameSize, deal_sizes, read_sizes
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
@@ -78,8 +78,8 @@ def write_sample(
     """
     wanted: dict[str, object] = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
     if (num_images, sizes, tower_only) != (NUM_IMAGES, None, False):
-        wanted |= {"images": num_images, "sizes": str(sizes) if sizes else None, "tower_only": tower_only}
-    dealt = read_sizes(sizes) if sizes else None
+        wanted |= {"images": num_images, "sizes": f"dealt from {sizes}" if sizes else None, "tower_only": tower_only}
+    of_frames = read_sizes(sizes) if sizes else None
     found = _read_stamp(folder)
     if found:
         if {key: found.get(key) for key in wanted} != wanted:
@@ -92,7 +92,7 @@ def write_sample(
     place = folder.absolute()
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}{TEMPORARY_MARK}") as unfinished:
-        content = _write(Path(unfinished), seed, num_images, dealt) | wanted
+        content = _write(Path(unfinished), seed, num_images, of_frames) | wanted
         _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)
         place.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
@@ -117,7 +117,7 @@ def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, to
     write_model(folder, model, seed, tokenizer, tower_only=tower_only)
 
 
-def _write(folder: Path, seed: int, num_images: int, sizes: Sequence[Size] | None) -> dict[str, object]:
+def _write(folder: Path, seed: int, num_images: int, sizes: Sequence[FrameSize] | None) -> dict[str, object]:
     """Frames and records; of sizes of their own if none are given."""
     images = folder / "images"
     images.mkdir()
@@ -126,9 +126,9 @@ def _write(folder: Path, seed: int, num_images: int, sizes: Sequence[Size] | Non
     quality = SIZED_JPEG_QUALITY if sizes else JPEG_QUALITY
     for part, scenes in parts.items():
         if sizes:
-            scenes = deal_sizes(scenes, sizes, seed)
-        numbers, drawn = zip(*scenes, strict=True)
-        frames = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, drawn)
+            scenes = deal_sizes(scenes, sizes, f"{seed} {part}")
+        numbers, members = zip(*scenes, strict=True)
+        frames = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, members)
         records = [record for frame in frames for record in frame]
         if part == "train":
             records += _write_copies(images, scenes)

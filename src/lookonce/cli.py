@@ -106,7 +106,7 @@ def main(debug: bool) -> None:
 @click.option(
     "--sizes",
     type=PATH,
-    help="CSV file with columns width and height; frames get them in these shares. Or kvasir, for Kvasir-VQA's.",
+    help="CSV file with columns width and height; frames get each as often as it is there; or kvasir: Kvasir-VQA's.",
 )
 @click.option("--tower-only", is_flag=True, help="Leave the language model out: enough to make and measure caches.")
 @JSON

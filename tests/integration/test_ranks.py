@@ -87,7 +87,7 @@ def record_on_cpu():
     torch.random.fork_rng = lambda devices: nullcontext()
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         setattr(torch.cuda, name, lambda: None)
-    torch.cuda.max_memory_allocated = torch.cuda.max_memory_reserved = lambda: 0
+    torch.cuda.max_memory_allocated = torch.cuda.memory_reserved = lambda: 0
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=1)
 
 if watch.get("recorded"):

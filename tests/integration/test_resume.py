@@ -75,11 +75,11 @@ def test_interrupted_again_and_again_it_is_still_the_same(trainings, monkeypatch
 @pytest.mark.filterwarnings("default")  # the compiler's are none of ours
 def test_recorded_passes_go_on_as_they_would_have(trainings, monkeypatch):
     """On a GPU in bfloat16, with dropout, which recorded passes draw anew each time."""
-    run, notes = trainings.parts("shared", precision="bf16"), []
+    whole, notes = trainings.whole("shared", precision="bf16"), []
+    run = trainings.make_run(**trainings.options("shared", precision="bf16"))
     train_until(run, 13, monkeypatch)
     assert train(run, resume=True, say=notes.append).first_step == 12
     assert any("recorded" in note for note in notes)
-    whole = trainings.whole("shared", precision="bf16")
     trainings.assert_same_adapter(run, whole)
     assert trainings.log(run) == trainings.log(whole)
 

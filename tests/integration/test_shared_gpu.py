@@ -233,6 +233,7 @@ def test_recorded_passes_are_the_launched_ones_to_the_last_bit(sessions, session
     with training_on_packs(way.model, compiled=True):
         for feed, forward in islice(packs(sessions), NUM_PACKS):
             batch = feed.batch(forward)
+            way.outcome([batch])  # what would be compiled while it is recorded can not be
             _, inputs = recorded.prepare(shape_of_batch(batch), batch)
             fill(inputs, batch)
             way.model.zero_grad(set_to_none=True)
@@ -256,7 +257,7 @@ def test_recorded_passes_draw_dropout_anew_and_the_same_from_the_same_state(sess
         return way.taken(recorded(batch)).gradient
 
     with training_on_packs(way.model, compiled=True):
-        way.outcome([batch])  # what is compiled while it is recorded can not be
+        way.outcome([batch])  # compiles
         replayed()
         torch.cuda.manual_seed(1)
         first, second = replayed(), replayed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,11 @@ def test_each_size_comes_in_its_share_and_nothing_but_sizes_changes():
     found = Counter((scene.width, scene.height) for _, scene in dealt)
     assert found.keys() == KVASIR_SHARES.keys()
     assert all(abs(found[size] - 10 * share) <= 5 for size, share in KVASIR_SHARES.items())
-    assert [(n, scene.seed, scene.num_questions) for n, scene in dealt] == [
-        (n, scene.seed, scene.num_questions) for n, scene in numbered
+    assert [(n, replace(scene, width=0, height=0)) for n, scene in dealt] == [
+        (n, replace(scene, width=0, height=0)) for n, scene in numbered
     ]
-    assert dealt == deal_sizes(numbered, read_sizes(KVASIR_SIZES), 3) != deal_sizes(numbered, [(8, 8), (9, 9)], 3)
+    again, other = (deal_sizes(numbered, read_sizes(KVASIR_SIZES), seed) for seed in (3, 4))
+    assert dealt == again != other
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_each_size_comes_in_its_share_and_nothing_but_sizes_changes():
     [
         ("width,height\n", "no rows"),
         ("width,height\n3,x\n", "invalid literal"),
-        ("a,b\n1,2\n", "width"),
+        ("a,b\n1,2\n", r"KeyError\('width'\)"),
         (None, "No such"),
     ],
 )

@@ -48,6 +48,14 @@ def test_it_says_what_it_has_tried_and_what_it_needs(num_recorded, expected):
     assert expected in text and text.endswith("this needs 47.0 GB of this GPU's 150.0 GB")
 
 
+def test_what_was_tried_is_told_and_kept(monkeypatch):
+    trial, notes = Trial(5416, 39.8, 0, 0.0, 47 * GIGABYTE, 150 * GIGABYTE), []
+    monkeypatch.setattr("lookonce.train.warm_up.try_out", lambda trainer: trial)
+    warm_up = WarmUp(SimpleNamespace(feed=SimpleNamespace(in_blocks=True)), notes.append)
+    warm_up.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=9), None)
+    assert notes == [trial.text()] and warm_up.trial is trial
+
+
 @pytest.mark.parametrize(("in_blocks", "step"), [(False, 0), (True, 9)])
 def test_nothing_is_tried_where_packs_need_not_be_padded_or_no_step_is_left(in_blocks, step):
     trainer = SimpleNamespace(feed=SimpleNamespace(in_blocks=in_blocks))

@@ -47,7 +47,7 @@ def bench() -> None:
     default=64,
     show_default=True,
     type=click.IntRange(8),
-    help="With --model: how many frames.",
+    help="With --model: how many frames; multiples of 64 have as many questions each as Kvasir-VQA's.",
 )
 @click.option("--tokenizer", type=PATH, help="With --model: a folder whose tokenizer to use instead of the sample's.")
 @click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: where its files go.")
