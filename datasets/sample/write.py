@@ -76,15 +76,21 @@ def write_sample(
     Raises:
         UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` are nothing to use.
     """
-    wanted: dict[str, object] = {"seed": seed, "model": model, "tokenizer": str(tokenizer) if tokenizer else None}
-    if (num_images, sizes, tower_only) != (NUM_IMAGES, None, False):
-        wanted |= {"images": num_images, "sizes": f"dealt from {sizes}" if sizes else None, "tower_only": tower_only}
+    wanted = {
+        "seed": seed,
+        "model": model,
+        "tokenizer": str(tokenizer) if tokenizer else None,
+        "images": num_images,
+        "sizes": f"dealt from {sizes}" if sizes else None,
+        "tower_only": tower_only,
+    }
     of_frames = read_sizes(sizes) if sizes else None
     found = _read_stamp(folder)
     if found:
-        if {key: found.get(key) for key in wanted} != wanted:
+        if others := [key for key in wanted if found.get(key) != wanted[key]]:
             raise UsageError(
-                f"{folder} holds another sample ({_words(found)}); wanted {_words(wanted)}. Choose another folder"
+                f"{folder} holds another sample ({_words(found, others)}); wanted {_words(wanted, others)}. "
+                "Choose another folder, or remove that one"
             )
         return _report(folder, found, fresh=False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -108,7 +114,7 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-    return found
+    return {"images": NUM_IMAGES, "sizes": None, "tower_only": False} | found  # which samples of old do not say
 
 
 def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
@@ -187,5 +193,5 @@ def _report(folder: Path, stamp: dict[str, object], fresh: bool) -> SampleReport
     return SampleReport(folder=folder, fresh=fresh, **{key: stamp[key] for key in keys})  # type: ignore[arg-type]
 
 
-def _words(stamp: dict[str, object]) -> str:
-    return ", ".join(f"{key} {stamp.get(key)}" for key in ("seed", "model", "tokenizer"))
+def _words(stamp: dict[str, object], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}: {stamp.get(key)}" for key in keys)

@@ -24,6 +24,7 @@ from lookonce.datasets.sample.draw import PANEL_WIDTH, draw
 from lookonce.datasets.sample.model import random_model
 from lookonce.datasets.sample.questions import NORMAL_QUESTION, NUM_QUESTIONS, QUESTIONS, ask, cell
 from lookonce.datasets.sample.scene import DEFAULT_SEED, LESIONS, SIZES, Scene, make_scenes
+from lookonce.datasets.sample.sizes import KVASIR_SIZES
 from lookonce.datasets.sample.tokenizer import SPECIAL_TOKENS
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
@@ -86,19 +87,45 @@ def test_report_counts_what_was_written(sample: Path) -> None:
     assert report.num_questions == {part: len(read_records(sample / f"{part}.jsonl")) for part in PARTS}
 
 
-FOUND = rf"holds another sample \(seed {DEFAULT_SEED}, model tiny, tokenizer None\); wanted .*Choose another folder"
-
-
 @pytest.mark.parametrize(
-    "wanted", [{"seed": OTHER_SEED}, {"model": "2b"}, {"tokenizer": Path("other")}], ids=lambda w: [*w][0]
+    ("wanted", "expected"),
+    [
+        ({"seed": OTHER_SEED}, rf"\(seed: {DEFAULT_SEED}\); wanted seed: {OTHER_SEED}\. "),
+        ({"model": "2b"}, r"\(model: tiny\); wanted model: 2b\. "),
+        ({"tokenizer": Path("other")}, r"\(tokenizer: None\); wanted tokenizer: other\. "),
+        ({"num_images": 128}, r"\(images: 64\); wanted images: 128\. "),
+        ({"sizes": KVASIR_SIZES}, r"\(sizes: None\); wanted sizes: dealt from kvasir\. "),
+        ({"tower_only": True}, r"\(tower_only: False\); wanted tower_only: True\. "),
+    ],
+    ids=lambda value: [*value][0] if isinstance(value, dict) else "",
 )
-def test_another_sample_is_refused_by_what_differs_and_kept(sample: Path, wanted: dict[str, Any]) -> None:
+def test_another_sample_is_refused_by_what_differs_and_kept(sample: Path, wanted: dict[str, Any], expected) -> None:
     before = contents(sample)
-    with pytest.raises(UsageError, match=FOUND) as refusal:
+    with pytest.raises(UsageError, match=f"holds another sample {expected}Choose another folder"):
         write_sample(sample, **wanted)
-    ((name, value),) = wanted.items()
-    assert f"{name} {value}" in str(refusal.value)
     assert contents(sample) == before
+
+
+def test_samples_that_differ_in_sizes_or_number_are_told_apart(tmp_path: Path) -> None:
+    """The default is no exception, nor are sizes that were drawn, which samples of old have."""
+    folder = tmp_path / "sample"
+    write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
+    held = "images: 8, sizes: dealt from kvasir, tower_only: True"
+    with pytest.raises(UsageError, match=rf"\({held}\); wanted images: 64"):
+        write_sample(folder)
+    stamp = json.loads((folder / "sample.json").read_text())
+    (folder / "sample.json").write_text(json.dumps(stamp | {"sizes": "kvasir"}))
+    with pytest.raises(UsageError, match=r"\(sizes: kvasir\); wanted sizes: dealt from kvasir"):
+        write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
+
+
+def test_a_default_sample_of_old_says_less_and_is_kept(tmp_path: Path, sample: Path) -> None:
+    folder = tmp_path / "sample"
+    folder.mkdir()
+    stamp = json.loads((sample / "sample.json").read_text())
+    old = {key: value for key, value in stamp.items() if key not in ("images", "sizes", "tower_only")}
+    (folder / "sample.json").write_text(json.dumps(old))
+    assert not write_sample(folder).fresh
 
 
 def test_folder_with_foreign_files_is_refused_and_kept(tmp_path: Path) -> None:
