@@ -39,7 +39,7 @@ SPARE = 0.1
 LENGTHS = (2048, 8192, 4096)
 """Of packs; the line goes through the first two."""
 LEAST, MOST = 1024, 16384
-"""Of what is looked for. Shorter packs would not even hold Kvasir-VQA's largest images."""
+"""What is looked for: from about two of Kvasir-VQA's images to as far as anyone has asked."""
 
 
 def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | None = None) -> tuple[int, float]:
