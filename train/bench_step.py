@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,22 @@ def bench_step(
     ways: Sequence[Way],
     num_steps: int = 0,
     say: Say = lambda text: None,
-) -> StepReport:
+) -> Iterator[StepReport]:
     """Train some ways and measure them; nothing is saved. `say` gets notes.
 
     Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0.
+
+    Yields:
+        As each way ends, the report of all until then: a time limit that comes in the last leaves those before.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # else all processes would measure on the first
     rate = products_rate() if torch.cuda.is_available() else None
-    measured = [_measure(way, session, examples, num_steps, rate, say) for way in ways]
     num_ranks = int(os.environ.get("WORLD_SIZE", 1))
-    return StepReport(measured, session.inputs.run.batch.samples_per_step, rate and rate / 1e12, num_ranks)
+    measured: list[Measured] = []
+    for way in ways:
+        measured.append(_measure(way, session, examples, num_steps, rate, say))
+        yield StepReport([*measured], session.inputs.run.batch.samples_per_step, rate and rate / 1e12, num_ranks)
 
 
 def _measure(

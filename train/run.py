@@ -237,6 +237,6 @@ def _compare(session: Session, ranks: Ranks, say: Say) -> StepReport | None:
     if not num_steps or ranks.number > 1:
         return None
     say(f"measuring {num_steps} steps, the plain way and as trained")
-    return bench_step(
-        session, session.examples("train")[0], find_ways(["plain", way_of(session.inputs.run)]), num_steps
-    )
+    ways = find_ways(["plain", way_of(session.inputs.run)])
+    *_, report = bench_step(session, session.examples("train")[0], ways, num_steps)
+    return report

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lookonce.cli import main
+from lookonce.train import bench_step
 
 
 @pytest.fixture
@@ -68,6 +71,24 @@ def test_ways_of_training_are_measured_side_by_side_and_nothing_is_left(lookonce
     assert min(way["ms_per_sample"] for way in report["ways"]) > 0
     assert not (tmp_path / "runs").exists()
     assert "no way of training is named 'best'" in lookonce("bench", "step", run_file, "--ways", "best", code=2).stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_measurement_that_is_stopped_shows_the_ways_that_had_ended(lookonce, run_file, monkeypatch, number, code):
+    lookonce("sample", "data/sample")
+    lookonce("cache", "build", run_file)
+    measure = bench_step._measure
+
+    def cut_off(way, *arguments):
+        if way.name == "shared":
+            os.kill(os.getpid(), number)
+        return measure(way, *arguments)
+
+    monkeypatch.setattr(bench_step, "_measure", cut_off)
+    stopped = lookonce("bench", "step", run_file, "--ways", "cached,shared", "--steps", "1", "--json", code=code)
+    [ended] = json.loads(stopped.stdout)["ways"]
+    assert ended["way"] == "cached" and ended["ms_per_sample"] > 0
+    assert "stopped by" in stopped.stderr or code == 130
 
 
 def test_bad_input_is_told_and_loses_nothing(lookonce, run_file, tmp_path):

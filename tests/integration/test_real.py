@@ -44,7 +44,7 @@ def test_with_the_tower_and_from_the_cache_steps_have_equal_losses_in_every_mode
     inputs.build()
     session = Session.open(inputs)
     ways = find_ways(["tower", "packed", "cached", "shared"])
-    report = bench_step(session, session.examples("train")[0], ways, NUM_MEASURED)
+    *_, report = bench_step(session, session.examples("train")[0], ways, NUM_MEASURED)
     expected, *others = (measured.losses for measured in report.measured)
     assert len(expected) >= NUM_MEASURED
     for losses in others:

@@ -22,6 +22,7 @@ from lookonce.commands.options import (
     say,
 )
 from lookonce.errors import UsageError
+from lookonce.stop import stopping_early
 
 
 @click.group()
@@ -78,6 +79,7 @@ def bench_step(
     Ways: plain (the stock Trainer with the tower), liger (with Liger's kernels), cached (rows, from the cache), tower
     and packed (no padding, every question its own image, with the tower and from the cache), shared (ours).
     --model writes a checkpoint of 4 to 18 GB and a run file to --place, and leaves them there for the next time.
+    Interrupted, or stopped by SIGTERM or SIGUSR1 (exit code 75), it still shows the ways that have ended.
 
     \b
     Examples:
@@ -107,9 +109,14 @@ def bench_step(
         inputs = Inputs.open(read_run(run_file, assignments))
     session = Session.open(inputs)
     notes = say if is_first() else lambda note: None
-    report = measure(session, session.examples("train")[0], chosen, steps, notes)
-    if is_first():
-        emit(report.to_json(), report.text(), as_json)
+    report = None
+    try:
+        with stopping_early("the ways that had ended are told, and the same command measures all of them again"):
+            for of_ended in measure(session, session.examples("train")[0], chosen, steps, notes):
+                report = of_ended
+    finally:
+        if report and is_first():
+            emit(report.to_json(), report.text(), as_json)
 
 
 @bench.command("cache")
