@@ -59,10 +59,12 @@ def bench_step(
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # else all processes would measure on the first
     rate = products_rate() if torch.cuda.is_available() else None
     num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    samples_per_step = session.inputs.run.batch.samples_per_step
     measured: list[Measured] = []
-    for way in ways:
+    for number, way in enumerate(ways, start=1):
         measured.append(_measure(way, session, examples, num_steps, rate, say))
-        yield StepReport([*measured], session.inputs.run.batch.samples_per_step, rate and rate / 1e12, num_ranks)
+        missing = tuple(later.name for later in ways[number:])
+        yield StepReport([*measured], samples_per_step, rate and rate / 1e12, num_ranks, missing)
 
 
 def _measure(

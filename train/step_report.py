@@ -56,6 +56,8 @@ class StepReport:
     """That the card reaches in large products."""
     num_ranks: int = 1
     """Processes that shared each step."""
+    missing: tuple[str, ...] = ()
+    """Ways that have not ended."""
 
     def speedup(self, way: str) -> float:
         """Against the first."""
@@ -100,7 +102,8 @@ class StepReport:
         steps = f"  {self.samples_per_step} samples a step" + (
             f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
         )
-        return "\n".join([table(head, lines), *notes, *rate, epoch, steps])
+        missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
+        return "\n".join([table(head, lines), *notes, *missing, *rate, epoch, steps])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -108,6 +111,7 @@ class StepReport:
             "samples_per_step": self.samples_per_step,
             "tflops": self.tflops,
             "num_ranks": self.num_ranks,
+            "missing": self.missing,
         }
 
 

@@ -27,7 +27,7 @@ from lookonce.commands.fetch import fetch
 from lookonce.commands.options import JSON, PATH, RUN, SET, emit, is_first, read_run, say
 from lookonce.commands.status import status
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
-from lookonce.errors import LookonceError
+from lookonce.errors import LookonceError, Stopped
 from lookonce.stop import stopping_early
 from lookonce.version import __version__
 
@@ -40,7 +40,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise  # click's own
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, Stopped) as error:
             if ctx.params["debug"]:
                 traceback.print_exc()
             code, message = _explain(error)
@@ -55,7 +55,7 @@ def _rank() -> str:
 
 def _explain(error: BaseException) -> tuple[int, str]:
     """Exit code and message of whatever stopped a command."""
-    if isinstance(error, LookonceError):
+    if isinstance(error, LookonceError | Stopped):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
         return (

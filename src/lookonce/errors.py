@@ -12,9 +12,9 @@
     |  |- FeaturesMissing       it lacks the features of an image
     |  |- CacheCorrupt          its bytes are not what was written
     |  `- DiskFull              there is no room for it; names the bytes that are missing
-    |- Stopped                  a signal asked to stop; exit code 75: run the same command again
     |- TrainingError            a training has left the numbers in which it can go on
     `- RunFolderError           the output folder holds something else
+    Stopped                     a signal asked to stop; exit code 75: run the same command again
 
 A message says what is wrong, the value, what is allowed, and the command to run next. Broken invariants of our own
 are plain `assert`s.
@@ -78,8 +78,12 @@ class DiskFull(CacheError):
     """There is no room for a cache."""
 
 
-class Stopped(LookonceError):
-    """A signal asked to stop before all was done."""
+class Stopped(BaseException):
+    """A signal asked to stop before all was done.
+
+    Not an Exception, as KeyboardInterrupt is none: it comes wherever the program is, and a library that catches its own
+    errors there, a compiler above all, would take it for one.
+    """
 
     exit_code = 75
 

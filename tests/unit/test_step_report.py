@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lookonce.train.step_report import KVASIR_EPOCH, Measured, StepReport
@@ -30,3 +32,5 @@ def test_ways_stand_side_by_side_and_the_first_is_what_others_are_compared_with(
     assert shared[:4] == ["shared", "200.0", "5.00", "30.0x"] and {"90,000", "61.0%", "1.3%", "61.5"} < {*shared}
     assert f"epoch: {KVASIR_EPOCH:,} samples" in report.text() and "shared by 2 processes" in report.text()
     assert report.to_json()["ways"][1]["ms_per_sample"] == pytest.approx(5)
+    assert "not measured" not in report.text()
+    assert "not measured: packed, liger" in replace(report, missing=("packed", "liger")).text()

@@ -111,7 +111,7 @@ def bench_step(
     notes = say if is_first() else lambda note: None
     report = None
     try:
-        with stopping_early("the ways that had ended are told, and the same command measures all of them again"):
+        with stopping_early("the same command measures all ways again"):
             for of_ended in measure(session, session.examples("train")[0], chosen, steps, notes):
                 report = of_ended
     finally:
