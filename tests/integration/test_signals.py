@@ -3,6 +3,7 @@ lost."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from lookonce.errors import Stopped
 from lookonce.files import TEMPORARY_MARK
@@ -182,6 +184,23 @@ def test_a_signal_before_the_first_step_ends_a_training_at_once(trainings, stopp
     assert "before the first step" in stopped(run, sending(6, signal.SIGTERM, place="on_train_begin"), resume=True)
     assert train(run, resume=True, **QUIET).first_step == 6
     trainings.assert_same_adapter(run, trainings.whole("shared"))
+
+
+def test_a_signal_while_packs_are_compiled_is_not_taken_for_the_compilers_error(trainings, stopped):
+    """Which Dynamo would wrap: the training would have failed, with another exit code."""
+
+    def compiler(graph, inputs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return graph.forward
+
+    class Compiling(StepLines):
+        def on_train_begin(self, args, state, control, **kwargs):
+            super().on_train_begin(args, state, control, **kwargs)
+            torch.compile(lambda numbers: numbers + 1, backend=compiler)(torch.zeros(1))
+
+    run = trainings.parts("shared")
+    assert stopped(run, Compiling).startswith("stopped by SIGTERM before the first step;")
+    assert json.loads((run.output / "progress.json").read_text())["end"] == "stopped"
 
 
 def test_a_signal_in_the_last_step_ends_a_training_that_is_saved(trainings, stopped, monkeypatch):

@@ -6,26 +6,22 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
 import yaml
 from click.testing import CliRunner
 
 from lookonce.cache.make import build as build_module
 from lookonce.cache.make.encode import ON_DEVICE
 from lookonce.cache.make.stop import StopSignals
-from lookonce.cache.model.fast_tower import compiled_rotary
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import Claims, Worker
 from lookonce.cache.store.folder import read_plan
 from lookonce.cli import main
 from lookonce.errors import Stopped
-from lookonce.stop import stopping_early
 
 NOTICE, WARNING = signal.SIGUSR1, signal.SIGTERM
 EX_TEMPFAIL = 75
@@ -122,24 +118,6 @@ def test_a_build_that_waits_for_others_heeds_signals(site, images, monkeypatch):
     timer.join()
     assert 0.1 < time.monotonic() - begun < 10
     assert all(claim.is_held() for claim in claims)
-
-
-def test_a_signal_that_comes_while_something_is_compiled_is_not_taken_for_the_compilers_error():
-    """Which would be wrapped, with exit code 1, and told as unexpected."""
-
-    def compiler(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        send(WARNING)
-        return graph.forward
-
-    compiled = torch.compile(lambda numbers: numbers + 1, backend=compiler)
-    with stopping_early(), pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
-        compiled(torch.zeros(1))
-
-
-def test_a_signal_that_comes_while_kernels_are_tried_does_not_mean_that_there_is_no_compiler(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *arguments: send(WARNING))
-    with stopping_early(), pytest.raises(Stopped):
-        compiled_rotary(torch.device("cpu"), torch.float32)
 
 
 def test_an_error_gives_the_handlers_back_too(site, images):
