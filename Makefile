@@ -30,8 +30,9 @@ sample: $(READY)  ## Write the sample set and its tiny model to data/sample
 cache: $(READY) $(if $(filter $(SAMPLE_RUN),$(RUN)),sample)  ## Phase 1: encode every image of RUN once
 	$(LOOKONCE) cache build $(RUN)
 
-train: cache  ## Phase 2: train RUN from the cache, evaluate, sum up
+train: cache  ## Phase 2: train RUN from the cache, evaluate, summarise (the sample: compare with stock training)
 	$(LOOKONCE) train $(RUN) --resume
+	$(if $(filter $(SAMPLE_RUN),$(RUN)),$(LOOKONCE) bench step $(RUN) --steps 20)
 
 eval: $(READY)  ## Evaluate what RUN has trained on its test split
 	$(LOOKONCE) eval $(RUN) --split test
@@ -57,4 +58,4 @@ format: $(READY)  ## Put the code into shape
 
 clean:  ## Remove the environment and what tools left; keeps data, caches and runs
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find cache datasets train src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find cache datasets train eval src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 
 from lookonce import read_run_file
-from lookonce.cache.store.read import VisionCache
-from lookonce.train.batch import Collator
-from lookonce.train.inputs import Inputs
-from lookonce.train.model import add_lora, best_device, load_without_tower
-from lookonce.train.run import Session
-from lookonce.train.run_file import RunFile
-from lookonce.train.trainer import token_mean_loss
-from lookonce.train.vision import CachedFeatures
+from lookonce.cache.store.reader import VisionCache
+from lookonce.environment import best_device
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.features import CachedFeatures
+from lookonce.train.loop.session import Session
+from lookonce.train.loop.trainer import token_mean_loss
+from lookonce.train.model.load import add_lora, load_without_tower
 
 DTYPES = ("float32", "bfloat16", "fp8_e4m3")
 

@@ -27,14 +27,14 @@ from transformers import TrainerCallback
 
 from lookonce.datasets.records import read_records, write_records
 from lookonce.datasets.sample.write import write_sample
+from lookonce.eval.run import evaluate
 from lookonce.files import write_text
-from lookonce.train.fast_layers import training_on_packs
-from lookonce.train.inputs import Inputs
-from lookonce.train.model import PRECISIONS, add_lora, load_without_tower
-from lookonce.train.run import evaluate
-from lookonce.train.run_file import RunFile
-from lookonce.train.session import Session, make_trainer
-from lookonce.train.trainer import training_arguments
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.train.loop.session import Session, make_trainer
+from lookonce.train.loop.trainer import training_arguments
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
 
 ORDERS = {"random": 1, "4 an image": 4, "all of an image": None}
 STEPS = {16: 2.5e-3, 64: 5e-3}

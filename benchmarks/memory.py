@@ -24,15 +24,15 @@ from typing import Any
 
 import torch
 
+from lookonce.bench.synthetic import make_run
+from lookonce.bench.variants import WAYS, set_up
 from lookonce.errors import TrainingError
+from lookonce.run.inputs import Inputs
 from lookonce.text import table
-from lookonce.train.attention import padded_length
-from lookonce.train.bench_data import make_run
-from lookonce.train.fast_layers import training_on_packs
-from lookonce.train.inputs import Inputs
-from lookonce.train.session import Session
-from lookonce.train.warm_up import WarmUp
-from lookonce.train.ways import WAYS, set_up
+from lookonce.train.data.packing import padded_length
+from lookonce.train.loop.session import Session
+from lookonce.train.loop.warmup import WarmUp
+from lookonce.train.model.compile import training_on_packs
 
 CARDS_GB = (24, 40, 80, 141)
 SPARE = 0.1

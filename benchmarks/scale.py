@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.folder import extend_plan, read_plan, settle
 from lookonce.cache.store.index import INDEX, write_index
+from lookonce.cache.store.manifest import extend_plan, read_plan, settle
 from lookonce.cache.store.plan import PlannedImage, shard_name
-from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import RECEIPTS, Entry, Receipt, finished_shards, receipt_path, to_text
 from lookonce.cache.store.shards import SHARDS, shard_path
 

@@ -18,12 +18,12 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
+from lookonce.bench.variants import WAYS, set_up
+from lookonce.run.config import read_run_file
+from lookonce.run.inputs import Inputs
 from lookonce.text import table
-from lookonce.train.fast_layers import training_on_packs
-from lookonce.train.inputs import Inputs
-from lookonce.train.run_file import read_run_file
-from lookonce.train.session import Session
-from lookonce.train.ways import WAYS, set_up
+from lookonce.train.loop.session import Session
+from lookonce.train.model.compile import training_on_packs
 
 FIRST, NUM_STEPS = 6, 3
 """The step before the first that is profiled, and how many are."""

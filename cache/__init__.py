@@ -1,12 +1,10 @@
-"""Phase 1: run the vision tower once over every distinct image and keep what it puts out.
+"""Phase 1: run the vision tower once over every distinct image and store its features.
 
 model        what makes features: checkpoint, pixels, tower
-store        what lies on disk, and reading it (FORMAT.md)
-make         plan and build, by any number of workers
-care         verify, repair, show, collect, stage
-names        what is said of caches where torch is not wanted
-bench        how fast a cache is made
-bench_read   how fast it is read
+store        the files on disk, and reading them (FORMAT.md)
+build        plan and build, by any number of workers
+maintenance  verify, repair, show, garbage collection, staging
+constants    format version, allowed dtypes and backends, commands to suggest; imports no torch
 
-Imports run one way: care -> make -> store -> model.
+Imports run one way: maintenance -> build -> store -> model.
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from lookonce.datasets.forms.form import FormName
+from lookonce.datasets.formats.registry import FormName
 from lookonce.datasets.images import UNDECODABLE, bytes_key
 from lookonce.datasets.records import Record, RecordsFile, form_of_file, write_records
 from lookonce.errors import UsageError

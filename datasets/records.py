@@ -29,12 +29,12 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from lookonce.datasets.forms.checks import Row, shown
-from lookonce.datasets.forms.form import FORMS, FormName, Reader, form_of
-from lookonce.datasets.forms.parquet import read_parquet, without_nulls, write_parquet
-from lookonce.datasets.forms.places import Finder, Keep, Namer
-from lookonce.datasets.forms.record import Record, Turn
-from lookonce.datasets.forms.text_files import (
+from lookonce.datasets.formats.checks import Row, shown
+from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
+from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write_parquet
+from lookonce.datasets.formats.record import Record, Turn
+from lookonce.datasets.formats.registry import FORMS, FormName, Reader, form_of
+from lookonce.datasets.formats.text_files import (
     Named,
     Rows,
     as_cell,

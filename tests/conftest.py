@@ -11,10 +11,10 @@ import pytest
 from transformers import AutoTokenizer, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.sample.write import write_sample
-from lookonce.train.inputs import Inputs
-from lookonce.train.run_file import RunFile
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("LOOKONCE_REAL_DATA", ROOT.parent / "shared"))

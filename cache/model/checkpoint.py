@@ -19,9 +19,9 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from lookonce.cache.model.hub import FILES, first_line, locate
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
+from lookonce.hub import FILES, first_line, locate
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
 """Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""

@@ -21,7 +21,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from lookonce.cache.names import Backend
+from lookonce.cache.constants import Backend
 from lookonce.datasets.images import UNDECODABLE, read_bytes
 from lookonce.errors import BadImage, ModelError
 

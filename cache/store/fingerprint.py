@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lookonce.cache.names import FORMAT_VERSION, DtypeName
-from lookonce.cache.store.storage import STORAGE, Storage
+from lookonce.cache.constants import FORMAT_VERSION, DtypeName
+from lookonce.cache.store.dtypes import STORAGE, Storage
 from lookonce.differences import Difference, differences
 
 if TYPE_CHECKING:

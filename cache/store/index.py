@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.cache.constants import FORMAT_VERSION, REPAIR_COMMAND
 from lookonce.cache.store.receipts import RECEIPTS, Entry, Failure, Receipt, read_receipts, receipt_path
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import CacheCorrupt

@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from lookonce.cache.names import FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.cache.constants import FORMAT_VERSION, REPAIR_COMMAND
 from lookonce.errors import CacheCorrupt
 from lookonce.files import create_text
 from lookonce.threads import ahead

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from lookonce.cache.names import FORMAT_VERSION
-from lookonce.cache.store.direct import ALIGNMENT, DirectFile, write_all
+from lookonce.cache.constants import FORMAT_VERSION
+from lookonce.cache.store.direct_io import ALIGNMENT, DirectFile, write_all
+from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.receipts import (
     Entry,
@@ -35,7 +36,6 @@ from lookonce.cache.store.receipts import (
     write_receipt,
 )
 from lookonce.cache.store.stopwatch import Stopwatch
-from lookonce.cache.store.storage import SCALE_SUFFIX
 from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lookonce.datasets.audit.asked import Asked, asked
+from lookonce.datasets.audit.corpus import Material, RecordsFile
 from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, find, valid
 from lookonce.datasets.audit.labels import find_label_variants
 from lookonce.datasets.audit.leaks import Leak, find_leaks
-from lookonce.datasets.audit.material import Material, RecordsFile
 from lookonce.datasets.audit.pictures import Picture
+from lookonce.datasets.audit.questions import Asked, asked
 from lookonce.datasets.audit.repeats import find_repeats
 from lookonce.datasets.audit.spelling import find_misspellings
 from lookonce.datasets.audit.texts import find_texts

@@ -13,8 +13,6 @@ from typing import Any, Literal
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 NUM_EXAMPLES = 3
-MAX_SHOWN = 90
-"""Characters of a text in a message."""
 
 Item = dict[str, Any]
 
@@ -53,16 +51,6 @@ def find(
     return [Finding(code, level, len(items) if count is None else count, says, examples, tuple(items))]
 
 
-def shown(text: str, width: int = MAX_SHOWN) -> str:
-    """A text from data in a line for people: cut if long, what can not be printed with escapes."""
-    text = text if len(text) <= width else text[: width - 3] + "..."
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def quoted(text: str, width: int = MAX_SHOWN) -> str:
-    return f'"{shown(text, width)}"'
-
-
 def valid(value: Any) -> Any:
     """Plain values as they are, but for halves of surrogate pairs in texts, which no file of UTF-8 can hold."""
     if isinstance(value, str):
@@ -70,7 +58,3 @@ def valid(value: Any) -> Any:
     if isinstance(value, dict):
         return {valid(key): valid(item) for key, item in value.items()}
     return [valid(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def share(part: int, whole: int) -> float:
-    return part / max(whole, 1)

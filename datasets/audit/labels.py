@@ -10,8 +10,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 
-from lookonce.datasets.audit.findings import Finding, Item, find, quoted, shown
-from lookonce.text import count
+from lookonce.datasets.audit.findings import Finding, Item, find
+from lookonce.text import count, quoted, shown
 
 SEPARATOR = re.compile(r"\s*;\s*")
 UNIT = re.compile(r"(.*\d)\s*[^\W\d_]+", re.DOTALL)

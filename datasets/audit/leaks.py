@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from lookonce.datasets.audit.asked import Asked
-from lookonce.datasets.audit.findings import Finding, Item, share, shown
-from lookonce.datasets.audit.material import Material
-from lookonce.text import count
+from lookonce.datasets.audit.corpus import Material
+from lookonce.datasets.audit.findings import Finding, Item
+from lookonce.datasets.audit.questions import Asked
+from lookonce.text import count, share, shown
 
 NUM_EXAMPLES = 3
 

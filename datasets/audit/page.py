@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from lookonce.datasets.audit.audit import Audit
-from lookonce.datasets.audit.findings import Finding, shown
-from lookonce.datasets.audit.markup import Content, document, node, table
-from lookonce.datasets.audit.plots import columns, points, shares
+from lookonce.datasets.audit.findings import Finding
 from lookonce.datasets.audit.report import asked_again, file_lines, grouped, size_lines, summary
 from lookonce.datasets.audit.sheet import Thumbnail
-from lookonce.datasets.audit.style import STYLE
-from lookonce.text import count
+from lookonce.page.markup import Content, document, node, table
+from lookonce.page.plots import columns, points, shares
+from lookonce.page.style import STYLE
+from lookonce.text import count, shown
 
 NUM_QUESTIONS = 30
 """Whose answers are drawn."""

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from lookonce.datasets.audit.asked import Asked
-from lookonce.datasets.audit.findings import Finding, Item, find, quoted, shown
+from lookonce.datasets.audit.findings import Finding, Item, find
 from lookonce.datasets.audit.labels import same_labels
-from lookonce.text import count
+from lookonce.datasets.audit.questions import Asked
+from lookonce.text import count, quoted, shown
 
 
 def find_repeats(questions: Iterable[Asked]) -> list[Finding]:

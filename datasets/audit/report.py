@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lookonce.datasets.audit.audit import Audit
-from lookonce.datasets.audit.findings import LEVELS, Finding, shown
+from lookonce.datasets.audit.findings import LEVELS, Finding
 from lookonce.datasets.audit.vocabulary import Vocabulary
-from lookonce.text import bars, count, table
+from lookonce.text import bars, count, shown, table
 
 NUM_QUESTIONS = 25
 NUM_SIZES = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from lookonce.datasets.audit.material import Material
+from lookonce.datasets.audit.corpus import Material
 from lookonce.datasets.audit.pictures import distinct
 from lookonce.datasets.images import UNDECODABLE, read_many
 from lookonce.errors import ImageError

@@ -19,8 +19,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from lookonce.datasets.audit.findings import Finding, Item, find, quoted
-from lookonce.text import count
+from lookonce.datasets.audit.findings import Finding, Item, find
+from lookonce.text import count, quoted
 
 WORD = re.compile(r"[^\W\d_]+")
 MIN_LETTERS, MAX_LETTERS = 5, 40

@@ -1,6 +1,6 @@
 """Texts that say next to nothing, missing values written out, spaces, and what a training would refuse.
 
-Training refuses texts that hold one of the model's special tokens, which would be read as one (train/prompt.py).
+Training refuses texts that hold one of the model's special tokens, which would be read as one (train/data/tokenize.py).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from lookonce.datasets.audit.asked import Asked
-from lookonce.datasets.audit.findings import Finding, Item, Level, find, quoted
-from lookonce.text import count
+from lookonce.datasets.audit.findings import Finding, Item, Level, find
+from lookonce.datasets.audit.questions import Asked
+from lookonce.text import count, quoted
 
 MISSING = {"nan", "null", "n/a", "#n/a", "<na>", "nat", "undefined"}
 """Written-out missing values; "none" and "na" may be an answer."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lookonce.datasets.audit.asked import Asked
-from lookonce.datasets.audit.findings import Finding, find, quoted, share
-from lookonce.text import count
+from lookonce.datasets.audit.findings import Finding, find
+from lookonce.datasets.audit.questions import Asked
+from lookonce.text import count, quoted, share
 
 NUM_TOP = 10
 """Answers of a question that are named."""

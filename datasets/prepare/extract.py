@@ -14,11 +14,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lookonce.datasets.prepare.chunks import Portion, RawRow
 from lookonce.datasets.prepare.definition import Definition
 from lookonce.datasets.prepare.images import ImageStore, Stored
 from lookonce.datasets.prepare.journal import Journal
 from lookonce.datasets.prepare.lookup import ImageFinder
-from lookonce.datasets.prepare.portions import Portion, RawRow
 from lookonce.datasets.prepare.rows import Row, text_of
 from lookonce.datasets.prepare.sources import Source
 from lookonce.datasets.prepare.splits import ENDING, part_of

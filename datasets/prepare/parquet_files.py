@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.prepare import portions
+from lookonce.datasets.prepare import chunks as portions
+from lookonce.datasets.prepare.chunks import BUFFER_BYTES, Portion, RawRow, broken
 from lookonce.datasets.prepare.definition import Definition
-from lookonce.datasets.prepare.portions import BUFFER_BYTES, Portion, RawRow, broken
 
 BATCH_ROWS = 32
 """Decoded at once."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.prepare.compose import Lists, compose, write_parts
+from lookonce.datasets.prepare.build_records import Lists, compose, write_parts
 from lookonce.datasets.prepare.definition import Definition, HubSection, find_definition
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.extract import extract
@@ -26,11 +25,10 @@ from lookonce.datasets.prepare.sources import Source, find_source
 from lookonce.datasets.prepare.splits import PARTS
 from lookonce.errors import SourceError, UsageError
 from lookonce.files import write_json
-from lookonce.text import count
+from lookonce.text import Notify, count
 
 VERSION = 1
 """Of what is made of the same source with the same settings."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,10 @@ class Prepared:
     """False if it was there already."""
 
 
-def prepare(name: str, folder: Path, options: Options = DEFAULTS, say: Say = lambda text: None) -> Prepared:
+def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify = lambda text: None) -> Prepared:
     """Make `train.jsonl`, `val.jsonl`, `test.jsonl`, `images/` and `report.json` in `folder`.
 
-    `name` is a known set or the path of a YAML file. `say` gets notes for a person.
+    `name` is a known set or the path of a YAML file. `notify` gets notes for a person.
 
     Raises:
         LookonceError: there is no such set or source, it can not be read, or the folder holds something else.
@@ -73,8 +71,8 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, say: Say = lam
     definition = resolve(find_definition(name), options)
     lists = read_lists(options.split)
     check_folder(folder)
-    say(f"{definition.title or definition.name}, licence {definition.licence}; {definition.homepage}".strip("; "))
-    source = open_source(definition, options, say)
+    notify(f"{definition.title or definition.name}, licence {definition.licence}; {definition.homepage}".strip("; "))
+    source = open_source(definition, options, notify)
     settings = {
         "version": VERSION,
         "definition": definition.model_dump(mode="json", by_alias=True),
@@ -131,7 +129,7 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"{folder} is not empty and holds no prepared set; choose another folder or empty it")
 
 
-def open_source(definition: Definition, options: Options, say: Say) -> Source:
+def open_source(definition: Definition, options: Options, notify: Notify) -> Source:
     """Where the set is, downloaded if it is on the Hub.
 
     Raises:
@@ -146,8 +144,8 @@ def open_source(definition: Definition, options: Options, say: Say) -> Source:
         hub = _hub(definition, place)
         source = download(hub, definition, options.revision, options.form, options.image_root)
         licence = f", licence there: {source.licence}" if source.licence else ""
-        say(f"{hub.id} at commit {source.revision}{licence}; the same again: --revision {source.revision}")
-    say(f"reading {count(len(source.files), f'{source.form} file')}{_left_alone(source)}")
+        notify(f"{hub.id} at commit {source.revision}{licence}; the same again: --revision {source.revision}")
+    notify(f"reading {count(len(source.files), f'{source.form} file')}{_left_alone(source)}")
     return source
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.prepare.chunks import Portion, Reader
 from lookonce.datasets.prepare.definition import Definition
 from lookonce.datasets.prepare.parquet_files import read_parquet
-from lookonce.datasets.prepare.portions import Portion, Reader
 from lookonce.datasets.prepare.splits import part_of
 from lookonce.datasets.prepare.tar_files import holds_questions, read_tar
 from lookonce.datasets.prepare.text_files import field_values, read_csv, read_json, read_text

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.prepare.chunks import BUFFER_BYTES, Portion, RawRow, broken
 from lookonce.datasets.prepare.definition import Definition
-from lookonce.datasets.prepare.portions import BUFFER_BYTES, Portion, RawRow, broken
 from lookonce.datasets.prepare.text_files import parse_json
 from lookonce.errors import RecordsError
 

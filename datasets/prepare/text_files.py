@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.prepare import portions
+from lookonce.datasets.prepare import chunks as portions
+from lookonce.datasets.prepare.chunks import Portion, RawRow, broken
 from lookonce.datasets.prepare.definition import Definition, TextSection
-from lookonce.datasets.prepare.portions import Portion, RawRow, broken
 from lookonce.errors import RecordsError
 
 

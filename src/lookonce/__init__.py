@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
-    from lookonce.cache.store.read import VisionCache
+    from lookonce.cache.store.reader import VisionCache
     from lookonce.datasets.images import image_key
     from lookonce.datasets.records import Record, Turn, read_records, write_records
     from lookonce.errors import LookonceError
-    from lookonce.train.run_file import RunFile, read_run_file
-    from lookonce.train.tower import CachedVisionTower
+    from lookonce.run.config import RunFile, read_run_file
+    from lookonce.train.model.cached_tower import CachedVisionTower
 
 __all__ = [
     "__version__",
@@ -37,15 +37,15 @@ __all__ = [
     "write_records",
 ]
 _HOME = {
-    "CachedVisionTower": "lookonce.train.tower",
+    "CachedVisionTower": "lookonce.train.model.cached_tower",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",
-    "RunFile": "lookonce.train.run_file",
+    "RunFile": "lookonce.run.config",
     "Turn": "lookonce.datasets.records",
-    "VisionCache": "lookonce.cache.store.read",
+    "VisionCache": "lookonce.cache.store.reader",
     "image_key": "lookonce.datasets.images",
     "read_records": "lookonce.datasets.records",
-    "read_run_file": "lookonce.train.run_file",
+    "read_run_file": "lookonce.run.config",
     "write_records": "lookonce.datasets.records",
 }
 

@@ -24,11 +24,11 @@ from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
 from lookonce.commands.data import data
 from lookonce.commands.fetch import fetch
-from lookonce.commands.options import JSON, PATH, RUN, SET, emit, is_first, read_run, say
+from lookonce.commands.options import JSON, PATH, RUN, SET, emit, is_first, notify, read_run
 from lookonce.commands.status import status
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
 from lookonce.errors import LookonceError, Stopped
-from lookonce.stop import stopping_early
+from lookonce.signals import stopping_early
 from lookonce.version import __version__
 
 
@@ -162,9 +162,9 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
         raise click.UsageError("--resume goes on and --restart begins anew; give one of them")
     with stopping_early("the same command with --resume goes on"):
         run = read_run(run_file, assignments)
-        from lookonce.train.run import train as train_run
+        from lookonce.workflow.train import train as train_run
 
-        summary = train_run(run, resume=resume, restart=restart, say=say)
+        summary = train_run(run, resume=resume, restart=restart, notify=notify)
     if summary:
         emit(summary.to_json(), summary.text(), as_json)
 
@@ -187,10 +187,10 @@ def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bo
       lookonce eval runs/sample --split test --json
       lookonce eval runs/sample --shuffle-images
     """
-    from lookonce.train.run import evaluate_run
+    from lookonce.eval.run import evaluate_run
 
     evaluation, where = evaluate_run(run_dir, split, shuffled=shuffle_images)
-    say(f"predictions in {where}")
+    notify(f"predictions in {where}")
     emit(evaluation.to_json(), evaluation.text(), as_json)
 
 
@@ -210,11 +210,11 @@ def predict(run_dir: Path, images: tuple[Path, ...], question: str, system: str 
       lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
       lookonce predict runs/pairs --image before.jpg --image after.jpg --question "What was removed?"
     """
-    from lookonce.train.predict import predict as answer
-    from lookonce.train.run_folder import RunFolder
+    from lookonce.eval.answers.predict import predict as answer
+    from lookonce.run.folder import RunFolder
 
     if not images:
-        say("no --image: asked without one")
+        notify("no --image: asked without one")
     text = answer(RunFolder.find(run_dir), images, question, system)
     emit({"images": [str(image) for image in images], "question": question, "answer": text}, text, as_json)
 

@@ -1,8 +1,11 @@
-"""Numbers and tables for people."""
+"""Text for people: numbers, tables, bar charts, texts from data cut to fit; and who gets a note."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+Notify = Callable[[str], None]
+"""Gets notes for a person: what is being done, and what is unusual about it."""
 
 
 def size(num_bytes: float) -> str:
@@ -65,3 +68,21 @@ def bars(numbers: Sequence[tuple[str, int]]) -> str:
         f"  {name:>{width}}  {'#' * round(BAR * number / largest) if largest else ''} {number:,}"
         for name, number in numbers
     )
+
+
+MAX_SHOWN = 90
+"""Characters of a text in a message."""
+
+
+def shown(text: str, width: int = MAX_SHOWN) -> str:
+    """A text from data in a line for people: cut if long, what can not be printed with escapes."""
+    text = text if len(text) <= width else text[: width - 3] + "..."
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def quoted(text: str, width: int = MAX_SHOWN) -> str:
+    return f'"{shown(text, width)}"'
+
+
+def share(part: int, whole: int) -> float:
+    return part / max(whole, 1)

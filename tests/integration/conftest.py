@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lookonce.train.inputs import Inputs
-from lookonce.train.run import train
-from lookonce.train.run_file import RunFile
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.workflow.train import train
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Trainings:
             output = str(self.folder / str(len(self.whole_ones)))
             self.whole_ones[name] = run = self.make_run(output=output, **self.options(mode, **train_options))
             Inputs.open(run).build()
-            train(run, say=lambda note: None)
+            train(run, notify=lambda note: None)
         return self.whole_ones[name]
 
     def parts(self, mode: str, **train_options: Any) -> RunFile:

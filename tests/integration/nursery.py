@@ -18,8 +18,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.cache.make import build
-from lookonce.cache.make.build import BuildOptions, build_cache
+from lookonce.cache.build import worker as build
+from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lookonce.train.attention import BLOCK, PackMask, dense_mask, shared_prefix_attention
-from lookonce.train.fast_layers import COMPILER, num_graphs
+from lookonce.train.data.packing import BLOCK
+from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
+from lookonce.train.model.compile import COMPILER, num_graphs
 
 pytestmark = [
     pytest.mark.gpu,

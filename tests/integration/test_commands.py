@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lookonce.bench import step_time as bench_step
 from lookonce.cli import main
-from lookonce.train import bench_step
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from PIL import Image
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.train.batch import IGNORED, Collator
-from lookonce.train.feed import Feed
-from lookonce.train.inputs import Inputs
-from lookonce.train.loss import OF_LOSS, weighted_loss
-from lookonce.train.model import PRECISIONS, add_lora, load_with_tower, load_without_tower
-from lookonce.train.prompt import to_messages
-from lookonce.train.run import Session
-from lookonce.train.run_file import BatchSection
-from lookonce.train.vision import Batch, Pixels
+from lookonce.run.config import BatchSection
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.collate_rows import IGNORED, Collator
+from lookonce.train.data.features import Batch, Pixels
+from lookonce.train.data.tokenize import to_messages
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
+from lookonce.train.model.loss import OF_LOSS, weighted_loss
 
 TOLERANCE = 1e-5
 NUM_SIZES = 5

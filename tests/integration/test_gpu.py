@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.cache.care.recompute import recompute
-from lookonce.cache.store.read import VisionCache
-from lookonce.train.inputs import Inputs
+from lookonce.cache.maintenance.recompute import recompute
+from lookonce.cache.store.reader import VisionCache
+from lookonce.run.inputs import Inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -13,13 +13,14 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.datasets.records import read_records
-from lookonce.train.inputs import Inputs
-from lookonce.train.predict import predict
-from lookonce.train.run import evaluate_run, train
-from lookonce.train.run_file import RunFile
-from lookonce.train.run_folder import RunFolder
-from lookonce.train.scores import Score
-from lookonce.train.summary import Summary
+from lookonce.eval.answers.predict import predict
+from lookonce.eval.run import evaluate_run
+from lookonce.eval.scores.metrics import Score
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder
+from lookonce.run.inputs import Inputs
+from lookonce.status.summary import Summary
+from lookonce.workflow.train import train
 
 SPLITS = ("val", "test")
 NUM_ASKED = 40
@@ -36,7 +37,7 @@ def trained(root: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) 
     values["cache"] |= {"dir": str(folder / "caches")}
     run = RunFile.model_validate(values | {"output": str(folder / "run")})
     Inputs.open(run).build()
-    train(run, say=lambda note: None)
+    train(run, notify=lambda note: None)
     return run
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer
 
-from lookonce.train.inputs import Inputs
+from lookonce.run.inputs import Inputs
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TOLERANCE = 1e-5
@@ -26,7 +26,8 @@ WATCHED = """
 import json, os, signal, sys, time
 from pathlib import Path
 from safetensors.torch import save_file
-import lookonce.train.run as run
+import lookonce.train.train as run
+import lookonce.workflow.train as workflow
 from lookonce.cli import main
 
 watch, arguments = json.loads(sys.argv[1]), sys.argv[2:]
@@ -60,7 +61,7 @@ class Watched(run.StepLines):
     def on_train_end(self, args, state, control, model=None, **kwargs):
         note("weights", {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
 
-evaluate = run.evaluate
+evaluate = workflow.evaluate
 
 def evaluate_alone(*arguments):
     other = int((folder / "pid-1").read_text())
@@ -78,8 +79,8 @@ def record_on_cpu():
     from dataclasses import replace
     from types import SimpleNamespace
     import torch
-    from lookonce.train import session, trainer
-    from lookonce.train.feed import Feed
+    from lookonce.train.loop import session, trainer
+    from lookonce.train.data.batches import Feed
     make = Feed.of
     Feed.of = lambda *given, **more: replace(make(*given, **more), in_blocks=True)
     session.can_record = lambda *given: True
@@ -92,7 +93,7 @@ def record_on_cpu():
 
 if watch.get("recorded"):
     record_on_cpu()
-run.StepLines, run.evaluate = Watched, evaluate_alone
+run.StepLines, workflow.evaluate = Watched, evaluate_alone
 main(arguments)
 """
 
@@ -258,11 +259,10 @@ def test_what_is_refused_is_told_once(trainings, tmp_path):
 
 
 def test_the_first_rank_evaluates_when_the_others_have_gone(make_run, tmp_path):
-    run = make_run(train={"steps": 2, "compare_steps": 1})
+    run = make_run(train={"steps": 2})
     Inputs.open(run).build()
     out, error = trained(tmp_path / "notes", run, waits_for_others=True)
     assert "exact match" in out
-    assert error.count("train.compare_steps measures one process and is left out") == 1
 
 
 @pytest.mark.gpu

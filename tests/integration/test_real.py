@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lookonce.bench.step_time import bench_step
+from lookonce.bench.variants import find_ways
 from lookonce.datasets.sample.model import write_model
-from lookonce.train.bench_step import bench_step
-from lookonce.train.inputs import Inputs
-from lookonce.train.run import Session, train
-from lookonce.train.run_file import RunFile
-from lookonce.train.ways import find_ways
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.train.loop.session import Session
+from lookonce.workflow.train import train
 
 NUM_STEPS, NUM_MEASURED = 20, 5
 
@@ -31,7 +32,7 @@ def test_eight_real_frames_and_56_questions_are_cached_and_trained_on(run):
     report = inputs.build()
     assert (report.num_encoded, report.num_wanted) == (8, 8) and not report.quarantined
     assert Session.open(inputs).prompter.tokenizer.vocab_size > 150_000
-    summary = train(run, say=lambda note: None)
+    summary = train(run, notify=lambda note: None)
     assert summary.num_samples == NUM_STEPS * run.batch.samples_per_step
     losses = [json.loads(line).get("loss") for line in (run.output / "log.jsonl").read_text().splitlines()]
     losses = [loss for loss in losses if loss is not None]

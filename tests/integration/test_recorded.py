@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from lookonce.errors import TrainingError
-from lookonce.train.attention import PackMask
-from lookonce.train.fast_layers import training_on_packs
-from lookonce.train.feed import Feed
-from lookonce.train.inputs import Inputs
-from lookonce.train.loss import forward_loss
-from lookonce.train.model import add_lora, load_without_tower
-from lookonce.train.order import Order
-from lookonce.train.recorded import LEAST_TARGETS, RecordedPasses, room_for, shape_of_batch
-from lookonce.train.run_file import BatchSection, RunFile
-from lookonce.train.session import Session
-from lookonce.train.vision import Batch
+from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.features import Batch
+from lookonce.train.data.sampler import Order
+from lookonce.train.loop.session import Session
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.cuda_graphs import LEAST_TARGETS, RecordedPasses, room_for, shape_of_batch
+from lookonce.train.model.load import add_lora, load_without_tower
+from lookonce.train.model.loss import forward_loss
 
 CPU = torch.device("cpu")
 

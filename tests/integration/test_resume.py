@@ -14,16 +14,17 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import CacheError, RunFolderError
-from lookonce.train.feed import Feed
-from lookonce.train.inputs import Inputs
-from lookonce.train.order import Order
-from lookonce.train.progress import StepLines
-from lookonce.train.run import evaluate_run, train
+from lookonce.eval.run import evaluate_run
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.sampler import Order
+from lookonce.train.loop.metrics_log import StepLines
+from lookonce.workflow.train import train
 
 MODES = ["shared", "separate"]
-QUIET = {"say": lambda note: None}
+QUIET = {"notify": lambda note: None}
 
 
 class InterruptedLines(StepLines):
@@ -39,7 +40,7 @@ class InterruptedLines(StepLines):
 
 def train_until(run, step, monkeypatch, **how):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.train.run.StepLines", type("Lines", (InterruptedLines,), {"stops_at": step}))
+        patch.setattr("lookonce.train.train.StepLines", type("Lines", (InterruptedLines,), {"stops_at": step}))
         train(run, **QUIET, **how)
 
 
@@ -55,8 +56,8 @@ def test_resumed_equals_uninterrupted(trainings, monkeypatch, mode, interrupted,
     train_until(run, interrupted, monkeypatch)
     assert not (run.output / "summary.json").exists()
     with pytest.raises(RunFolderError, match=f"unfinished, with checkpoint-{goes_on_from}; add --resume"):
-        train(run, say=notes.append)
-    summary = train(run, resume=True, say=notes.append)
+        train(run, notify=notes.append)
+    summary = train(run, resume=True, notify=notes.append)
     assert f"going on from checkpoint-{goes_on_from}" in notes and summary.first_step == goes_on_from
     trainings.assert_same_adapter(run, trainings.whole(mode))
     assert trainings.log(run) == trainings.log(trainings.whole(mode))
@@ -78,7 +79,7 @@ def test_recorded_passes_go_on_as_they_would_have(trainings, monkeypatch):
     whole, notes = trainings.whole("shared", precision="bf16"), []
     run = trainings.make_run(**trainings.options("shared", precision="bf16"))
     train_until(run, 13, monkeypatch)
-    assert train(run, resume=True, say=notes.append).first_step == 12
+    assert train(run, resume=True, notify=notes.append).first_step == 12
     assert any("recorded" in note for note in notes)
     trainings.assert_same_adapter(run, whole)
     assert trainings.log(run) == trainings.log(whole)
@@ -86,7 +87,7 @@ def test_recorded_passes_go_on_as_they_would_have(trainings, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-import lookonce.train.run as run
+import lookonce.train.train as run
 from lookonce.cli import main
 
 class KilledLines(run.StepLines):
@@ -177,9 +178,9 @@ def test_a_finished_run_is_not_trained_again(make_run):
     notes: list[str] = []
     run = make_run(train={"steps": 2})
     Inputs.open(run).build()
-    first = train(run, say=notes.append)
+    first = train(run, notify=notes.append)
     before = (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
-    assert train(run, resume=True, say=notes.append) == first
+    assert train(run, resume=True, notify=notes.append) == first
     assert "is trained already" in notes[-1]
     assert (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == before
 
@@ -222,7 +223,7 @@ def test_rounded_features_in_a_float32_training_are_told(make_run):
     notes: list[str] = []
     run = make_run(train={"steps": 1}, cache={"dtype": "bfloat16"})
     Inputs.open(run).build()
-    train(run, say=notes.append)
+    train(run, notify=notes.append)
     assert any("stored in bfloat16" in note for note in notes)
 
 
@@ -234,7 +235,7 @@ def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path
     weights = load_file(tmp_path / "model" / "model.safetensors")
     name = "model.language_model.layers.0.mlp.down_proj.weight"
     save_file(weights | {name: weights[name] * 0}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
-    for again in (lambda: evaluate_run(run.output), lambda: train(run, resume=True, say=print)):
+    for again in (lambda: evaluate_run(run.output), lambda: train(run, resume=True, notify=print)):
         with pytest.raises(RunFolderError, match="model"):
             again()
 

@@ -11,11 +11,12 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
-from lookonce.train.inputs import Inputs
-from lookonce.train.predict import predict
-from lookonce.train.run import evaluate_run, train
-from lookonce.train.run_file import RunFile
-from lookonce.train.run_folder import RunFolder
+from lookonce.eval.answers.predict import predict
+from lookonce.eval.run import evaluate_run
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder
+from lookonce.run.inputs import Inputs
+from lookonce.workflow.train import train
 
 MODES = ("shared", "packed", "separate")
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
@@ -56,7 +57,7 @@ def test_records_with_any_number_of_images_go_through_all_of_it_alike_in_every_m
     found = []
     for mode in MODES:
         run = start(records, 3, mode)
-        summary = train(run, say=lambda note: None)
+        summary = train(run, notify=lambda note: None)
         assert summary is not None
         assert (summary.num_files, summary.num_samples, summary.num_too_long) == (3, len(records), 0)
         shown = [[str(image) for image in images] for images in groups[:3]]
@@ -74,7 +75,7 @@ def test_records_with_any_number_of_images_go_through_all_of_it_alike_in_every_m
 def test_records_without_any_image_go_through_all_of_it(start: Callable[..., RunFile]) -> None:
     records = [Record((), (turn,)) for turn in TURNS] + [Record((), TURNS)]
     run = start(records, 1, "shared")
-    summary = train(run, say=lambda note: None)
+    summary = train(run, notify=lambda note: None)
     assert summary is not None
     assert (summary.num_files, summary.num_samples, summary.num_questions) == (0, 3, 1)
     assert "eval" in summary.next_command

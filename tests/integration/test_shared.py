@@ -16,16 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.train.attention import BLOCK, PackMask
-from lookonce.train.fast_layers import training_on_packs
-from lookonce.train.feed import Feed
-from lookonce.train.inputs import Inputs
-from lookonce.train.loss import forward_loss
-from lookonce.train.model import add_lora, load_without_tower
-from lookonce.train.run import train
-from lookonce.train.run_file import BatchSection, RunFile
-from lookonce.train.session import Session
-from lookonce.train.trainer import CHECKPOINTING
+from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.packing import BLOCK
+from lookonce.train.loop.session import Session
+from lookonce.train.loop.trainer import CHECKPOINTING
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.load import add_lora, load_without_tower
+from lookonce.train.model.loss import forward_loss
+from lookonce.workflow.train import train
 
 TOLERANCE = 1e-5
 SIZES = {"min_pixels": 1, "max_pixels": 120_000}
@@ -230,7 +231,7 @@ def test_every_image_of_a_pack_is_shown_once_after_the_same_text(bench):
 
 def test_padded_rows_need_no_attention_of_packs(make_run, monkeypatch):
     """So models that packs are refused for can be trained in `separate`."""
-    monkeypatch.setattr("lookonce.train.run.training_on_packs", lambda *_, **__: pytest.fail("it was used"))
+    monkeypatch.setattr("lookonce.train.train.training_on_packs", lambda *_, **__: pytest.fail("it was used"))
     run = make_run(batch={"mode": "separate"}, train={"steps": 1})
     Inputs.open(run).build()
-    assert train(run, say=lambda note: None).num_steps == 1
+    assert train(run, notify=lambda note: None).num_steps == 1

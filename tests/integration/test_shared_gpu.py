@@ -18,19 +18,19 @@ from statistics import mean
 import pytest
 import torch
 
-from lookonce.train.attention import PackMask, padded_length
-from lookonce.train.batch import image_keys
-from lookonce.train.fast_layers import num_graphs, training_on_packs
-from lookonce.train.feed import Feed
-from lookonce.train.inputs import Inputs
-from lookonce.train.loss import forward_loss
-from lookonce.train.model import PRECISIONS, add_lora, load_without_tower
-from lookonce.train.order import Forward, Order
-from lookonce.train.packs import Pack
-from lookonce.train.recorded import RecordedPasses, cuda_graphs, fill, shape_of_batch
-from lookonce.train.run_file import BatchSection, RunFile
-from lookonce.train.session import Session
-from lookonce.train.vision import Batch, images
+from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.collate_rows import image_keys
+from lookonce.train.data.features import Batch, images
+from lookonce.train.data.packing import Pack, padded_length
+from lookonce.train.data.sampler import Forward, Order
+from lookonce.train.loop.session import Session
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import num_graphs, training_on_packs
+from lookonce.train.model.cuda_graphs import RecordedPasses, cuda_graphs, fill, shape_of_batch
+from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
+from lookonce.train.model.loss import forward_loss
 
 pytestmark = [
     pytest.mark.gpu,

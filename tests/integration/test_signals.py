@@ -16,18 +16,19 @@ import torch
 
 from lookonce.errors import Stopped
 from lookonce.files import TEMPORARY_MARK
-from lookonce.train import run as run_module
-from lookonce.train import stopping
-from lookonce.train.inputs import Inputs
-from lookonce.train.progress import StepLines
-from lookonce.train.run import train
+from lookonce.run.inputs import Inputs
+from lookonce.train import train as run_module
+from lookonce.train.loop import preemption as stopping
+from lookonce.train.loop.metrics_log import StepLines
+from lookonce.train.train import Training
+from lookonce.workflow.train import train
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-QUIET = {"say": lambda note: None}
+QUIET = {"notify": lambda note: None}
 
 SLOW_BUILD = """
 import sys, time
-from lookonce.cache.make import decode
+from lookonce.cache.build import decode
 from lookonce.cache.model.tower import Tower
 from lookonce.cli import main
 
@@ -44,7 +45,7 @@ main(["cache", "build", sys.argv[1]])
 
 SIGNALLED = """
 import os, sys
-import lookonce.train.run_file as run_file
+import lookonce.run.config as run_file
 from lookonce.cli import main
 
 run_file.read_run_file = lambda *_: os.kill(os.getpid(), int(sys.argv[1]))
@@ -207,14 +208,14 @@ def test_a_signal_in_the_last_step_ends_a_training_that_is_saved(trainings, stop
     run = trainings.parts("shared")
     said = stopped(run, sending(23, signal.SIGUSR1))
     assert said.startswith("stopped by SIGUSR1 after the last step; the adapter is saved; ")
-    monkeypatch.setattr(run_module, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Training, "_fit", lambda *_: pytest.fail("trained again"))
     assert train(run, resume=True, **QUIET).num_steps == 24
     trainings.assert_same_adapter(run, trainings.whole("shared"))
 
 
 EVALUATED = """
 import os, sys
-import lookonce.train.run as run
+import lookonce.workflow.train as run
 from lookonce.cli import main
 
 def signalled(*arguments):
@@ -237,9 +238,9 @@ def test_a_signal_during_evaluation_ends_at_once_and_resuming_evaluates_without_
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 75 and f"stopped by {number.name}; the same command with --resume" in done.stderr
     assert "Traceback" not in done.stderr
-    monkeypatch.setattr(run_module, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Training, "_fit", lambda *_: pytest.fail("trained again"))
     notes = []
-    resumed = train(run, resume=True, say=notes.append)
+    resumed = train(run, resume=True, notify=notes.append)
     assert "the adapter is trained already; it remains to be evaluated" in notes
     monkeypatch.undo()
     expected = train(undisturbed, **QUIET)
@@ -250,7 +251,7 @@ def test_a_signal_during_evaluation_ends_at_once_and_resuming_evaluates_without_
 
 SLOW_TRAINING = """
 import sys, time
-from lookonce.train.trainer import RunTrainer
+from lookonce.train.loop.trainer import RunTrainer
 from lookonce.cli import main
 
 training_step = RunTrainer.training_step

@@ -14,11 +14,11 @@ import pytest
 from pyarrow import parquet
 
 from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets import archives
 from lookonce.errors import ImageError
-from lookonce.train.inputs import Inputs
-from lookonce.train.run_file import RunFile
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import Inputs
 
 NUM_IMAGES = 24
 MakeSource = Callable[[str], RunFile]

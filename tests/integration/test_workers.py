@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lookonce.cache.make.encode import ON_DEVICE
+from lookonce.cache.build.encode import ON_DEVICE
 from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, works
 from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.folder import read_plan
+from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.plan import Shard
-from lookonce.cache.store.read import VisionCache
+from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import read_receipts
 from lookonce.files import TEMPORARY_MARK
 

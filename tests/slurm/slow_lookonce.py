@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import lookonce.train.content as content
+import lookonce.run.records as content
 from lookonce.cli import main
 
 knobs = json.loads(Path("knobs.json").read_text())
@@ -36,7 +36,7 @@ if sys.argv[1:3] == ["cache", "build"]:
     Tower.encode = encode_slowly
 
 if sys.argv[1] == "train":
-    from lookonce.train.progress import StepLines
+    from lookonce.train.loop.metrics_log import StepLines
 
     begin = StepLines.on_step_begin
 

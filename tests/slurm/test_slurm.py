@@ -25,10 +25,10 @@ Slurm = Work = Any  # of conftest.py
 
 BY_HAND = """
 from pathlib import Path
-from lookonce.train import content
-from lookonce.train.inputs import Inputs
-from lookonce.train.run import train
-from lookonce.train.run_file import read_run_file
+from lookonce.run import records as content
+from lookonce.run.inputs import Inputs
+from lookonce.workflow.train import train
+from lookonce.run.config import read_run_file
 content.MEGABYTE = {megabyte}
 run = read_run_file(Path("run.yaml"))
 Inputs.open(run).build()

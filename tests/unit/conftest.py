@@ -18,13 +18,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lookonce.cache.make.build import BuildOptions, build_cache
-from lookonce.cache.make.report import BuildReport
+from lookonce.cache.build.report import BuildReport
+from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.claims import CLAIMS, Claim, Claims, Worker
+from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.store.read import VisionCache
-from lookonce.cache.store.storage import STORAGE
+from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.files import TEMPORARY_MARK

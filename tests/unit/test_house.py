@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ast
-import math
+import functools
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 import yaml
 
-from lookonce.train.model_source import find_fingerprint
+from lookonce.run.model_ref import find_fingerprint
 
-PACKAGES = ("cache", "datasets", "train")
-LAYERS = {"datasets": 0, "cache": 1, "train": 2}
-CACHE_LAYERS = {"model": 0, "store": 1, "make": 2, "care": 3}
+LINKED = ("cache", "datasets", "eval", "train")
+"""The phases: top-level folders, linked from src/lookonce."""
+LAYERS = ("datasets", "cache", "run", "train", "eval", "bench status", "workflow", "commands", "cli __main__")
+"""From the bottom up; folders of one line may import each other. The shared modules of src/lookonce are below all."""
+ROOMS = {
+    "cache": ("constants", "model", "store", "build", "maintenance"),
+    "train": ("data", "model", "loop", "train"),
+    "eval": ("scores", "answers", "run"),
+}
+"""The rooms of a folder from the bottom up."""
 PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LOG.md", "cache/FORMAT.md", "slurm/README.md")
 
 
@@ -28,10 +36,51 @@ def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def sources(root: Path) -> list[Path]:
-    return [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    """All modules, once each: src/lookonce/ without its links, and what they lead to."""
+    folders = [root / name for name in LINKED] + [root / "src" / "lookonce"]
+    return [path for folder in folders for path in sorted(folder.rglob("*.py")) if not _is_behind_a_link(path, folder)]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+def _is_behind_a_link(path: Path, folder: Path) -> bool:
+    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder))
+
+
+def module_name(path: Path, root: Path) -> str:
+    below = path.relative_to(root / "src") if path.is_relative_to(root / "src") else "lookonce" / path.relative_to(root)
+    return ".".join(below.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path, root: Path) -> set[str]:
+    """The modules of ours that a module imports, within functions and for type checking too."""
+    known = all_modules(root)
+    return {name if name in known else name.rpartition(".")[0] for name in imported_names(ast.parse(path.read_text()))}
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    """What is imported of ours: modules, or names in them."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lookonce":
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "lookonce"}
+    return names
+
+
+@functools.cache
+def all_modules(root: Path) -> frozenset[str]:
+    return frozenset(module_name(path, root) for path in sources(root))
+
+
+def height(name: str) -> int:
+    """The layer of a module; 0 for the shared ones. The package itself, with the public API, is above all."""
+    if name == "lookonce":
+        return len(LAYERS) + 1
+    part = f"{name}.".split(".")[1]
+    return next((number for number, layer in enumerate(LAYERS, start=1) if part in layer.split()), 0)
+
+
+@pytest.mark.parametrize("package", LINKED)
 def test_the_import_name_links_to_the_top_level_folder(root, package):
     link = root / "src" / "lookonce" / package
     assert link.is_symlink() and link.readlink() == Path("../..") / package
@@ -54,15 +103,15 @@ def test_all_names_of_the_public_api_import(root):
 
 
 def test_help_imports_neither_torch_nor_transformers(root):
-    code = "import sys, lookonce.cli, lookonce.train.run_file; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, lookonce.cli, lookonce.run.config; print({'torch', 'transformers'} & set(sys.modules))"
     assert run_python(code, root).stdout.strip() == "set()"
 
 
 LOOK = """
 import math, sys
-from lookonce.cache.store import known
+from lookonce.cache.store import fingerprint_notes
 from lookonce.cli import main
-known.now = lambda: math.inf  # the sample may be of this very moment
+fingerprint_notes.now = lambda: math.inf  # the sample may be of this very moment
 for words in {commands}:
     try:
         main(words, standalone_mode=False)
@@ -79,7 +128,7 @@ def test_who_only_looks_loads_neither_torch_nor_transformers(root, make_run, bui
     shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name)
     run, run_file = make_run(), str(tmp_path / "run.yaml")
     Path(run_file).write_text(run.model_dump_json())
-    monkeypatch.setattr("lookonce.cache.store.known.now", lambda: math.inf)
+    monkeypatch.setattr("lookonce.cache.store.fingerprint_notes.now", lambda: float("inf"))
     find_fingerprint(run)
     looks = [["status"], ["cache", "status"], ["cache", "verify"], ["cache", "stage"]]
     commands = [[*look, run_file] for look in looks]
@@ -89,41 +138,75 @@ def test_who_only_looks_loads_neither_torch_nor_transformers(root, make_run, bui
 
 
 def test_imports_run_one_way(root):
+    """A folder imports those below it, its own rooms in their order, and the shared modules; nothing in a circle."""
+    found = {path: sorted(imported(path, root)) for path in sources(root)}
+    upward = [
+        f"{path.relative_to(root)} imports {name}"
+        for path, names in found.items()
+        for name in names
+        if height(name) > height(module_name(path, root))
+    ]
+    assert upward == []
+
+
+def test_rooms_of_a_folder_do_not_import_upward(root):
+    upward = []
     for path in sources(root):
-        package = path.relative_to(root).parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                parts = node.module.split(".")
-                if parts[0] == "lookonce" and len(parts) > 1:
-                    assert LAYERS.get(parts[1], -1) <= LAYERS[package], f"{path} imports {node.module}"
-                    assert parts[1] != "cli", f"{path} imports the command line"
+        mine = module_name(path, root).split(".")
+        order = ROOMS.get(mine[1] if len(mine) > 1 else "", ())
+        for name in imported(path, root):
+            other = name.split(".")
+            if order and other[1:2] == mine[1:2] and len(other) > 2 and len(mine) > 2:
+                assert {mine[2], other[2]} <= set(order), f"{path}: add its room to ROOMS"
+                if order.index(other[2]) > order.index(mine[2]):
+                    upward.append(f"{path.relative_to(root)} imports {name}")
+    assert upward == []
 
 
 def test_no_module_imports_itself_by_way_of_others(root):
-    names = {path: ".".join(("lookonce", *path.relative_to(root).with_suffix("").parts)) for path in sources(root)}
-    imports = {
-        name.removesuffix(".__init__"): set(re.findall(r"^ *from (lookonce\.\S+) import ", path.read_text(), re.M))
-        for path, name in names.items()
-    }
+    imports = {module_name(path, root): imported(path, root) for path in sources(root)}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
 
-def test_imports_within_the_cache_run_one_way(root):
-    for path in sorted((root / "cache").glob("*/*.py")):
-        layer = CACHE_LAYERS[path.parent.name]
-        for module in re.findall(r"lookonce\.cache\.(\w+)", path.read_text()):
-            assert CACHE_LAYERS.get(module, -1 if module == "names" else 9) <= layer, f"{path} imports {module}"
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [
+        ("datasets", "import lookonce.commands.cache"),
+        ("cache", "from lookonce import run"),
+        ("train", "from lookonce.eval.run import evaluate"),
+        ("train", "import lookonce.bench.step_time as bench"),
+        ("run", "from lookonce.train.model import load"),
+        ("", "from lookonce.cache.constants import FORMAT_VERSION"),
+    ],
+)
+def test_the_guard_of_layers_sees_every_kind_of_import(package, line):
+    (name,) = imported_names(ast.parse(line))
+    assert height(name) > height(f"lookonce.{package}.x" if package else "lookonce.text")
+
+
+def test_no_file_is_longer_than_300_lines_and_no_room_holds_more_than_15(root):
+    everything = [*sources(root), *sorted((root / "tests").rglob("*.py")), *sorted((root / "benchmarks").glob("*.py"))]
+    long = {
+        str(path.relative_to(root)): num for path in everything if (num := len(path.read_text().splitlines())) > 300
+    }
+    rooms = Counter(path.parent for path in everything)
+    full = {str(room.relative_to(root)): number for room, number in rooms.items() if number > 15}
+    assert (long, full) == ({}, {})
+
+
+def test_tests_mirror_the_rooms(root):
+    """Every folder of unit tests is a folder of the source, so that a module's tests are found by its place."""
+    rooms = {Path(*module_name(path, root).split(".")[1:-1]) for path in sources(root)} | {Path("shared"), Path()}
+    tests = {path.parent.relative_to(root / "tests" / "unit") for path in (root / "tests" / "unit").rglob("test_*.py")}
+    assert tests <= rooms, tests - rooms
 
 
 def test_the_packages_list_their_files(root):
-    of_cache = [root / "cache" / name for name in CACHE_LAYERS]
-    of_data = [root / "datasets" / name for name in ("audit", "forms", "prepare")]
-    for package in [root / "train", root / "cache", root / "src" / "lookonce" / "commands", *of_cache, *of_data]:
-        listed = set(
-            re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse((package / "__init__.py").read_text())), re.M)
-        )
-        files = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-        assert listed == files - {"__init__", "__pycache__"}, package
+    for init in (path for path in sources(root) if path.name == "__init__.py" and path.parent.name != "lookonce"):
+        listed = set(re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse(init.read_text())), re.M))
+        inside = init.parent.iterdir()
+        names = {path.stem for path in inside if path.suffix == ".py" or (path / "__init__.py").exists()}
+        assert listed == names - {"__init__", "__pycache__"}, init
 
 
 def test_every_module_says_what_it_is_for(root):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from lookonce.commands.data import data
-from lookonce.commands.options import JSON, PATH, emit, say
+from lookonce.commands.options import JSON, PATH, emit, notify
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
-    from lookonce.datasets.audit.material import Material
-    from lookonce.train.cost import Costs
+    from lookonce.datasets.audit.corpus import Material
+    from lookonce.train.data.token_stats import Costs
 
 RECORDS = click.argument("records", metavar="RECORDS...", type=PATH, nargs=-1, required=True)
 IMAGE_ROOT = click.option(
@@ -78,7 +78,7 @@ def audit(
       lookonce data audit train.jsonl --json
     """
     from lookonce.datasets.audit.audit import audit as look
-    from lookonce.datasets.audit.material import Material
+    from lookonce.datasets.audit.corpus import Material
     from lookonce.datasets.audit.report import to_text
 
     if tokenizer is None and (image_tokens or max_pixels or any(batch.values())):
@@ -95,7 +95,7 @@ def audit(
 
         sections = [costs.section()] if costs else []
         write_text(html, to_page(report, sections, draw_sheet(material, seed)))
-        say(f"the page is in {html}")
+        notify(f"the page is in {html}")
     value = report.to_json() | ({"tokens": costs.to_json()} if costs else {})
     emit(value, to_text(report, [costs.text()] if costs else []), as_json)
     sys.exit(1 if strict and report.count("error") else 0)
@@ -108,8 +108,8 @@ def _costs(
     max_pixels: int | None,
     batch: dict[str, int | None],
 ) -> Costs:
-    from lookonce.train.cost import Ruler, measure
-    from lookonce.train.run_file import BatchSection
+    from lookonce.run.config import BatchSection
+    from lookonce.train.data.token_stats import Ruler, measure
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
     return measure(material, Ruler(tokenizer, max_pixels), str(tokenizer), section, image_tokens)
@@ -144,7 +144,7 @@ def pack(
       lookonce data pack data/sample/train.jsonl data/sample/val.jsonl data/sample/packed
       lookonce data pack train.jsonl /scratch/packed --image-root images --tar-mb 500 --skip-missing
     """
-    from lookonce.datasets.pack import pack as write_pack
+    from lookonce.datasets.tar_images import pack as write_pack
 
     report = write_pack(
         records,

@@ -17,12 +17,12 @@ from lookonce.commands.options import (
     emit,
     is_first,
     is_one_of_several,
+    notify,
     open_inputs,
     read_run,
-    say,
 )
 from lookonce.errors import UsageError
-from lookonce.stop import stopping_early
+from lookonce.signals import stopping_early
 
 
 @click.group()
@@ -90,11 +90,11 @@ def bench_step(
     """
     if (run_file is None) == (model is None):
         raise click.UsageError("name a run file, or a --model to make one up; one of them")
-    from lookonce.train.bench_data import make_run
-    from lookonce.train.bench_step import bench_step as measure
-    from lookonce.train.inputs import Inputs
-    from lookonce.train.session import Session
-    from lookonce.train.ways import find_ways
+    from lookonce.bench.step_time import bench_step as measure
+    from lookonce.bench.synthetic import make_run
+    from lookonce.bench.variants import find_ways
+    from lookonce.run.inputs import Inputs
+    from lookonce.train.loop.session import Session
 
     chosen = find_ways(ways.split(","))
     if model and is_one_of_several():
@@ -108,7 +108,7 @@ def bench_step(
     elif run_file:
         inputs = Inputs.open(read_run(run_file, assignments))
     session = Session.open(inputs)
-    notes = say if is_first() else lambda note: None
+    notes = notify if is_first() else lambda note: None
     report = None
     try:
         with stopping_early("the same command measures all ways again"):
@@ -139,7 +139,7 @@ def bench_cache(
       lookonce bench cache run.yaml --images 500 --place /scratch --json
     """
     inputs = open_inputs(run_file, assignments)
-    from lookonce.cache.bench import bench_cache as measure
+    from lookonce.bench.cache_build import bench_cache as measure
 
     report = measure(
         place or inputs.run.cache.dir,
@@ -171,7 +171,7 @@ def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, no_ch
       lookonce bench read caches/1f2e3d4c5b6a7980 --images 2000 --json
     """
     folder = cache_folder(place, assignments)
-    from lookonce.cache.bench_read import bench_read as measure
+    from lookonce.bench.cache_read import bench_read as measure
 
     report = measure(folder, num_images, check=not no_check)
     emit(asdict(report), report.text(), as_json)

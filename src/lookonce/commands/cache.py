@@ -19,10 +19,10 @@ from lookonce.commands.options import (
     SET,
     emit,
     find_content,
+    notify,
     open_inputs,
-    say,
 )
-from lookonce.stop import stopping_early
+from lookonce.signals import stopping_early
 from lookonce.text import count, duration
 
 
@@ -72,7 +72,9 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
     report = inputs.estimate(num_pilot)
     if write:
         inputs.write_plan()
-        say(f"the plan is in {inputs.cache_folder}; make its shards with: lookonce cache build {run_file} --worker I/N")
+        notify(
+            f"the plan is in {inputs.cache_folder}; make its shards with: lookonce cache build {run_file} --worker I/N"
+        )
     emit(asdict(report), report.text(), as_json)
 
 
@@ -121,7 +123,7 @@ def cache_build(
         inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
         report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
-        say("images are known by the plan; a build without --worker looks at every file again")
+        notify("images are known by the plan; a build without --worker looks at every file again")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 

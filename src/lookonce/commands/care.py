@@ -59,7 +59,7 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
     else:
         _refuse_given("images", "seed")
         folder = cache_folder(place, assignments)
-        from lookonce.cache.care.verify import verify
+        from lookonce.cache.maintenance.verify import verify
 
         report = verify(folder, "quick" if level == "quick" else "full")
     emit(asdict(report), report.text(), as_json)
@@ -78,7 +78,7 @@ def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed:
     if place.is_dir():
         raise UsageError(f"--level recompute needs the images and the model; name the run file instead of {place}")
     inputs = open_inputs(place, assignments, trust_plan=True)
-    from lookonce.cache.care.recompute import recompute
+    from lookonce.cache.maintenance.recompute import recompute
 
     files, tower = inputs.images.path_of, inputs.load_tower()
     return recompute(inputs.cache_folder, inputs.fingerprint, files, inputs.processor, tower, num_images, seed)
@@ -105,7 +105,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
       lookonce cache repair run.yaml --drop
     """
     inputs = open_inputs(run_file, assignments)
-    from lookonce.cache.care.repair import repair
+    from lookonce.cache.maintenance.repair import repair
 
     report, images = repair(
         inputs.cache_folder,
@@ -141,8 +141,8 @@ def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: b
       lookonce cache show caches/1f2e3d4c5b6a7980 020e99a7
     """
     folder = cache_folder(place, assignments)
-    from lookonce.cache.care.show import show as show_image
-    from lookonce.cache.store.read import VisionCache
+    from lookonce.cache.maintenance.show import show as show_image
+    from lookonce.cache.store.reader import VisionCache
 
     report = show_image(VisionCache.open(folder), image)
     emit(asdict(report), report.text(), as_json)
@@ -171,7 +171,7 @@ def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: 
         root, expiry = run.cache.dir, {"expiry_s": run.cache.claim_s}
     elif assignments:
         raise nothing_to_set(place)
-    from lookonce.cache.care.collect import collect
+    from lookonce.cache.maintenance.gc import collect
 
     report = collect(root, delete=delete, cache_id=cache_id, **expiry)
     emit(asdict(report), report.text(), as_json)
@@ -203,7 +203,7 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
     else:
         content = find_content(place, assignments, RUN_OR_CACHE)
         folder, keys = content.cache_folder, content.images.path_of
-    from lookonce.cache.care.stage import stage
+    from lookonce.cache.maintenance.staging import stage
 
     report = stage(folder, target, keys, verify=verify)
     emit(asdict(report), report.text(), as_json)

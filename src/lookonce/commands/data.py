@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, say
+from lookonce.commands.options import JSON, PATH, emit, notify
 
 
 @click.group()
@@ -89,8 +89,8 @@ def data_prepare(
     from lookonce.datasets.prepare.run import Options, prepare
 
     options = Options(source, revision, form, image_root, split, seed, duplicates, num_variants)  # type: ignore[arg-type]
-    prepared = prepare(name, folder, options, say)
+    prepared = prepare(name, folder, options, notify)
     if not prepared.fresh:
-        say(f"{folder} is prepared already, from the same source with the same settings; nothing was done")
+        notify(f"{folder} is prepared already, from the same source with the same settings; nothing was done")
     emit(prepared.report, report_text(prepared.report), as_json)
-    say(next_steps(folder, prepared.report))
+    notify(next_steps(folder, prepared.report))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, RUN, SET, emit, read_run, say
+from lookonce.commands.options import JSON, RUN, SET, emit, notify, read_run
 
 
 @click.command()
@@ -32,16 +32,16 @@ def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: boo
       lookonce fetch run.yaml --set model.revision=main --json
     """
     run = read_run(run_file, assignments)
-    from lookonce.train.fetch import fetch as fetch_run
-    from lookonce.train.pin import pin
+    from lookonce.run.pin import pin
+    from lookonce.workflow.fetch import fetch as fetch_run
 
     report = fetch_run(run)
     emit(asdict(report), report.text(), as_json)
     if pins and report.commit:
         is_new = pin(run_file, report.commit)
-        say(f"{run_file} {'now says' if is_new else 'says'} model.revision: {report.commit}")
+        notify(f"{run_file} {'now says' if is_new else 'says'} model.revision: {report.commit}")
     elif not report.is_pinned:
-        say(
+        notify(
             f"model.revision is {run.model.revision or 'not set'}, which may become another model tomorrow; pin this "
             f'one with --pin, or in section `model`: revision: "{report.commit}"'
         )

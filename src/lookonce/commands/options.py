@@ -12,7 +12,7 @@ import click
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
-    from lookonce.train.run_file import RunFile
+    from lookonce.run.config import RunFile
 
 PATH = click.Path(path_type=Path)
 RUN_FILE = "a run file (YAML), which says where images and model are; for example experiments/sample.yaml"
@@ -39,7 +39,7 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
         raise UsageError(f"there is nothing at {path}; name {allowed}")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name {allowed}")
-    from lookonce.train.run_file import read_run_file
+    from lookonce.run.config import read_run_file
 
     try:
         return read_run_file(path, assignments)
@@ -54,7 +54,7 @@ def open_inputs(
 ) -> Any:
     """The inputs of a run, opened and checked."""
     run = read_run(run_file, assignments, allowed)  # before the slow imports, so that a typo is told at once
-    from lookonce.train.inputs import Inputs
+    from lookonce.run.inputs import Inputs
 
     return Inputs.open(run, trust_plan=trust_plan)
 
@@ -65,7 +65,7 @@ def find_content(run_file: Path, assignments: tuple[str, ...], allowed: str = RU
     It is opened only while that is not noted.
     """
     run = read_run(run_file, assignments, allowed)
-    from lookonce.train.content import find_content as find
+    from lookonce.run.records import find_content as find
 
     return find(run)
 
@@ -77,7 +77,7 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
             raise nothing_to_set(place)
         return place
     run = read_run(place, assignments, RUN_OR_CACHE)
-    from lookonce.train.model_source import find_fingerprint
+    from lookonce.run.model_ref import find_fingerprint
 
     return run.cache.dir / find_fingerprint(run).folder_name
 
@@ -92,7 +92,7 @@ def emit(value: Any, text: str, as_json: bool) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str) if as_json else text)
 
 
-def say(note: str) -> None:
+def notify(note: str) -> None:
     """Print a note to stderr."""
     click.echo(note, err=True)
 

@@ -9,7 +9,7 @@ import click
 
 from lookonce.commands.data import data
 from lookonce.commands.options import JSON, PATH, emit
-from lookonce.datasets.forms.form import FORM_NAMES, FormName
+from lookonce.datasets.formats.registry import FORM_NAMES, FormName
 
 FORM = click.Choice(FORM_NAMES)
 

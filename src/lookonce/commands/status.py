@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SET, emit, read_run, say
+from lookonce.commands.options import JSON, PATH, SET, emit, notify, read_run
 from lookonce.text import table
 
 
@@ -56,7 +56,7 @@ def status(
     if missing and interval_s is not None:
         raise click.UsageError("--missing is said once; leave out --watch")
     runs = [(path, read_run(path, assignments)) for path in run_files]
-    from lookonce.train.pipeline import Pipeline
+    from lookonce.status.status import Pipeline
 
     pipelines = [(path, Pipeline.open(run)) for path, run in runs]
     with contextlib.suppress(KeyboardInterrupt):
@@ -74,7 +74,7 @@ def status(
 def _show_missing(states: list[Any], as_json: bool) -> None:
     for _, _, state in states:
         for note in state.notes:
-            say(note)
+            notify(note)
     found = [{"run_file": str(path), "missing": state.missing()} for path, _, state in states]
     lines = [stage for item in found for stage in item["missing"]]
     if lines or as_json:
@@ -82,7 +82,7 @@ def _show_missing(states: list[Any], as_json: bool) -> None:
 
 
 def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_watched: bool) -> None:
-    from lookonce.train.pipeline import next_command
+    from lookonce.status.status import next_command
 
     commands = [next_command(run, state, path, assignments) for path, run, state in states]
     if as_json:
@@ -99,7 +99,7 @@ def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_
     if is_watched:
         click.clear()
     if len(states) > 1:
-        from lookonce.train.stages import HEADER
+        from lookonce.status.report import HEADER
 
         return click.echo(table(HEADER, [state.row() for _, _, state in states]))
     return click.echo(f"{states[0][2].text()}\n\nnext: {commands[0]}")

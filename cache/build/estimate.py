@@ -1,0 +1,227 @@
+"""What a cache will cost before it is made: the report behind `cache plan`.
+
+Design: sizes come from image headers, hours from a pilot, in which a few images of all sizes are decoded, encoded and
+written for real, beside the place where the cache will be, and removed. Nothing is extrapolated from data sheets. The
+pilot costs loading the tower and some seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lookonce.cache.build.encode import Encoder
+from lookonce.cache.build.planner import Settled, missing_shards, pending_shards, planned_images
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.constants import DtypeName
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.shards import ShardWriter
+from lookonce.disk_space import existing, free_bytes, with_margin
+from lookonce.cache.store.dtypes import STORAGE
+from lookonce.datasets.images import ImageIndex
+from lookonce.files import scratch_folder
+from lookonce.text import bars, count, duration, rows, size
+
+COMPARED: tuple[DtypeName, ...] = ("bfloat16", "fp8_e4m3")
+NUM_BINS = 8
+PILOT_BYTES = 2_000_000_000
+"""Room that a pilot is not run without; six forwards of the largest model take 1.6 GB."""
+PILOT_FORWARDS = 6
+"""That a pilot fills at least, where several images share one."""
+WORKERS = (4, 16)
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Some images, encoded and written, and how long that took."""
+
+    num_images: int
+    num_tokens: int
+    seconds: float
+    tower_seconds: float
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / max(self.num_tokens, 1)
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What building would do."""
+
+    folder: Path
+    num_files: int
+    num_images: int
+    """Distinct."""
+    num_unusable: int
+    """Files whose bytes can not be had."""
+    num_done: int
+    num_tokens: int
+    """Of all distinct images; the features are that many vectors for each level."""
+    histogram: list[tuple[int, int, int]]
+    """Images by their tokens: from, up to, number."""
+    num_bytes: int
+    """Of all these images, in the dtype of the run file."""
+    bytes_by_dtype: dict[str, int]
+    missing_bytes: int
+    """Still to be written."""
+    num_new_shards: int
+    free_bytes: int
+    epoch_bytes: int
+    """Read in an epoch if every question reads its images."""
+    pilot: Pilot | None
+    build_seconds: float | None
+    """One worker on this machine, for what is missing."""
+    break_even_epochs: float | None
+    """After which running the tower once has cost less than running it for every question."""
+
+    @property
+    def mean_tokens(self) -> float:
+        return self.num_tokens / max(self.num_images, 1)
+
+    @property
+    def max_tokens(self) -> int:
+        return max((high for _, high, number in self.histogram if number), default=0)
+
+    def text(self) -> str:
+        sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
+        lines = [
+            ("images", self._images()),
+            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}"),
+            ("size", f"{size(self.num_bytes)} ({sizes})"),
+            ("to do", f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}; {self._room()}"),
+            ("an epoch", f"reads {size(self.epoch_bytes)} if every question reads its image"),
+            *self._time(),
+            ("folder", str(self.folder)),
+        ]
+        chart = bars([(f"{low:,}-{high:,}", number) for low, high, number in self.histogram])
+        return f"{rows(lines)}\n\n  images by tokens\n{chart}"
+
+    def _images(self) -> str:
+        unusable = f", {self.num_unusable:,} can not be read" if self.num_unusable else ""
+        done = f"{self.num_done:,} encoded already"
+        return f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}, {done}"
+
+    def _room(self) -> str:
+        enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
+        return f"{size(self.free_bytes)} free there{enough}"
+
+    def _time(self) -> list[tuple[str, str]]:
+        if self.pilot is None or self.build_seconds is None:
+            return []
+        several = ", ".join(f"{duration(self.build_seconds / number)} with {number}" for number in WORKERS)
+        rate = self.pilot.num_images / self.pilot.seconds
+        lines = [
+            (
+                "time",
+                f"{duration(self.build_seconds)} with one worker like this, {several} ({rate:.1f} images/s in a pilot)",
+            )
+        ]
+        if self.break_even_epochs is not None:
+            lines.append(("pays off", f"after {self.break_even_epochs:.2f} epochs"))
+        return lines
+
+
+def estimate(
+    folder: Path,
+    fingerprint: Fingerprint,
+    processor: ImageProcessor,
+    images: ImageIndex,
+    shard_bytes: int,
+    epoch_images: Sequence[str],
+    load_tower: Callable[[], Tower] | None,
+    num_pilot: int,
+) -> PlanReport:
+    """Describe what building would do. `epoch_images` are the keys that an epoch shows, one a question.
+
+    `load_tower` is None for no pilot.
+    """
+    wanted = planned_images(images, processor)
+    plan, settled = read_plan(folder), Settled.of(folder)
+    tokens_of = {image.key: image.num_tokens for image in wanted}
+    pending = pending_shards(plan, settled, tokens_of)
+    pending += missing_shards(plan, settled, wanted, fingerprint, shard_bytes)
+    missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
+    epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
+    pilot = None
+    if load_tower and free_bytes(folder) > with_margin(min(num_tokens * fingerprint.bytes_per_token, PILOT_BYTES)):
+        pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
+    build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
+    plain_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
+    return PlanReport(
+        folder=folder,
+        num_files=images.num_files,
+        num_images=len(wanted),
+        num_unusable=len(images.unusable),
+        num_done=len(tokens_of.keys() & settled.images),
+        num_tokens=num_tokens,
+        histogram=histogram([number for number in tokens_of.values() if number]),
+        num_bytes=num_tokens * fingerprint.bytes_per_token,
+        bytes_by_dtype={dtype: num_tokens * _bytes_per_token(fingerprint, dtype) for dtype in COMPARED},
+        missing_bytes=missing_tokens * fingerprint.bytes_per_token,
+        num_new_shards=len(pending),
+        free_bytes=free_bytes(folder),
+        epoch_bytes=epoch_tokens * fingerprint.bytes_per_token,
+        pilot=pilot,
+        build_seconds=build_seconds,
+        break_even_epochs=pilot.seconds_per_token * num_tokens / plain_seconds if pilot and plain_seconds else None,
+    )
+
+
+def run_pilot(
+    folder: Path,
+    fingerprint: Fingerprint,
+    processor: ImageProcessor,
+    images: ImageIndex,
+    wanted: Sequence[PlannedImage],
+    tower: Tower,
+    num_images: int,
+) -> Pilot | None:
+    """Encode and write images of all sizes, twice: the first time warms up. None if none can be encoded.
+
+    `num_images` of them, or as many as fill a GPU a few times over.
+    """
+    by_size = sorted((image for image in wanted if image.num_tokens), key=lambda image: image.num_tokens)
+    mean = sum(image.num_tokens for image in by_size) / max(len(by_size), 1)
+    num_images = max(num_images, round(PILOT_FORWARDS * tower.tokens_per_forward / max(mean, 1)))
+    step = max(len(by_size) // max(num_images, 1), 1)
+    shard = Shard("pilot", tuple(by_size[step // 2 :: step][:num_images]))
+    if not shard.images:
+        return None
+    encoder = Encoder(images.path_of, processor, tower, fingerprint.storage)
+    try:
+        with scratch_folder(existing(folder.parent), "pilot") as place:
+            for _ in range(2):
+                before, start = encoder.stopwatch.seconds().get("tower", 0.0), time.perf_counter()
+                with ShardWriter(place, shard.name, fingerprint, len(shard.images)) as writer:
+                    num_encoded = 0
+                    for piece in encoder.run([shard]):
+                        writer.add(piece.images)
+                        num_encoded += len(piece.images)
+                    writer.commit()
+                seconds = time.perf_counter() - start
+            tower_seconds = encoder.stopwatch.seconds()["tower"] - before if num_encoded else 0.0
+    finally:
+        encoder.close()
+    return Pilot(num_encoded, shard.num_tokens, seconds, tower_seconds) if num_encoded else None
+
+
+def histogram(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Images by their tokens, in bins of one width: from, up to and including, number."""
+    if not tokens:
+        return []
+    low, high = min(tokens), max(tokens)
+    width = -(-(high - low + 1) // NUM_BINS)
+    numbers = Counter((number - low) // width for number in tokens)
+    num_bins = (high - low) // width + 1
+    return [(low + i * width, min(low + (i + 1) * width - 1, high), numbers[i]) for i in range(num_bins)]
+
+
+def _bytes_per_token(fingerprint: Fingerprint, dtype: DtypeName) -> int:
+    return STORAGE[dtype].bytes_per_token(fingerprint.num_levels, fingerprint.hidden_size)

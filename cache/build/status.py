@@ -1,0 +1,173 @@
+"""How far a cache is, also while workers run: the report behind `cache status`.
+
+Everything is read from receipts and claims; nobody has to be asked. The rate is that of the shards finished in the last
+hour, all workers together, as long as one is alive. A worker is slow that has had its shard for `SLOW` times as long as
+shards of so many images take, by the median of those that are finished.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lookonce.cache.store.claims import EXPIRY_S, Work, works
+from lookonce.cache.store.manifest import MANIFEST
+from lookonce.cache.store.receipts import Receipt, read_receipts
+from lookonce.text import duration, rows, size, table
+
+WINDOW_S = 3600
+"""Of which the rate is taken."""
+SLOW = 3
+SLOW_S = 60
+"""Nobody is called slow sooner: a worker's first shard waits for its tower."""
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A worker and the shard it has in work."""
+
+    worker: str
+    host: str
+    job: str
+    shard: str
+    phase: str
+    num_done: int
+    num_images: int
+    age_s: float
+    """Since it began the shard."""
+    silent_s: float
+    """Since it was last heard of."""
+    alive: bool
+    slow: bool = False
+
+    @property
+    def state(self) -> str:
+        """What is wrong with it, in a word, or nothing."""
+        return "dead" if not self.alive else "slow" if self.slow else ""
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """What is there of the images that were asked for, and who is at work."""
+
+    folder: Path
+    num_images: int
+    num_done: int
+    num_quarantined: int
+    num_shards: int
+    num_bytes: int
+    encode_seconds: float
+    images_per_second: float
+    """Of all workers together, lately; 0 if nothing was finished."""
+    eta_s: float | None
+    """Seconds until all is done at that rate."""
+    workers: list[AtWork]
+
+    @property
+    def num_missing(self) -> int:
+        return self.num_images - self.num_done - self.num_quarantined
+
+    def text(self) -> str:
+        state = "complete" if self.num_missing == 0 else f"{self.num_missing:,} still to encode"
+        lines = [
+            ("images", f"{self.num_done:,} of {self.num_images:,} encoded, {state}"),
+            ("quarantined", f"{self.num_quarantined:,}"),
+            ("shards", f"{self.num_shards:,}, {size(self.num_bytes)}, made in {duration(self.encode_seconds)}"),
+            *self._progress(),
+            ("folder", str(self.folder)),
+        ]
+        return "\n\n".join([rows(lines), *([workers_table(self.workers)] if self.workers else [])])
+
+    def _progress(self) -> list[tuple[str, str]]:
+        if self.eta_s is None:
+            return []
+        return [("rate", f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}")]
+
+
+def workers_table(workers: list[AtWork]) -> str:
+    """Who is at work: a line each."""
+    lines = [
+        (
+            f"{work.worker} ({work.state})" if work.state else work.worker,
+            work.job or work.host,
+            work.shard,
+            f"{work.phase} {work.num_done}/{work.num_images}",
+            duration(work.age_s),
+            f"{duration(work.silent_s)} ago",
+        )
+        for work in workers
+    ]
+    return table(("worker", "where", "shard", "phase", "for", "last heard of"), lines)
+
+
+def status(
+    folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S, receipts: list[Receipt] | None = None
+) -> StatusReport:
+    """Describe how many of some images the cache in `folder` holds; it need not exist. `expiry_s` is the builds'.
+
+    `receipts` are the cache's, if they are read already.
+
+    Raises:
+        CacheCorrupt: a receipt is not what was written.
+    """
+    wanted = set(keys)
+    if receipts is None:
+        receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
+    done = {key for receipt in receipts for key in receipt.images} & wanted
+    failed = {key for receipt in receipts for key in receipt.failed} & wanted
+    usual_s = _usual_seconds(receipts)
+    workers = [_at_work(*claim, usual_s) for claim in works(folder, expiry_s)]
+    rate = _rate(receipts, workers)
+    missing = len(wanted) - len(done) - len(failed - done)
+    return StatusReport(
+        folder=folder,
+        num_images=len(wanted),
+        num_done=len(done),
+        num_quarantined=len(failed - done),
+        num_shards=len(receipts),
+        num_bytes=sum(receipt.size_bytes for receipt in receipts),
+        encode_seconds=sum(receipt.seconds for receipt in receipts),
+        images_per_second=rate,
+        eta_s=missing / rate if rate and missing else None,
+        workers=workers,
+    )
+
+
+def _usual_seconds(receipts: list[Receipt]) -> float | None:
+    """Seconds that an image takes in the median shard; None if no shard tells."""
+    each = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
+    return statistics.median(each) if each else None
+
+
+def _at_work(work: Work, silent_s: float, alive: bool, usual_s: float | None) -> AtWork:
+    worker = work.worker
+    age_s = max(time.time() - work.started, 0.0) if work.started else 0.0
+    return AtWork(
+        worker.name,
+        worker.host,
+        worker.job,
+        work.shard,
+        work.phase,
+        work.num_done,
+        work.num_images,
+        round(age_s, 1),
+        round(max(silent_s, 0.0), 1),
+        alive,
+        usual_s is not None and age_s > max(SLOW * usual_s * work.num_images, SLOW_S),
+    )
+
+
+def _rate(receipts: list[Receipt], workers: list[AtWork]) -> float:
+    """Images a second, of the shards finished lately while workers are alive."""
+    alive = [worker.age_s for worker in workers if worker.alive]
+    if not alive:
+        return 0.0
+    now = time.time()
+    recent = [receipt for receipt in receipts if receipt.finished > now - WINDOW_S]
+    if not recent:
+        return 0.0
+    begin = min(receipt.finished - receipt.seconds for receipt in recent)
+    return sum(len(receipt.images) for receipt in recent) / max(now - begin, 1e-3)

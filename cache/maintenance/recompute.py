@@ -1,0 +1,168 @@
+"""Whether a cache holds what the tower gives today: some of its images encoded again, each alone, and compared.
+
+Design: checksums prove that bytes are those that were written; only this proves that they were the right ones. A batch
+that mixed up its images, or a library that changed how it resizes, shows here and nowhere else. The images are drawn by
+a seed, read again and known by their bytes; what is compared is what a training is given, after storage.
+
+The error of a level is the length of the difference over the length of what the tower gives, all tokens together.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from lookonce.cache.build.encode import encode_image
+from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
+from lookonce.cache.maintenance.checks import Problem
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.manifest import mismatch
+from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets.images import image_key
+from lookonce.errors import BadImage, CacheCorrupt, CacheMismatch, ImageError
+from lookonce.text import count, duration
+
+TOLERANCE: dict[DtypeName, float] = {"float32": 1e-5, "bfloat16": 2e-2, "fp8_e4m3": 6e-2}
+"""Relative. float32: sums in another order, on other hardware or in another batch. bfloat16 has 8 bits: a forward of
+several images on a GPU rounds otherwise than one image alone, about 5e-3 in all. fp8_e4m3 rounds such features again to
+4 bits, 2.6e-2 of a vector's length, and two of them that were near each other may go to either side."""
+
+
+@dataclass(frozen=True)
+class RecomputeReport:
+    """How far the cache is from what the tower gives."""
+
+    folder: Path
+    num_compared: int
+    num_skipped: int
+    """Drawn, but their file is gone or is another image now."""
+    tolerance: float
+    worst_error: float
+    worst_image: str
+    """Its key; empty if none was compared."""
+    worst_level: int
+    problems: list[Problem]
+    errors: dict[str, list[float]] = field(repr=False)
+    """Of each image that was compared, for each level."""
+    seed: int
+    seconds: float
+
+    def text(self) -> str:
+        lines = [f"cache {self.folder}: {self._did()}"]
+        if self.worst_error > 0:
+            lines.append(
+                f"  the largest relative error is {self.worst_error:.1e} (allowed: {self.tolerance:.0e}), in level "
+                f"{self.worst_level} of image {self.worst_image}"
+            )
+        lines += [f"  {problem.text()}" for problem in self.problems]
+        if self.problems:
+            lines.append(
+                f"damaged bytes: {REPAIR_COMMAND}; other features than the tower's: the cache was made with something "
+                "that the fingerprint does not know; move it away and build it anew"
+            )
+        return "\n".join(lines)
+
+    def _did(self) -> str:
+        skipped = f", {self.num_skipped:,} skipped (file gone or changed)" if self.num_skipped else ""
+        if not self.num_compared and not self.problems:
+            none = f", the cache has none of the run's; make them with: {BUILD_COMMAND}"
+            return f"no image compared{skipped or none}"
+        same = "as the tower gives them" if self.worst_error else "equal to the last bit"
+        wrong = f"{count(len(self.problems), 'problem')}" if self.problems else same
+        return f"{count(self.num_compared, 'image')} encoded again in {duration(self.seconds)}{skipped}: {wrong}"
+
+
+def recompute(
+    folder: Path,
+    fingerprint: Fingerprint,
+    files: Mapping[str, Path],
+    processor: ImageProcessor,
+    tower: Tower,
+    num_images: int,
+    seed: int = 0,
+) -> RecomputeReport:
+    """Encode `num_images` again that are both in the cache and in `files` (key to file), drawn by `seed`.
+
+    Raises:
+        CacheMismatch: the cache is of another fingerprint.
+        CacheError: it can not be opened.
+    """
+    start = time.perf_counter()
+    cache = VisionCache.open(folder)
+    if cache.fingerprint != fingerprint:
+        raise CacheMismatch(mismatch([cache.fingerprint], fingerprint, f"{folder} was made from something else"))
+    there = [key for key in sorted(files) if key in cache]
+    drawn = random.Random(seed).sample(there, min(num_images, len(there)))
+    errors: dict[str, list[float]] = {}
+    problems: list[Problem] = []
+    num_skipped = 0
+    for key in tqdm(drawn, desc="encode again", unit="image", leave=False, disable=None):
+        shard, _ = cache.entry(key)
+        try:
+            if image_key(files[key]) != key:
+                num_skipped += 1
+                continue
+            features, grid = encode_image(files[key], processor, tower, fingerprint.storage)
+            errors[key] = _compare(cache, key, features, grid)
+            problems += _judge(shard, key, files[key], errors[key], TOLERANCE[fingerprint.dtype])
+        except (BadImage, CacheCorrupt) as error:
+            what = str(error).partition(";")[0]
+            problems.append(Problem(shard, key, what, "image", str(files[key])))
+        except ImageError:
+            num_skipped += 1
+    worst = max(errors, key=lambda key: _largest(errors[key]), default="")
+    return RecomputeReport(
+        folder=folder,
+        num_compared=len(errors),
+        num_skipped=num_skipped,
+        tolerance=TOLERANCE[fingerprint.dtype],
+        worst_error=_largest(errors[worst]) if worst else 0.0,
+        worst_image=worst,
+        worst_level=max(range(len(errors[worst])), key=lambda level: errors[worst][level]) if worst else 0,
+        problems=problems,
+        errors=errors,
+        seed=seed,
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _compare(cache: VisionCache, key: str, features: torch.Tensor, grid: tuple[int, int, int]) -> list[float]:
+    """The relative error of each level; infinite if not even the shape is the same."""
+    cached = cache[key]
+    if cached.shape != features.shape or cache.grid_thw(key) != grid:
+        return [float("inf")] * features.shape[1]
+    return relative_errors(cached, features)
+
+
+def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
+    """For each level of features `[num_tokens, num_levels, hidden]`, length of the difference over the length."""
+    found, expected = found.double(), expected.double()
+    difference = torch.linalg.vector_norm(found - expected, dim=(0, 2))
+    errors: list[float] = (difference / torch.linalg.vector_norm(expected, dim=(0, 2)).clamp_min(1e-30)).tolist()
+    return errors
+
+
+def _judge(shard: str, key: str, file: Path, errors: list[float], tolerance: float) -> list[Problem]:
+    return [
+        Problem(
+            shard,
+            key,
+            f"level {level} has a relative error of {error:.1e}, more than {tolerance:.0e}",
+            "image",
+            str(file),
+        )
+        for level, error in enumerate(errors)
+        if not error <= tolerance
+    ]
+
+
+def _largest(errors: list[float]) -> float:
+    return max(errors)

@@ -1,0 +1,234 @@
+"""Features from disk: `VisionCache`.
+
+Design: one `pread` an image, straight into the memory that is given out (pinned, if a GPU is to have it), and its
+checksum compared: a flipped bit is an error, never a training sample. Several images are read by several threads at
+once. No memory map of features: on network filesystems page faults make it many times slower, and a truncated file
+reads as zeros. Opening reads the manifest and the index, or the receipts, and asks for the size of each shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.index import Index, file_stats
+from lookonce.cache.store.manifest import BROKEN, MANIFEST, mismatch, read_manifest
+from lookonce.cache.store.receipts import Entry, Failure, Grid
+from lookonce.cache.store.shards import SHARDS, shard_path
+from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_READERS = 8
+"""Threads of `get_many`: reading and checksums release Python's lock."""
+NUM_OPEN = 128
+"""Shard files that are kept open, far below the 1,024 that many systems allow a process."""
+
+
+class VisionCache:
+    """The features of images by their keys.
+
+        cache = VisionCache.open("caches/1f2e3d4c5b6a7980")
+        features = cache[image_key(Path("a.jpg"))]      # [num_tokens, num_levels, hidden]
+        several = cache.get_many(keys, pin=True)        # read side by side, ready for .to("cuda", non_blocking=True)
+
+    Safe to use from several threads and from processes that were forked or that got it pickled.
+    """
+
+    def __init__(self, folder: Path, fingerprint: Fingerprint, *, check: bool = True) -> None:
+        """Use `VisionCache.open` or `find_cache`; `check=False` skips the checksums."""
+        self._connect()
+        self.folder, self.fingerprint, self.check = folder, fingerprint, check
+        self.index = Index.open(folder, fingerprint.sha256)
+        _check_sizes(folder, self.index)
+
+    def _connect(self) -> None:
+        self._open = lru_cache(NUM_OPEN)(_ShardFile)
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    @classmethod
+    def open(cls, folder: Path | str, *, check: bool = True) -> VisionCache:
+        """Open a cache folder, the one with `manifest.json` in it.
+
+        Raises:
+            CacheError: it is no cache, or of a format this version does not read.
+            CacheCorrupt: a shard is missing, of another size than its receipt says, or a receipt is broken.
+        """
+        folder = Path(folder)
+        return cls(folder, read_manifest(folder), check=check)
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.index.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all shards."""
+        return int(self.index.columns["shard_bytes"].sum())
+
+    @property
+    def encode_seconds(self) -> float:
+        """What making the shards took, all workers' time together."""
+        return float(self.index.columns["shard_seconds"].sum())
+
+    @property
+    def failed(self) -> dict[str, Failure]:
+        """The images that could not be encoded."""
+        return self.index.failed
+
+    def keys(self) -> Iterator[str]:
+        """The keys of all images, sorted."""
+        return self.index.keys()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __contains__(self, key: str) -> bool:
+        return self.index.find(key) is not None
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        """The features of an image, `[num_tokens, num_levels, hidden]`, in the tower's dtype, on the CPU.
+
+        Raises:
+            FeaturesMissing: the cache does not hold that image.
+            CacheCorrupt: the bytes on disk are not those that were written.
+        """
+        return self._read(key, pin=False)
+
+    def get_many(self, keys: Iterable[str], *, pin: bool = False) -> list[torch.Tensor]:
+        """The features of several images, in the order of `keys`, read side by side.
+
+        `pin` reads into page-locked memory, from which a GPU copies without waiting; without a GPU it does nothing.
+        """
+        if self._threads is None or self._process != os.getpid():  # a forked process has the pool and not its threads
+            self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="features")
+            self._process = os.getpid()
+        return list(self._threads.map(lambda key: self._read(key, pin), keys))
+
+    def grid_thw(self, key: str) -> Grid:
+        """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens."""
+        return self.entry(key)[1].grid_thw
+
+    def entry(self, key: str) -> tuple[str, Entry]:
+        """The shard of an image and where it lies there.
+
+        Raises:
+            FeaturesMissing: the cache does not hold that image.
+        """
+        row = self.index.find(key)
+        if row is None:
+            failure = self.failed.get(key)
+            why = f"it is quarantined: {failure.reason}" if failure else f"make them with: {BUILD_COMMAND}"
+            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {why}")
+        return self.index.entry(row)
+
+    def _read(self, key: str, pin: bool) -> torch.Tensor:
+        shard, entry = self.entry(key)
+        storage, levels, hidden = self.fingerprint.storage, self.fingerprint.num_levels, self.fingerprint.hidden_size
+        expected = entry.num_tokens * self.fingerprint.bytes_per_token
+        if expected != entry.size_bytes:
+            raise self._corrupt(shard, key, f"are {entry.size_bytes:,} bytes by their receipt, not {expected:,}")
+        import torch
+
+        pin = pin and torch.cuda.is_available()
+        content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
+        self._read_into(raw_bytes(content), shard, entry, key)
+        num_values = entry.num_tokens * levels * hidden
+        split = num_values * storage.stored_bytes
+        features = content[:split].view(storage.stored).view(entry.num_tokens, levels, hidden)
+        if not storage.is_scaled:
+            return features
+        unpacked = storage.unpack(features, content[split:].view(torch.float32).view(entry.num_tokens, levels))
+        return unpacked.pin_memory() if pin else unpacked
+
+    def _read_into(self, buffer: memoryview, shard: str, entry: Entry, key: str) -> None:
+        filled = 0
+        try:
+            file = self._open(shard_path(self.folder, shard))
+            while filled < entry.size_bytes:
+                num_read = os.preadv(file.descriptor, [buffer[filled:]], entry.offset + filled)
+                if num_read == 0:
+                    raise self._corrupt(shard, key, "end before they should")
+                filled += num_read
+        except OSError as error:
+            raise self._corrupt(shard, key, f"can not be read ({error.strerror})") from None
+        if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
+            raise self._corrupt(shard, key, "do not have the checksum of their receipt")
+
+    def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
+        return CacheCorrupt(
+            f"the features of image {key} in {shard_path(self.folder, shard)} {how}; run: {REPAIR_COMMAND}"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_threads", "_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._connect()
+
+    def close(self) -> None:
+        """Close the shard files; they are opened again when needed."""
+        if self._threads and self._process == os.getpid():
+            self._threads.shutdown()
+        self._connect()
+
+
+class _ShardFile:
+    """A shard file, open as long as someone holds this: one that the cache forgets stays so for who reads from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        with contextlib.suppress(AttributeError):  # of one that could not be opened
+            close(self.descriptor)
+
+
+def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> VisionCache:
+    """Open the cache below `root` that has this fingerprint.
+
+    Raises:
+        CacheMismatch: there are caches below `root`, all of other fingerprints; says in which fields they differ.
+        CacheError: there is none at all.
+    """
+    what = f"no cache in {root.absolute()} fits this model and these pixels"
+    folder = root / fingerprint.folder_name
+    if (folder / MANIFEST).exists():
+        found = read_manifest(folder)
+        if found != fingerprint:
+            raise CacheMismatch(mismatch([found], fingerprint, what))
+        return VisionCache(folder, found, check=check)
+    others = list(_readable_manifests(root))
+    if others:
+        raise CacheMismatch(mismatch(others, fingerprint, what))
+    raise CacheError(f"no cache in {root.absolute()}; make it with: {BUILD_COMMAND}")
+
+
+def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
+    """The fingerprints of the caches below `root`, also of other format versions, as far as this program knows them."""
+    for path in sorted(root.glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(OSError, *BROKEN):
+            yield Fingerprint.from_json(json.loads(path.read_text())["fingerprint"])
+
+
+def _check_sizes(folder: Path, index: Index) -> None:
+    """Compare the size of each shard with its receipt: one directory listing, no shard is opened."""
+    found = file_stats(folder / SHARDS, ".safetensors")
+    for shard, expected in zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True):
+        size = found[shard].st_size if shard in found else None
+        if size != expected:
+            state = "is missing" if size is None else f"has {size:,} bytes, its receipt says {expected:,}"
+            raise CacheCorrupt(f"{shard_path(folder, shard)} {state}; run: {REPAIR_COMMAND}")

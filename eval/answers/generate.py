@@ -1,0 +1,92 @@
+"""Greedy answers to questions, in batches; and the questions with other images. Scores are in scores.py."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.records import Record
+from lookonce.errors import UsageError
+from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.tokenize import Example
+from lookonce.train.model.load import PRECISIONS, base_model
+
+
+@torch.inference_mode()
+def greedy_answers(
+    model: Any,
+    tokenizer: Any,
+    collator: Collator,
+    questions: Sequence[Example],
+    max_new_tokens: int,
+    batch_size: int,
+    precision: str,
+) -> list[str]:
+    """The model's greedy answer to each question, in their order; `model` may wear an adapter.
+
+    Questions of like length share a batch, which keeps padding small. `precision` is the run file's: half precisions
+    answer under autocast, as they were trained.
+    """
+    device, dtype = model.device, PRECISIONS[precision]
+    model.eval()
+    answers = [""] * len(questions)
+    order = sorted(range(len(questions)), key=lambda number: questions[number].num_tokens)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with autocast, _plain_greedy(model, tokenizer, max_new_tokens), _bar(len(order)) as progress:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = collator.prompts([questions[number] for number in chosen])
+            output = model.generate(**{name: tensor.to(device) for name, tensor in batch.items()})
+            texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+            for number, text in zip(chosen, texts, strict=True):
+                answers[number] = text
+            progress.update(len(chosen))
+    return answers
+
+
+@contextlib.contextmanager
+def _plain_greedy(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
+    """Greedy and nothing else: no penalties or sampling that a checkpoint's own generation settings ask for."""
+    base = base_model(model)
+    before = base.generation_config
+    base.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    try:
+        yield
+    finally:
+        base.generation_config = before
+
+
+def _bar(total: int) -> Any:
+    return tqdm(total=total, desc="answer questions", unit="question", leave=False, disable=None)
+
+
+def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:
+    """The records with every image replaced by another one of theirs: what a model that looks must not survive.
+
+    Raises:
+        UsageError: they show fewer than two distinct images.
+    """
+    keys = sorted({images.key_of[image] for record in records for image in record.images})
+    if len(keys) < 2:
+        raise UsageError(f"--shuffle-images needs at least two distinct images, and these records show {len(keys)}")
+    random.Random(seed).shuffle(keys)
+    other = dict(zip(keys, keys[1:] + keys[:1], strict=True))
+
+    def swapped(image: Path) -> Path:
+        return images.path_of[other[images.key_of[image]]]
+
+    return [replace(record, images=tuple(swapped(image) for image in record.images)) for record in records]

@@ -1,0 +1,73 @@
+"""Answer a question about any images, or none, with a trained adapter.
+
+Needs the model, the adapter and the images; neither the cache nor the records of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from lookonce.cache.build.encode import encode_image
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.dtypes import STORAGE
+from lookonce.cache.store.receipts import Grid
+from lookonce.datasets.records import Record, Turn
+from lookonce.environment import best_device
+from lookonce.eval.answers.generate import greedy_answers
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder
+from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.features import CPU
+from lookonce.train.data.tokenize import Prompter
+from lookonce.train.model.load import load_trained
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A `VisionSource` of images that were encoded just now, by their paths."""
+
+    images: Mapping[str, tuple[torch.Tensor, Grid]]
+    has_tower: ClassVar[bool] = False
+
+    def grid_thw(self, key: str) -> Grid:
+        return self.images[key][1]
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        return torch.cat([self.images[key][0] for key in keys]).to(device)
+
+
+def predict(folder: RunFolder, images: Sequence[Path], question: str, system: str | None = None) -> str:
+    """The trained model's greedy answer to a question about some images, in that order, or about none.
+
+    Raises:
+        LookonceError: an image can not be read, there is no adapter, or it was trained on another model.
+    """
+    run = folder.read_run()
+    checkpoint = Checkpoint.open(run.model.path, run.model.revision)
+    folder.check_inputs({"model": checkpoint.content_hash()})
+    source = _encode(checkpoint, run, images)
+    prompter = Prompter(checkpoint.folder, checkpoint.config)
+    record, keys = Record(tuple(images), (Turn(question, ""),), system, origin="the question"), [*map(str, images)]
+    example = prompter.question(record, 0, keys, [source.grid_thw(key) for key in keys])
+    model = load_trained(checkpoint, run, folder.adapter)
+    collator = Collator(source, prompter.image_token_id, prompter.tokenizer.pad_token_id)
+    return greedy_answers(
+        model, prompter.tokenizer, collator, [example], run.eval.max_new_tokens, 1, run.train.precision
+    )[0]
+
+
+def _encode(checkpoint: Checkpoint, run: RunFile, images: Sequence[Path]) -> Encoded:
+    """The images as the run's cache would have them; the tower is loaded if there are any."""
+    if not images:
+        return Encoded({})
+    processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+    storage = STORAGE[run.cache.dtype]
+    tower = Tower(checkpoint, storage.compute, best_device())
+    return Encoded({str(image): encode_image(image, processor, tower, storage) for image in dict.fromkeys(images)})

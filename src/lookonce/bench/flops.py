@@ -1,0 +1,43 @@
+"""What a language model's matrix products cost in training, in floating point operations.
+
+Counted are the products that cannot be left out, each multiplication and addition as one operation: a frozen weight is
+multiplied with in the forward and in the backward pass (4 a token), an adapter's weight has its own gradient besides
+(6), the head runs where something is predicted, and attention multiplies queries, keys and values of each pair of
+tokens in which one attends to the other, twice forward and five times backward (https://arxiv.org/abs/2205.14135).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lookonce.train.data.groups import Group
+from lookonce.train.data.tokenize import Example
+from lookonce.train.model.load import text_model
+
+
+def num_operations(model: Any, groups: Iterable[Group], examples: Sequence[Example]) -> int:
+    """Of one pass, forward and backward, over the prefixes and branches of `groups`."""
+    text = text_model(model)
+    config, weights = text.config, [weight for weight in text.layers.parameters() if weight.ndim == 2]
+    adapter = sum(weight.numel() for weight in weights if weight.requires_grad)
+    frozen = sum(weight.numel() for weight in weights) - adapter
+    tokens = targets = pairs = 0
+    for group in groups:
+        tokens += group.num_tokens
+        targets += sum(int(examples[number].supervised.sum()) for number in group.examples)
+        pairs += num_pairs(group)
+    head: int = config.hidden_size * config.vocab_size
+    attention: int = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    total: int = (4 * frozen + 6 * adapter) * tokens + 4 * head * targets + 14 * attention * pairs
+    return total
+
+
+def num_pairs(group: Group) -> int:
+    """Of tokens of which one attends to the other, itself included."""
+    prefix = group.num_prefix_tokens
+    return _triangle(prefix) + sum(branch * prefix + _triangle(branch) for branch in group.branch_tokens)
+
+
+def _triangle(number: int) -> int:
+    return number * (number + 1) // 2

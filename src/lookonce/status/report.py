@@ -1,0 +1,217 @@
+"""What is known of the stages of a run, and how it is shown: at a glance, on one line, as a row of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lookonce.cache.build.status import AtWork, StatusReport, workers_table
+from lookonce.eval.scores.metrics import Score
+from lookonce.text import count, duration, rows, size
+
+TrainingState = Literal["not begun", "running", "dead", "stopped", "failed", "trained", "finished", "another run"]
+
+
+@dataclass(frozen=True)
+class CacheStage:
+    """Plan and cache."""
+
+    is_planned: bool
+    """The plan covers all images that can be had."""
+    num_files: int
+    """Image files that the records name."""
+    num_shards: int
+    """Planned shards with images of this run."""
+    num_pending: int
+    """Those of them that are to be made."""
+    report: StatusReport
+    """Of the images that the plan knows."""
+    lost: list[str]
+    """Finished shards whose files are gone."""
+
+    def text(self) -> str:
+        """How much is there, and how fast the rest comes."""
+        if not self.num_shards:
+            return "nothing yet"
+        report = self.report
+        done = f"{report.num_done:,} of {count(report.num_images, 'image')}"
+        shards = f"{self.num_shards - self.num_pending:,} of {count(self.num_shards, 'shard')}"
+        return "; ".join([f"{done} in {shards}, {size(report.num_bytes)}", *self._pace()])
+
+    def plan_text(self) -> str:
+        if not self.num_files:
+            return "nothing to encode: the records name no images"
+        if not self.num_shards:
+            return f"none yet; the records name {count(self.num_files, 'image file')}"
+        planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
+        return planned if self.is_planned else f"{planned}, which are not all"
+
+    def short(self) -> str:
+        return f"{self.report.num_done:,}/{self.report.num_images:,} images" if self.num_shards else "no plan"
+
+    def line(self) -> str:
+        states = [worker.state for worker in self.report.workers]
+        wrong = [f"{states.count(state)} {state}" for state in ("slow", "dead") if state in states]
+        workers = [", ".join([count(len(states), "worker"), *wrong])] if states else []
+        return ", ".join([f"cache {self.short()}", *self._pace(), *workers])
+
+    def _pace(self) -> list[str]:
+        report = self.report
+        if report.eta_s is None:
+            return []
+        return [f"{report.images_per_second:.1f} images/s, done in {duration(report.eta_s)}"]
+
+
+@dataclass(frozen=True)
+class TrainingStage:
+    """The training: how far it is, or how it ended."""
+
+    state: TrainingState
+    phase: str = ""
+    """Of one that runs: loading, training, evaluating."""
+    step: int = 0
+    num_steps: int = 0
+    """0 if it is not known."""
+    loss: float | None = None
+    validation_loss: float | None = None
+    ms_per_sample: float | None = None
+    eta_s: float | None = None
+    silent_s: float | None = None
+    """Since it was last heard of; of one that runs or died."""
+    stepped_s: float | None = None
+    """Since its last step had ended, when it was last heard of."""
+    job: str = ""
+    host: str = ""
+    checkpoint: str | None = None
+    """The newest to resume from."""
+    reason: str = ""
+    """Why it stopped."""
+
+    def text(self) -> str:
+        """In full."""
+        parts = {
+            "running": [self._where(), *self._numbers(), *self._heard()],
+            "dead": [f"dead at {self._where()}", *self._heard(), self._resume()],
+            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", self._resume()],
+            "failed": [f"failed at {self._where()}: {self.reason}", self._resume()],
+            "trained": [f"{self.num_steps:,} steps are trained and the adapter is saved"],
+            "finished": [f"finished: {count(self.num_steps, 'step')}", *self._numbers()],
+        }.get(self.state, [self.state])
+        return ", ".join(part for part in parts if part)
+
+    def short(self) -> str:
+        """In a few words."""
+        if self.state == "running":
+            return self._where()
+        return f"{self.state} at {self._where()}" if self.state in ("dead", "stopped", "failed") else self.state
+
+    def line(self) -> str:
+        return ", ".join(part for part in [f"training {self.short()}", *self._numbers()] if part)
+
+    def _where(self) -> str:
+        if not self.num_steps or self.phase not in ("", "training"):
+            return self.phase or "a step that is not known"
+        return f"step {self.step:,} of {self.num_steps:,}"
+
+    def _numbers(self) -> list[str]:
+        """While it runs, and when it has finished."""
+        if self.state not in ("running", "finished"):
+            return []
+        return [
+            f"loss {self.loss:.4f}" if self.loss is not None else "",
+            f"validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else "",
+            f"{self.ms_per_sample:.1f} ms a sample" if self.ms_per_sample is not None else "",
+            f"steps done in {duration(self.eta_s)}" if self.eta_s is not None and self.phase == "training" else "",
+        ]
+
+    def _heard(self) -> list[str]:
+        where = f" (job {self.job})" if self.job else f" on {self.host}"
+        return [f"heard of {duration(self.silent_s or 0)} ago{where}"]
+
+    def _resume(self) -> str:
+        return f"--resume goes on from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
+
+
+@dataclass(frozen=True)
+class State:
+    """How far each stage of a run is."""
+
+    output: Path
+    cache: CacheStage
+    training: TrainingStage
+    scores: dict[str, Score]
+    """Of each evaluation of what is trained, by the name of its split."""
+    split: str
+    """Which the run file wants evaluated."""
+    is_trained: bool
+    is_evaluated: bool
+    """On that split, or it has no records."""
+    notes: list[str]
+    """What a person has to see to: nothing here is mended by running a stage again."""
+    logs: list[str]
+    """Where to read on: of each worker that is slow or dead, and of a training that is dead or failed."""
+
+    def missing(self) -> list[str]:
+        """The stages that still have work, in their order: plan, cache (with the number of shards), train, eval."""
+        if self.is_trained and self.is_evaluated:
+            return []
+        is_planned, num_pending = self.cache.is_planned, self.cache.num_pending
+        stages = {
+            "plan": not is_planned,
+            "cache": not is_planned,
+            f"cache {num_pending}": is_planned and num_pending > 0,
+            "train": not self.is_trained,
+            "eval": not self.is_evaluated,
+        }
+        return [stage for stage, is_missing in stages.items() if is_missing]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether somebody is at work on what is missing."""
+        return self.training.state == "running" or any(worker.alive for worker in self.cache.report.workers)
+
+    def text(self) -> str:
+        lines = [
+            ("plan", self.cache.plan_text()),
+            ("cache", self.cache.text()),
+            ("training", self.training.text()),
+            *self._evaluations(),
+        ]
+        workers: list[AtWork] = self.cache.report.workers
+        parts = [
+            str(self.output),
+            rows(lines),
+            workers_table(workers) if workers else "",
+            "\n".join(self.logs),
+            "\n".join(f"Note: {note}" for note in self.notes),
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def _evaluations(self) -> list[tuple[str, str]]:
+        if not self.scores:
+            return [("evaluation", "not yet")]
+        texts = [
+            f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
+            f"always the majority answer: {score.majority:.1%}"
+            for split, score in self.scores.items()
+        ]
+        return list(zip(["evaluation", *[""] * (len(texts) - 1)], texts, strict=True))
+
+    def line(self) -> str:
+        """All of it on one line of a log."""
+        return "; ".join([self.cache.line(), self.training.line(), f"evaluation {self._score()}"])
+
+    def row(self) -> tuple[str, ...]:
+        """Of a table of several runs, under `HEADER`."""
+        return str(self.output), self.cache.short(), self.training.short(), self._score(), self._missing()
+
+    def _score(self) -> str:
+        score = self.scores.get(self.split)
+        return f"{score.exact_match:.1%} (majority {score.majority:.1%})" if score else "not yet"
+
+    def _missing(self) -> str:
+        return ", ".join(self.missing()) or "nothing"
+
+
+HEADER = ("run", "cache", "training", "exact match", "missing")

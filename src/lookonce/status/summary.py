@@ -1,0 +1,124 @@
+"""What a person reads at the end of a run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lookonce.environment import program, shorten
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.run.folder import RunFolder, Trained
+from lookonce.text import count, duration, rows, size
+
+if TYPE_CHECKING:
+    from lookonce.cache.store.reader import VisionCache
+    from lookonce.run.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of a run and where its results are."""
+
+    run: str
+    num_files: int
+    num_distinct: int
+    cache: str
+    cache_bytes: int
+    num_shards: int
+    encode_seconds: float
+    num_steps: int
+    first_step: int
+    num_samples: int
+    num_too_long: int
+    train_seconds: float
+    wait_share: float
+    split: str
+    num_questions: int
+    exact_match: float | None
+    majority: float | None
+    adapter: str
+    next_command: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Summary:
+        """The summary of a finished run."""
+        return cls(**json.loads((folder.folder / "summary.json").read_text()))
+
+    def text(self) -> str:
+        """As lines of a name and what there is to say."""
+        lines = [
+            ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
+            ("cache", self._cache()),
+            ("", self.cache),
+            ("training", self._training()),
+        ]
+        if self.exact_match is not None and self.majority is not None:
+            lines.append((SPLITS[self.split], self._accuracy(self.exact_match, self.majority)))
+        lines += [("adapter", self.adapter), ("try next", self.next_command)]
+        return f"\n{self.run}\n\n{rows(lines)}\n"
+
+    def _cache(self) -> str:
+        amount = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
+        return f"{amount}, encoded once in {duration(self.encode_seconds)}"
+
+    def _training(self) -> str:
+        resumed = f" since it was resumed at step {self.first_step:,}" if self.first_step else ""
+        left_out = f", {self.num_too_long} records left out as too long" if self.num_too_long else ""
+        return (
+            f"{self.num_samples:,} samples in {self.num_steps:,} steps; {duration(self.train_seconds)}{resumed}, "
+            f"{self.wait_share:.1%} of each step waiting for data{left_out}"
+        )
+
+    def _accuracy(self, exact_match: float, majority: float) -> str:
+        asked = f"{exact_match:.1%} exact match on {self.num_questions:,} questions"
+        return f"{asked}; always the majority answer: {majority:.1%}"
+
+
+SPLITS = {"val": "validation", "test": "test"}
+
+
+def summarise(
+    inputs: Inputs,
+    cache: VisionCache,
+    trained: Trained,
+    evaluation: Evaluation | None,
+) -> Summary:
+    """Gather a run's numbers."""
+    run = inputs.run
+    adapter = RunFolder(run.output).adapter
+    return Summary(
+        run=str(run.output),
+        num_files=inputs.images.num_files,
+        num_distinct=inputs.images.num_distinct,
+        cache=str(cache.folder),
+        cache_bytes=cache.size_bytes,
+        num_shards=cache.num_shards,
+        encode_seconds=cache.encode_seconds,
+        num_steps=trained.num_steps,
+        first_step=trained.first_step,
+        num_samples=trained.num_samples,
+        num_too_long=trained.num_too_long,
+        train_seconds=trained.seconds,
+        wait_share=trained.wait_share,
+        split=run.eval.split,
+        num_questions=evaluation.overall.num_questions if evaluation else 0,
+        exact_match=evaluation.overall.exact_match if evaluation else None,
+        majority=evaluation.overall.majority if evaluation else None,
+        adapter=str(adapter),
+        next_command=_next_command(inputs, evaluation),
+    )
+
+
+def _next_command(inputs: Inputs, evaluation: Evaluation | None) -> str:
+    shown = [asked for asked in evaluation.predictions if asked.images] if evaluation else []
+    if not shown:
+        split = next(split for split in ("test", "val", "train") if inputs.records[split])
+        return f"{program()} eval {inputs.run.output} --split {split}"
+    asked = ([asked for asked in shown if asked.is_right and not asked.is_majority_right] or shown)[-1]
+    images = " ".join(f"--image {shlex.quote(shorten(image))}" for image in asked.images)
+    return f"{program()} predict {inputs.run.output} {images} --question {shlex.quote(asked.question)}"

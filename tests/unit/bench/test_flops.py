@@ -1,0 +1,50 @@
+"""What the matrix products of a training step cost, against PyTorch's own count of what it did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lookonce.bench.flops import num_operations, num_pairs
+from lookonce.run.inputs import Inputs
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.groups import Group
+from lookonce.train.loop.session import Session
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.load import add_lora, load_without_tower, text_model
+from lookonce.train.model.loss import forward_loss
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "branches", "pairs"),
+    [
+        (0, (3,), 1 + 2 + 3),
+        (2, (1,), 1 + 2 + 3),
+        (2, (1, 2), (1 + 2) + 3 + (3 + 4)),
+        (500, (20,) * 9, 500 * 501 // 2 + 9 * (20 * 500 + 210)),
+    ],
+)
+def test_a_token_attends_to_itself_and_what_its_branch_and_prefix_have_before_it(prefix, branches, pairs):
+    assert num_pairs(Group(tuple(range(len(branches))), prefix, prefix, branches)) == pairs
+
+
+def test_products_with_weights_are_those_that_pytorch_counts(make_run):
+    inputs = Inputs.open(make_run(lora={"modules_to_save": ["embed_tokens"]}))
+    inputs.build()
+    session = Session.open(inputs)
+    model = add_lora(load_without_tower(inputs.checkpoint, torch.float32), inputs.checkpoint, inputs.run.lora, seed=1)
+    examples = session.examples("train")[0]
+    feed = Feed.of(examples, session.prompter, session.collator.vision, inputs.run.batch, CPU, seed=3)
+    [forward] = next(iter(feed.order.epoch(0)))
+    with training_on_packs(model, compiled=False), FlopCounterMode(display=False) as counter:
+        forward_loss(model, feed.batch(forward), PackMask(8192, CPU)).backward()
+    counted = sum(number for operation, number in counter.get_flop_counts()["Global"].items() if "mm" in str(operation))
+    config = text_model(model).config
+    attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    pairs = sum(num_pairs(group) for group in forward.pack.groups)
+    expected = num_operations(model, forward.pack.groups, examples) - 14 * attention * pairs
+    assert counted == pytest.approx(expected, rel=0.02)

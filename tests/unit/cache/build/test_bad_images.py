@@ -1,0 +1,287 @@
+"""Whatever lies below an image root: encoded just as Pillow and the stock processor see it, or told why not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from PIL import Image, ImageOps
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cli import main
+from lookonce.datasets.images import ImageIndex
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # on palettes with several transparent colours
+
+WIDTH, HEIGHT = 120, 88
+ORIENTATION = 0x0112
+RNG = np.random.default_rng(0)
+Write = Callable[[Path], Any]
+
+
+def noise(mode: str = "RGB", size: tuple[int, int] = (WIDTH, HEIGHT), seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    rgba = Image.fromarray(rng.integers(0, 256, (size[1], size[0], 4), dtype=np.uint8), "RGBA")
+    return rgba if mode == "RGBA" else rgba.convert("RGB").convert(mode)
+
+
+def save(image: Image.Image, kind: str, **options: Any) -> Write:
+    return lambda path: image.save(path, kind, **options)
+
+
+def damaged(kind: str, damage: Callable[[bytearray], object]) -> Write:
+    def write(path: Path) -> None:
+        file = io.BytesIO()
+        noise().save(file, kind)
+        content = bytearray(file.getvalue())
+        damage(content)
+        path.write_bytes(content)
+
+    return write
+
+
+def cut(content: bytearray) -> None:
+    del content[len(content) // 2 :]
+
+
+def overwrite(byte: int, where: float = 0.5) -> Callable[[bytearray], None]:
+    def damage(content: bytearray) -> None:
+        begin = int(where * len(content))
+        content[begin : begin + 200] = bytes([byte]) * 200
+
+    return damage
+
+
+def begin_again(content: bytearray) -> None:
+    """A marker that may stand at the beginning only."""
+    middle = len(content) // 2
+    content[middle : middle + 200] = b"\xff\xd8" * 100
+
+
+def deep(path: Path) -> None:
+    Image.fromarray(RNG.integers(0, 65536, (HEIGHT, WIDTH), dtype=np.uint16)).save(path, "PNG")
+
+
+def rotated(orientation: int) -> Write:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return save(noise(seed=orientation), "JPEG", exif=exif)
+
+
+def transparent(path: Path) -> None:
+    noise("P").save(path, "PNG", transparency=bytes(range(256)))
+
+
+def bomb(path: Path) -> None:
+    """A PNG of some hundred bytes that says it has 10 billion pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b""))
+
+
+def socket_at(path: Path) -> None:
+    before = os.getcwd()
+    os.chdir(path.parent)  # a socket's path may have 108 characters
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+MORE = [noise(seed=seed) for seed in (1, 2)]
+ENCODED: dict[str, Write] = {
+    "plain.png": save(noise(), "PNG"),
+    "plain.jpg": save(noise(), "JPEG"),
+    "progressive.jpg": save(noise(), "JPEG", progressive=True),
+    "16-bit.png": deep,
+    "cmyk.jpg": save(noise("CMYK"), "JPEG"),
+    "palette.png": save(noise("P"), "PNG"),
+    "palette-transparent.png": transparent,
+    "palette-one-transparent.png": save(noise("P"), "PNG", transparency=7),
+    "rgba.png": save(noise("RGBA"), "PNG"),
+    "grey.png": save(noise("L"), "PNG"),
+    "grey-alpha.png": save(noise("RGBA").convert("LA"), "PNG"),
+    "1-bit.png": save(noise("1"), "PNG"),
+    "32-bit.tif": save(noise("I"), "TIFF"),
+    "float.tif": save(noise("F"), "TIFF"),
+    "ycbcr.tif": save(noise("YCbCr"), "TIFF"),
+    **{f"exif-{number}.jpg": rotated(number) for number in range(1, 9)},
+    "exif-nonsense.jpg": rotated(77),
+    "animated.gif": save(noise(seed=3), "GIF", save_all=True, append_images=MORE),
+    "animated.webp": save(noise(seed=4), "WEBP", save_all=True, append_images=MORE),
+    "pages.tif": save(noise(seed=5), "TIFF", save_all=True, append_images=MORE),
+    "stereo.mpo": save(noise(seed=6), "MPO", save_all=True, append_images=MORE),
+    "lossy.webp": save(noise(), "WEBP"),
+    "windows.bmp": save(noise(), "BMP"),
+    "plain.tif": save(noise(), "TIFF"),
+    "icon.ico": save(noise(size=(64, 64)), "ICO"),
+    "lies.png": save(noise(seed=7), "JPEG"),
+    "no suffix": save(noise(seed=8), "JPEG"),
+    "größe 内視鏡.jpg": save(noise(seed=9), "JPEG"),
+    "scratched.jpg": damaged("JPEG", overwrite(0x00)),  # Pillow reads past it, and so do we
+    "1x1.png": save(noise(size=(1, 1)), "PNG"),
+    "2000x11.png": save(noise(size=(2000, 11)), "PNG"),
+}
+NO_IMAGE = "it is of no known image format"
+QUARANTINED: dict[str, tuple[Write, str]] = {
+    "truncated.jpg": (damaged("JPEG", cut), "can not decode image {path}: image file is truncated"),
+    "truncated.png": (damaged("PNG", cut), "can not decode image {path}: image file is truncated"),
+    "corrupt.jpg": (damaged("JPEG", begin_again), "can not decode image {path}: broken data stream"),
+    "headless.jpg": (damaged("JPEG", overwrite(0x00, 0)), f"can not decode image {{path}}: {NO_IMAGE}"),
+    "corrupt.png": (damaged("PNG", overwrite(0xFF)), "can not decode image {path}: unrecognized data stream"),
+    "empty.jpg": (lambda path: path.write_bytes(b""), f"can not decode image {{path}}: {NO_IMAGE}"),
+    "text.jpg": (lambda path: path.write_text("no image"), f"can not decode image {{path}}: {NO_IMAGE}"),
+    "10000x10.png": (save(noise(size=(10_000, 10)), "PNG"), "{path}: absolute aspect ratio must be smaller than 200"),
+    "bomb.png": (bomb, "can not decode image {path}: Image size (10000000000 pixels) exceeds limit"),
+    "white.png": (save(Image.new("RGB", (64, 64), "white"), "PNG"), "the tower's features of {path} are not finite"),
+}
+UNREADABLE: dict[str, tuple[Write, str]] = {
+    "absent.jpg": (lambda path: None, "No such file or directory"),
+    "../outside.jpg": (save(noise(), "JPEG"), "it leads out of the image root"),
+    "dangling.jpg": (lambda path: path.symlink_to("nowhere.jpg"), "it is a link to nowhere.jpg, which is not there"),
+    "loop.jpg": (lambda path: path.symlink_to("loop.jpg"), "Too many levels of symbolic links"),
+    "fifo.jpg": (os.mkfifo, "it is a FIFO or a device; expected a file"),
+    "socket.jpg": (socket_at, "it is a socket; expected a file"),
+    "folder.jpg": (Path.mkdir, "it is a folder; expected a file"),
+    f"{'long' * 80}.jpg": (lambda path: None, "File name too long"),
+    "below a file.jpg/a.jpg": (lambda path: path.parent.write_text("a"), "Not a directory"),
+}
+
+
+class World:
+    """All of them below one image root, built once."""
+
+    def __init__(self, site: Any) -> None:
+        self.root = site.path / "images"
+        self.root.mkdir()
+        writers = ENCODED | {name: write for name, (write, _) in (QUARANTINED | UNREADABLE).items()}
+        for name, write in writers.items():
+            write(self.root / name)
+        self.paths = {name: self.root / name for name in writers}
+        self.images: ImageIndex = site.index(*self.paths.values())
+        self.report = site.build(self.images, shard_bytes=10**7)
+        self.cache = VisionCache.open(self.report.folder)
+        self.lines = {line["file"]: line for line in site.quarantine()}
+
+    def key(self, name: str) -> str:
+        return self.images.key_of[self.paths[name]]
+
+
+@pytest.fixture(scope="module")
+def world(make_site: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(make_site(tmp_path_factory.mktemp("world")))
+
+
+@pytest.fixture(scope="module")
+def stock(sample: Path) -> Qwen2VLImageProcessorPil:
+    return Qwen2VLImageProcessorPil.from_pretrained(sample / "model")
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_patches_that_reach_the_tower_are_those_of_the_stock_processor_bit_for_bit(
+    world: World, stock: Qwen2VLImageProcessorPil, name: str
+) -> None:
+    with Image.open(world.paths[name]) as image:
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+        upright.info.pop("transparency", None)  # a mark for which newer versions of transformers paint a colour white
+    expected = stock(images=[upright], return_tensors="pt")
+    seen = world.cache[world.key(name)]  # the fake tower's features are the patches themselves
+    assert torch.equal(seen.reshape(-1, seen.shape[-1]), expected["pixel_values"])
+    assert list(world.cache.grid_thw(world.key(name))) == expected["image_grid_thw"][0].tolist()
+
+
+def test_the_cases_are_what_they_are_called(world: World) -> None:
+    modes, kinds, frames = {}, {}, {}
+    for name in ENCODED:
+        with Image.open(world.paths[name]) as image:
+            modes[name], kinds[name], frames[name] = image.mode, image.format, getattr(image, "n_frames", 1)
+    assert {"I;16", "CMYK", "P", "RGBA", "LA", "1", "L", "I", "F", "YCbCr"} <= set(modes.values())
+    assert set(kinds.values()) == {"PNG", "JPEG", "TIFF", "GIF", "WEBP", "MPO", "BMP", "ICO"}
+    assert {kinds[name] for name, number in frames.items() if number == 3} == {"GIF", "WEBP", "TIFF", "MPO"}
+    upright = {}
+    for number in range(1, 9):
+        with Image.open(world.paths[f"exif-{number}.jpg"]) as image:
+            assert image.getexif()[ORIENTATION] == number and image.size == (WIDTH, HEIGHT)
+            upright[number] = ImageOps.exif_transpose(image).size
+    assert {number for number, size in upright.items() if size == (HEIGHT, WIDTH)} == {5, 6, 7, 8}
+
+
+@pytest.mark.parametrize("name", QUARANTINED)
+def test_a_file_that_is_no_honest_image_is_quarantined_with_the_reason(world: World, name: str) -> None:
+    path, key = world.paths[name], world.key(name)
+    reason = world.cache.failed[key].reason
+    assert reason.startswith(QUARANTINED[name][1].format(path=path))
+    assert world.report.quarantined[key] == reason
+    assert world.lines[str(path)] == {"key": key, "file": str(path), "reason": reason}
+    assert key not in world.cache
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_gives_no_bytes_is_told_with_the_reason(world: World, name: str) -> None:
+    path = world.paths[name]
+    expected = f"can not read image {path}: {UNREADABLE[name][1]}"
+    assert world.images.unusable[path].startswith(expected)
+    assert world.report.quarantined[str(path)] == world.images.unusable[path]
+    assert world.lines[str(path)] == {"key": None, "file": str(path), "reason": world.images.unusable[path]}
+
+
+def test_all_others_are_there(world: World) -> None:
+    assert set(world.cache.keys()) == {world.key(name) for name in ENCODED}
+    assert len(world.report.quarantined) == len(world.lines) == len(QUARANTINED) + len(UNREADABLE)
+    assert world.report.num_encoded == len({world.key(name) for name in ENCODED})
+    assert world.report.num_missing == 0
+    text = world.report.text()
+    assert f"{len(world.lines)} images could not be encoded (see " in text and "complete" in text
+
+
+OPTIONS = {option for parameter in main.commands["cache"].commands["build"].params for option in parameter.opts}
+
+
+@pytest.fixture
+def run_file(make_run: Callable[..., Any], tmp_path: Path) -> str:
+    """A run on one good image and three bad ones."""
+    for name in ("plain.jpg", "text.jpg", "empty.jpg"):
+        (ENCODED | {key: write for key, (write, _) in QUARANTINED.items()})[name](tmp_path / name)
+    names = ["plain.jpg", "text.jpg", "empty.jpg", "absent.jpg"]
+    lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
+    (tmp_path / "records.jsonl").write_text("\n".join(lines))
+    run = make_run(data={"train": str(tmp_path / "records.jsonl"), "val": [], "test": []})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.model_dump(mode="json")))
+    return str(tmp_path / "run.yaml")
+
+
+def test_the_command_does_the_rest_names_the_reasons_and_fails(run_file: str) -> None:
+    for _ in range(2):
+        done = CliRunner().invoke(main, ["cache", "build", run_file])
+        assert done.exit_code == 1, done.output
+        assert "3 images could not be encoded" in done.stdout
+        for name in ("text.jpg", "empty.jpg", "absent.jpg"):
+            assert name in done.stdout
+        assert "Traceback" not in done.output
+    report = json.loads(CliRunner().invoke(main, ["cache", "build", run_file, "--json"]).stdout)
+    assert (report["num_reused"], report["num_encoded"], len(report["quarantined"])) == (1, 0, 3)
+
+
+@pytest.mark.skipif("--max-quarantined" not in OPTIONS, reason="cache build has no option --max-quarantined")
+@pytest.mark.parametrize(("allowed", "code"), [(0, 1), (2, 1), (3, 0), (100, 0)])
+def test_as_many_bad_images_as_are_allowed_are_no_failure(run_file: str, allowed: int, code: int) -> None:
+    done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
+    assert done.exit_code == code, done.output
+    assert "3 images could not be encoded" in done.stdout

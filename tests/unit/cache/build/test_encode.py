@@ -1,0 +1,155 @@
+"""Encoding: features as the stock model has them, whatever shares the shard or the forward with an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from lookonce.cache.build.worker import BuildOptions, build_cache
+from lookonce.cache.build.encode import ON_DEVICE, Encoder, encode_image
+from lookonce.cache.build.planner import planned_images
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets.images import ImageIndex
+
+DTYPES = ["float32", "bfloat16", "fp8_e4m3"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens_per_forward", [1, 60, 10**6])
+def test_each_image_gets_its_own_features_however_many_share_a_forward(site, images, dtype, tokens_per_forward):
+    compute = site.use(dtype)
+    tower = site.Tower(dtype=compute)
+    tower.tokens_per_forward = tokens_per_forward
+    assert site.build(images, tower, shard_bytes=10**9).num_encoded == 8
+    cache = VisionCache.open(site.folder())
+    for key, path in images.path_of.items():
+        patches, grid = site.processor.read(path)
+        storage = site.fingerprint.storage
+        stored, *scale = storage.pack(patches.to(compute).view(-1, 4, patches.shape[1]))
+        assert torch.equal(cache[key], storage.unpack(stored, scale[0] if scale else None))
+        assert cache.grid_thw(key) == grid
+
+
+class Listener:
+    """Notes the tokens of the images of each forward."""
+
+    def __init__(self, tower):
+        self.__dict__ |= {name: getattr(tower, name) for name in ("device", "dtype", "merge_size", "encode")}
+        self.forwards, self._encode, self.encode = [], tower.encode, self.listen
+        self.tokens_per_forward = 50
+
+    def listen(self, patches, grids):
+        self.forwards.append([t * h * w // 4 for t, h, w in grids])
+        return self._encode(patches, grids)
+
+
+def test_which_images_share_a_forward_follows_from_the_plan_alone(site, images):
+    shard = Shard("shard-00000", tuple(planned_images(images, site.processor)))
+    heard = []
+    for order in (1, -1):
+        listener = Listener(site.Tower())
+        encoder = Encoder(images.path_of, site.processor, listener, site.fingerprint.storage)
+        pieces = list(encoder.run([Shard(shard.name, shard.images[::order])]))
+        encoder.close()
+        heard.append([[image.key for image in piece.images] for piece in pieces])
+        sizes = [tokens for forward in listener.forwards for tokens in forward]
+        assert sizes == sorted(image.num_tokens for image in shard.images)
+        assert all(len(forward) == 1 or sum(forward) <= 50 for forward in listener.forwards)
+        assert 1 < len(listener.forwards) < 8
+        assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert heard[0] == heard[1]
+
+
+def test_shards_are_asked_for_only_when_their_images_may_be_decoded(site):
+    images = site.index(*(site.noise(f"{number}.png", number, (64, 64)) for number in range(20)))
+    shards = [Shard(f"shard-{n:05d}", (image,)) for n, image in enumerate(planned_images(images, site.processor))]
+    asked, tower = [], site.Tower()
+    encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint.storage)
+    for number, piece in enumerate(encoder.run(shard for shard in shards if asked.append(shard.name) is None)):
+        assert piece.shard.name == shards[number].name
+        assert len(asked) <= number + 1 + ON_DEVICE
+    encoder.close()
+    assert len(asked) == len(shards)
+
+
+def test_time_is_told_phase_by_phase(site, images):
+    phases = site.build(images).phases
+    assert phases.keys() >= {"read", "decode", "resize", "tower", "pack", "flush", "wait for the disk"}
+    assert all(seconds >= 0 for seconds in phases.values())
+
+
+# The real tower.
+
+
+def real_build(sample: Path, root: Path, images: ImageIndex, dtype: str, shard_bytes: int = 10**6) -> VisionCache:
+    checkpoint, processor = Checkpoint.open(str(sample / "model")), ImageProcessor(sample / "model")
+    fingerprint = Fingerprint.of(checkpoint, processor, dtype)
+    options = BuildOptions(shard_bytes)
+    tower = Tower(checkpoint, fingerprint.storage.compute)
+    return VisionCache.open(build_cache(root, fingerprint, processor, images, lambda: tower, options).folder)
+
+
+def features(cache: VisionCache) -> dict[str, bytes]:
+    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_features_do_not_depend_on_neighbours_or_on_the_order(site, sample, tmp_path, dtype):
+    paths = sorted((sample / "images").glob("frame-*.jpg"))[::20]
+    together = features(real_build(sample, tmp_path / "together", site.index(*paths), dtype))
+    backwards = ImageIndex({}, dict(reversed(site.index(*paths).path_of.items())), site.index(*paths).size_of)
+    assert features(real_build(sample, tmp_path / "backwards", backwards, dtype, shard_bytes=1)) == together
+    for path in paths:
+        [(key, alone)] = features(real_build(sample, tmp_path / path.stem, site.index(path), dtype)).items()
+        assert alone == together[key]
+
+
+def test_features_are_those_of_the_stock_model(site, sample, tmp_path):
+    images = site.index(*sorted((sample / "images").glob("frame-*.jpg"))[::20])
+    cache = real_build(sample, tmp_path, images, "float32")
+    model = Qwen3VLForConditionalGeneration.from_pretrained(sample / "model", dtype=torch.float32)
+    processor = Qwen2VLImageProcessorPil.from_pretrained(sample / "model")
+    for key, path in images.path_of.items():
+        inputs = processor(images=[Image.open(path)], return_tensors="pt")
+        with torch.no_grad():
+            output = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], return_dict=True)
+        assert list(cache.grid_thw(key)) == inputs["image_grid_thw"][0].tolist()
+        expected = [output.pooler_output, *output.deepstack_features]
+        assert len(expected) == cache[key].shape[1] == 4
+        for level, tensor in enumerate(expected):
+            torch.testing.assert_close(cache[key][:, level], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_bfloat16_cache_holds_what_a_bfloat16_model_would_see(site, sample, tmp_path):
+    images = site.index(*sorted((sample / "images").glob("frame-*.jpg"))[:2])
+    cache = real_build(sample, tmp_path, images, "bfloat16")
+    model = Qwen3VLForConditionalGeneration.from_pretrained(sample / "model", dtype=torch.bfloat16)
+    for key, path in images.path_of.items():
+        patches, grid = site.processor.read(path)
+        with torch.no_grad():
+            output = model.model.visual(patches, grid_thw=torch.tensor([grid]), return_dict=True)
+        expected = torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
+        assert cache[key].dtype == torch.bfloat16
+        assert torch.equal(cache[key], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_image_by_itself_is_encoded_as_a_cache_has_it(site, sample, tmp_path, dtype):
+    [path, *_] = sorted((sample / "images").glob("frame-*.jpg"))
+    [(key, _)] = site.index(path).path_of.items()
+    cache = real_build(sample, tmp_path, site.index(path), dtype)
+    storage = cache.fingerprint.storage
+    tower = Tower(Checkpoint.open(str(sample / "model")), storage.compute)
+    features, grid = encode_image(path, site.processor, tower, storage)
+    assert torch.equal(features, cache[key])
+    assert grid == cache.grid_thw(key)

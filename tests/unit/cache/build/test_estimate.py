@@ -1,0 +1,261 @@
+"""`cache plan`: numbers that come true, before, during and after a build, and a pilot that leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lookonce.cache.build import estimate as module
+from lookonce.cache.build.estimate import Pilot, PlanReport, estimate, histogram
+from lookonce.cache.store.reader import VisionCache
+from lookonce.disk_space import check_room, with_margin
+from lookonce.datasets.images import ImageIndex
+from lookonce.errors import DiskFull
+from lookonce.run.inputs import Inputs
+
+SIZES = [(64, 64), (64, 96), (96, 96), (160, 160), (40, 400), (1000, 700)]
+NUM_TOKENS = [4, 6, 9, 25, 12, 20]
+Usage = namedtuple("Usage", ["total", "used", "free"])
+
+
+@pytest.fixture
+def images(site) -> ImageIndex:
+    return site.index(*(site.noise(f"{n}.png", n, (height, width)) for n, (width, height) in enumerate(SIZES)))
+
+
+def plan(site, images: ImageIndex, epoch=(), load_tower=None, num_pilot: int = 0, shard_bytes: int = 1) -> PlanReport:
+    return estimate(site.folder(), site.fingerprint, site.processor, images, shard_bytes, epoch, load_tower, num_pilot)
+
+
+def everything(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_before_a_build_all_there_is_is_to_do(site, images):
+    report = plan(site, images)
+    bytes_per_token = site.fingerprint.bytes_per_token
+    assert (report.num_files, report.num_images, report.num_done, report.num_new_shards) == (6, 6, 0, 6)
+    assert (report.num_tokens, report.max_tokens) == (sum(NUM_TOKENS), 25)
+    assert report.mean_tokens == sum(NUM_TOKENS) / 6
+    assert report.num_bytes == report.missing_bytes == sum(NUM_TOKENS) * bytes_per_token
+    assert report.bytes_by_dtype == {
+        "bfloat16": sum(NUM_TOKENS) * 4 * 1536 * 2,
+        "fp8_e4m3": sum(NUM_TOKENS) * 4 * (1536 + 4),
+    }
+    assert report.free_bytes > 0 and report.folder == site.folder()
+    assert (report.pilot, report.build_seconds, report.break_even_epochs) == (None, None, None)
+
+
+def test_during_a_build_the_rest_is_to_do(site, images):
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(4), shard_bytes=1)
+    done = VisionCache.open(site.folder())
+    report = plan(site, images)
+    assert 0 < report.num_done == len(done) < 6
+    assert report.num_new_shards == 6 - len(done)
+    rest = sum(NUM_TOKENS) - sum(done.entry(key)[1].num_tokens for key in done.keys())  # noqa: SIM118
+    assert report.missing_bytes == rest * site.fingerprint.bytes_per_token
+    assert report.num_bytes == sum(NUM_TOKENS) * site.fingerprint.bytes_per_token
+
+
+def test_after_a_build_nothing_is_to_do(site, images):
+    site.build(images)
+    report = plan(site, images)
+    assert (report.num_done, report.num_new_shards, report.missing_bytes) == (6, 0, 0)
+
+
+def test_planned_bytes_are_those_of_the_features_made_also_of_rotated_images(site, images):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    rotated = [site.path / f"rotated-{number}.png" for number in range(3)]
+    for path, size in zip(rotated, [(150, 70), (33, 49), (300, 31)], strict=True):
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path, exif=exif)
+    images = site.index(*images.key_of, *rotated)
+    planned = plan(site, images)
+    site.build(images)
+    assert planned.num_bytes == sum(len(content) for content in site.stored().values())
+
+
+def test_images_that_can_not_be_encoded_are_planned_as_nothing(site, images):
+    before = plan(site, images)
+    (site.path / "text.jpg").write_text("no image")
+    Image.new("RGB", (1000, 2)).save(site.path / "stripe.png")
+    more = site.index(*images.key_of, *(site.path / name for name in ("text.jpg", "stripe.png", "absent.jpg")))
+    report = plan(site, more)
+    assert (report.num_files, report.num_images, report.num_unusable) == (9, 8, 1)
+    assert (report.num_bytes, report.histogram) == (before.num_bytes, before.histogram)
+    site.build(more)
+    assert (plan(site, more).num_new_shards, plan(site, more).num_done) == (0, 8)
+
+
+def test_an_epoch_reads_an_image_for_each_question(site, images):
+    [first, second, *_] = images.path_of
+    tokens = {images.key_of[site.path / f"{n}.png"]: number for n, number in enumerate(NUM_TOKENS)}
+    report = plan(site, images, [first, first, first, second, "unknown"])
+    assert report.epoch_bytes == (3 * tokens[first] + tokens[second]) * site.fingerprint.bytes_per_token
+
+
+def test_a_plan_of_no_images_is_empty(site):
+    report = plan(site, ImageIndex({}, {}), load_tower=site.Tower, num_pilot=4)
+    assert (report.num_images, report.mean_tokens, report.max_tokens, report.num_bytes) == (0, 0, 0, 0)
+    assert (report.histogram, report.pilot, report.build_seconds) == ([], None, None)
+    assert "0 files, 0 distinct" in report.text()
+
+
+# The histogram.
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], []),
+        ([7], [(7, 7, 1)]),
+        ([7, 7, 7], [(7, 7, 3)]),
+        ([1, 3], [(1, 1, 1), (2, 2, 0), (3, 3, 1)]),
+        ([1, 8], [(n, n, int(n in (1, 8))) for n in range(1, 9)]),
+        ([1, 9], [(1, 2, 1), (3, 4, 0), (5, 6, 0), (7, 8, 0), (9, 9, 1)]),
+        ([10, 11, 12, 33], [(10, 12, 3), (13, 15, 0), (16, 18, 0), (19, 21, 0)]
+         + [(22, 24, 0), (25, 27, 0), (28, 30, 0), (31, 33, 1)]),
+    ],
+)  # fmt: skip
+def test_bins_are_where_the_table_says(tokens, expected):
+    assert histogram(tokens) == expected
+
+
+def test_bins_cover_all_tokens_once_and_without_gaps():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tokens = rng.integers(1, rng.integers(2, 3000), rng.integers(1, 50)).tolist()
+        bins = histogram(tokens)
+        assert len(bins) <= module.NUM_BINS
+        assert (bins[0][0], bins[-1][1]) == (min(tokens), max(tokens))
+        assert all(before[1] + 1 == after[0] for before, after in zip(bins, bins[1:], strict=False))
+        assert [sum(low <= number <= high for number in tokens) for low, high, _ in bins] == [n for *_, n in bins]
+
+
+# The pilot.
+
+
+def test_a_pilot_encodes_some_images_of_all_sizes_and_leaves_nothing_behind(site, images):
+    seen = []
+    tower = site.Tower()
+    tower.encode = lambda patches, grids: (seen.append(grids), site.Tower.encode(tower, patches, grids))[1]
+    before = everything(site.path)
+    report = plan(site, images, list(images.path_of) * 2, lambda: tower, num_pilot=3)
+    assert everything(site.path) == before
+    tokens = [t * h * w // 4 for grids in seen for t, h, w in grids]
+    assert tokens == [6, 12, 25] * 2  # the first time warms up
+    assert report.pilot and (report.pilot.num_images, report.pilot.num_tokens) == (3, 43)
+    assert 0 < report.pilot.tower_seconds < report.pilot.seconds
+
+
+def test_a_pilot_beside_a_cache_leaves_it_as_it_is(site, images):
+    site.build(images)
+    before = everything(site.path)
+    report = plan(site, images, load_tower=site.Tower, num_pilot=100)
+    assert everything(site.path).keys() == before.keys()
+    assert {p: t for p, t in everything(site.path).items() if p.is_file()} == {
+        p: t for p, t in before.items() if p.is_file()
+    }
+    assert report.pilot and report.pilot.num_images == 6
+    assert report.build_seconds == 0
+
+
+def test_a_pilot_that_dies_leaves_nothing_behind(site, images):
+    before = everything(site.path)
+    with pytest.raises(site.PowerCut):
+        plan(site, images, load_tower=lambda: site.Tower(4), num_pilot=3)
+    assert everything(site.path) == before
+
+
+def test_without_a_pilot_no_tower_is_loaded_and_nothing_written(site, images):
+    before = everything(site.path)
+    plan(site, images)
+    assert everything(site.path) == before
+
+
+def test_a_pilot_of_images_that_can_not_be_encoded_says_nothing(site):
+    [path] = site.index(site.noise("white.png", 0)).path_of.values()
+    Image.new("RGB", (64, 64), "white").save(path)
+    report = plan(site, site.index(path), load_tower=site.Tower, num_pilot=3)
+    assert (report.pilot, report.build_seconds, report.break_even_epochs) == (None, None, None)
+
+
+def test_times_are_those_of_the_pilot_in_proportion_to_the_tokens(site, images, monkeypatch):
+    monkeypatch.setattr(module, "run_pilot", lambda *_: Pilot(2, num_tokens=20, seconds=10.0, tower_seconds=4.0))
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(4), shard_bytes=1)
+    done = VisionCache.open(site.folder())
+    num_left = sum(NUM_TOKENS) - sum(done.entry(key)[1].num_tokens for key in done.keys())  # noqa: SIM118
+    questions = list(images.path_of) * 5
+    report = plan(site, images, questions, site.Tower, num_pilot=2)
+    assert report.build_seconds == num_left * 10.0 / 20
+    # Encoding all once takes 0.5 s a token, running the tower for all 5 questions an image 0.2 s a token and question.
+    assert report.break_even_epochs == pytest.approx(0.5 / (5 * 0.2))
+    assert plan(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
+
+
+# For people.
+
+
+def test_the_report_reads_well(site, images):
+    report = replace(
+        plan(site, images),
+        num_files=7000,
+        num_images=6500,
+        num_tokens=1_300_000,
+        num_bytes=1_300_000_000,
+        bytes_by_dtype={"bfloat16": 1_300_000_000, "fp8_e4m3": 650_000_000},
+        missing_bytes=1_200_000_000,
+        free_bytes=2 * 10**12,
+        epoch_bytes=7 * 10**12,
+        histogram=[(4, 103, 100), (104, 203, 0), (204, 303, 6400)],
+    )
+    assert report.text().splitlines() == [
+        "  images    7,000 files, 6,500 distinct, 0 encoded already",
+        "  tokens    200 an image, at most 303",
+        "  size      1.3 GB (1.3 GB in bfloat16, 650.0 MB in fp8_e4m3)",
+        "  to do     6 shards, 1.2 GB; 2.0 TB free there",
+        "  an epoch  reads 7.0 TB if every question reads its image",
+        f"  folder    {site.folder()}",
+        "",
+        "  images by tokens",
+        "    4-103  # 100",
+        "  104-203   0",
+        f"  204-303  {'#' * 40} 6,400",
+    ]
+    timed = replace(report, pilot=Pilot(8, 2000, 4.0, 2.0), build_seconds=72.0, break_even_epochs=0.125)
+    assert timed.text().splitlines()[5:7] == [
+        "  time      1 min 12 s with one worker like this, 18.0 s with 4, 4.5 s with 16 (2.0 images/s in a pilot)",
+        "  pays off  after 0.12 epochs",
+    ]
+    bad = replace(report, num_unusable=3)
+    assert bad.text().splitlines()[0].endswith("6,500 distinct, 3 can not be read, 0 encoded already")
+
+
+def test_room_that_a_build_would_not_begin_with_is_not_enough(site, images, monkeypatch):
+    report = plan(site, images)
+    needed = with_margin(report.missing_bytes)
+    for free_bytes, verdict in ((needed - 1, "free there: NOT ENOUGH"), (needed, "free there")):
+        assert replace(report, free_bytes=free_bytes).text().splitlines()[3].endswith(verdict)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free_bytes: Usage(10**13, 0, free))
+        with contextlib.nullcontext() if free_bytes == needed else pytest.raises(DiskFull):
+            check_room(site.folder(), report.missing_bytes)
+    assert replace(report, missing_bytes=0, free_bytes=0).text().splitlines()[3].endswith("0 B free there")
+
+
+def test_a_run_plans_the_bytes_that_its_build_makes(make_run, sample, built):
+    planned = Inputs.open(make_run()).estimate(2)
+    files = list((sample / "images").iterdir())
+    assert (planned.num_files, planned.num_images) == (len(files), len({path.read_bytes() for path in files}))
+    assert planned.num_bytes == planned.missing_bytes
+    assert planned.num_bytes == sum(built.entry(key)[1].size_bytes for key in built.keys())  # noqa: SIM118
+    assert planned.pilot and planned.pilot.num_images == 2
+    assert planned.build_seconds and planned.break_even_epochs
+    assert planned.epoch_bytes > planned.num_bytes / 2

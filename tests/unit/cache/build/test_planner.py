@@ -1,0 +1,288 @@
+"""The planner: what is to be done is what is wanted, not there, and not on its way; many plan alike, nobody twice."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lookonce.cache.build import planner
+from lookonce.cache.build.planner import Settled, agree_on_plan, index_of_plan, missing_shards, pending_shards
+from lookonce.cache.store.manifest import plan_path, read_plan
+from lookonce.cache.store.plan import Plan, PlannedImage
+from lookonce.cache.store.receipts import Entry, Failure, Receipt, write_receipt
+from lookonce.datasets.images import ImageIndex
+
+TOKENS_PER_SHARD = 10
+STAMP = (1000, 1)
+
+
+def image(name: str, num_tokens: int = 5) -> PlannedImage:
+    return PlannedImage(name * 64, num_tokens, (f"/{name}.jpg",), (STAMP,))
+
+
+def pictures(names: str) -> list[PlannedImage]:
+    return [image(name) for name in names]
+
+
+class Cache:
+    """A cache folder of a plan and receipts alone; keys are one letter 64 times."""
+
+    def __init__(self, folder: Path, site) -> None:
+        self.folder, self.fingerprint = folder, site.fingerprint
+        self.shard_bytes = TOKENS_PER_SHARD * site.fingerprint.bytes_per_token
+
+    def agree(self, images: list[PlannedImage], **options) -> list[str]:
+        """Plan for images; gives the shards of the plan, by the letters of their images."""
+        return letters(agree_on_plan(self.folder, images, self.fingerprint, self.shard_bytes, **options))
+
+    def finish(self, number: int, failed: str = "", retry: str = "", names: str | None = None) -> None:
+        shard = read_plan(self.folder).shards[number]
+        failures = {name * 64: Failure("a.jpg", "why", name in retry) for name in failed + retry}
+        keys = [name * 64 for name in names] if names is not None else shard.keys
+        images = {key: Entry(0, 0, 5, (1, 2, 10), "0" * 16) for key in keys if key not in failures}
+        write_receipt(self.folder, Receipt(shard.name, "", 0, 0, "", "", 0.0, 0.0, images, failures))
+
+    def pending(self, names: str, former: str = "") -> list[str]:
+        keys, others = ([name * 64 for name in letters] for letters in (names, former))
+        return letters(Plan(tuple(pending_shards(self.plan, Settled.of(self.folder), keys, others))))
+
+    @property
+    def plan(self) -> Plan:
+        return read_plan(self.folder)
+
+
+def letters(plan: Plan) -> list[str]:
+    return ["".join(key[0] for key in shard.keys) for shard in plan.shards]
+
+
+@pytest.fixture
+def cache(site) -> Cache:
+    return Cache(site.path / "cache", site)
+
+
+def test_a_plan_is_made_of_full_shards_in_the_order_given(cache):
+    assert cache.agree(pictures("dbace")) == ["db", "ac", "e"]
+    assert [path.name for path in cache.folder.iterdir()] == ["plan.json"]
+
+
+def test_planning_again_changes_nothing(cache):
+    cache.agree(pictures("abcd"))
+    before = plan_path(cache.folder, 0).read_bytes()
+    assert cache.agree(pictures("dcba")) == ["ab", "cd"]
+    cache.finish(0)
+    assert cache.agree(pictures("abcd")) == ["ab", "cd"]
+    assert [path.read_bytes() for path in cache.folder.glob("plan*")] == [before]
+
+
+def test_a_plan_grows_by_parts_and_what_is_there_stays(cache):
+    cache.agree(pictures("abc"))
+    first = plan_path(cache.folder, 0).read_bytes()
+    assert cache.agree(pictures("abcxyz")) == ["ab", "c", "xy", "z"]
+    assert cache.agree(pictures("abcxyzq")) == ["ab", "c", "xy", "z", "q"]
+    assert plan_path(cache.folder, 0).read_bytes() == first
+    assert sorted(path.name for path in cache.folder.glob("plan*")) == [
+        "plan-00001.json",
+        "plan-00002.json",
+        "plan.json",
+    ]
+    assert [shard.name for shard in cache.plan.shards] == [f"shard-{number:05d}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("finished", "wanted", "new", "pending"),
+    [
+        ({}, "abcd", [], ["ab", "cd"]),
+        ({}, "abc", ["c"], ["ab", "c"]),  # no file of d may be there, so its shard can not be made
+        ({}, "d", ["d"], ["d"]),
+        ({}, "abcdx", ["x"], ["ab", "cd", "x"]),
+        ({0: {}}, "abcd", [], ["cd"]),
+        ({0: {}, 1: {}}, "abcd", [], []),
+        ({0: {}}, "a", [], []),
+        ({0: {"failed": "a"}}, "abcd", [], ["cd"]),
+        ({0: {"retry": "a"}}, "abcd", ["a"], ["cd", "a"]),
+        ({0: {"failed": "b", "retry": "a"}}, "abcd", ["a"], ["cd", "a"]),
+        ({0: {"names": "a"}}, "abcd", ["b"], ["cd", "b"]),  # a receipt that says nothing of b
+    ],
+)
+def test_what_is_to_do_is_what_is_wanted_and_neither_there_nor_on_its_way(cache, finished, wanted, new, pending):
+    planned = cache.agree(pictures("abcd"))
+    for number, receipt in finished.items():
+        cache.finish(number, **receipt)
+    assert cache.agree(pictures(wanted)) == planned + new
+    assert cache.pending(wanted) == pending
+
+
+def test_what_failed_is_planned_again_only_if_asked_for(cache):
+    cache.agree(pictures("ab"))
+    cache.finish(0, failed="a")
+    assert cache.agree(pictures("ab")) == ["ab"]
+    assert cache.agree(pictures("ab"), retry_quarantined=True) == ["ab", "a"]
+    assert cache.agree(pictures("ab"), retry_quarantined=True) == ["ab", "a"]  # on its way
+
+
+def test_a_shard_whose_images_others_hold_is_not_made(cache):
+    cache.agree(pictures("ab"))
+    assert cache.agree(pictures("a")) == ["ab", "a"]  # b was gone that day
+    cache.finish(0)
+    assert cache.pending("ab") == []
+
+
+def test_many_workers_that_plan_at_once_agree(cache, monkeypatch):
+    barrier = threading.Barrier(8)
+
+    def read_together(folder: Path) -> Plan:
+        plan = read_plan(folder)
+        if not plan.shards:
+            barrier.wait()
+        return plan
+
+    monkeypatch.setattr(planner, "read_plan", read_together)
+    with ThreadPoolExecutor(8) as threads:
+        plans = list(threads.map(lambda _: cache.agree(pictures("abcde")), range(8)))
+    assert plans == [["ab", "cd", "e"]] * 8
+    assert [path.name for path in cache.folder.iterdir()] == ["plan.json"]
+
+
+def test_workers_of_different_runs_that_plan_at_once_leave_out_nothing(cache, monkeypatch):
+    barrier, waited = threading.Barrier(4), threading.local()
+
+    def read_together(folder: Path) -> Plan:
+        plan = read_plan(folder)
+        if not hasattr(waited, "once"):
+            waited.once = barrier.wait()
+        return plan
+
+    monkeypatch.setattr(planner, "read_plan", read_together)
+    runs = ["abc", "bcd", "xyz", "a"]
+    with ThreadPoolExecutor(4) as threads:
+        plans = list(threads.map(lambda names: cache.agree(pictures(names)), runs))
+    for names, plan in zip(runs, plans, strict=True):
+        assert set(names) <= set("".join(plan))
+        assert set("".join(cache.pending(names))) == set(names)
+
+
+def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache, monkeypatch):
+    """At whatever file: the receipts are read one after the other, and more of them come meanwhile."""
+    cache.agree(pictures("abcdef"))
+    cache.finish(0)
+    read, finished = planner.read_receipts, iter([1, 2])
+
+    def read_while_others_finish(folder: Path):
+        receipts = list(read(folder))
+        for number in finished:
+            cache.finish(number)
+        return receipts
+
+    monkeypatch.setattr(planner, "read_receipts", read_while_others_finish)
+    assert cache.agree(pictures("abcdef")) == ["ab", "cd", "ef"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "wanted", "former", "new", "pending"),
+    [
+        ({}, "acdx", "b", ["x"], ["ab", "cd", "x"]),  # of a pair one has changed
+        ({}, "cdxy", "ab", ["xy"], ["cd", "xy"]),  # all of a shard have
+        ({0: {}}, "acdx", "b", ["x"], ["cd", "x"]),
+        ({0: {"retry": "b"}, 1: {}}, "acdx", "b", ["x"], ["x"]),
+        ({0: {"names": "a"}}, "acdx", "b", ["x"], ["cd", "x"]),
+    ],
+)
+def test_a_planned_shard_is_made_without_what_changed_unless_that_is_most_of_it(
+    cache, finished, wanted, former, new, pending
+):
+    planned = cache.agree(pictures("abcd"))
+    for number, receipt in finished.items():
+        cache.finish(number, **receipt)
+    assert cache.agree(pictures(wanted), former=[name * 64 for name in former]) == planned + new
+    assert cache.pending(wanted, former) == pending
+
+
+# An index without hashing.
+
+
+@pytest.fixture
+def stamped(monkeypatch):
+    """Gives files the stamps of `STAMP`, or others by name."""
+    of = {}
+    monkeypatch.setattr(planner, "stamps", lambda paths: {path: of.get(path.stem, STAMP) for path in paths})
+    return of
+
+
+def test_a_plan_that_names_all_files_gives_their_keys_without_reading_one(cache, stamped):
+    twice = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (STAMP, STAMP))
+    cache.agree([image("b"), image("a"), twice])
+    asked = [Path(f"/{name}.jpg") for name in ("a", "copy", "b", "c")]
+    index = index_of_plan(cache.plan, asked)
+    assert index
+    assert index.key_of == {
+        Path(f"/{name}.jpg"): key * 64 for name, key in {"a": "a", "copy": "c", "b": "b", "c": "c"}.items()
+    }
+    assert list(index.path_of.items()) == [
+        ("b" * 64, Path("/b.jpg")),
+        ("a" * 64, Path("/a.jpg")),
+        ("c" * 64, Path("/copy.jpg")),
+    ]
+    assert index.unusable == index.former == {}
+
+
+@pytest.mark.parametrize("planned", [STAMP, None])
+@pytest.mark.parametrize("found", [(1001, 1), (1000, 2), None])
+def test_a_file_that_may_have_changed_is_left_out_and_its_former_key_kept(cache, stamped, planned, found):
+    copied = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (planned, STAMP))
+    cache.agree([replace(image("a"), stamps=(planned,)), image("b"), copied])
+    stamped |= {"a": found, "c": found}
+    index = index_of_plan(cache.plan, [Path(f"/{name}.jpg") for name in ("a", "b", "c", "copy")])
+    assert index.key_of == {Path("/b.jpg"): "b" * 64, Path("/copy.jpg"): "c" * 64}
+    assert index.path_of == {"b" * 64: Path("/b.jpg"), "c" * 64: Path("/copy.jpg")}
+    assert index.former == {"a" * 64: Path("/a.jpg")}
+    assert index.stamp_of == {Path("/b.jpg"): STAMP, Path("/copy.jpg"): STAMP}
+
+
+def test_a_plan_that_says_no_stamps_is_not_trusted(cache, stamped):
+    cache.agree([replace(image("a"), stamps=())])
+    assert index_of_plan(cache.plan, [Path("/a.jpg")]).key_of == {}
+
+
+def test_a_file_that_the_plan_lacks_is_left_out(cache, stamped):
+    cache.agree(pictures("ab"))
+    assert list(index_of_plan(cache.plan, [Path("/a.jpg"), Path("/unknown.jpg")]).key_of) == [Path("/a.jpg")]
+    assert index_of_plan(cache.plan, []).key_of == {}
+
+
+def test_of_a_file_that_was_planned_twice_the_later_key_holds(cache, stamped):
+    cache.agree(pictures("ab"))
+    cache.agree([image("b"), replace(image("x"), files=("/a.jpg",))])
+    index = index_of_plan(cache.plan, [Path("/a.jpg"), Path("/b.jpg")])
+    assert index and index.key_of[Path("/a.jpg")] == "x" * 64
+    assert list(index.path_of) == ["b" * 64, "x" * 64]
+
+
+def test_an_image_that_is_planned_again_from_an_index_of_the_plan_keeps_its_size(cache, site, stamped):
+    cache.agree(pictures("abcd"))
+    for number in range(2):
+        cache.finish(number, retry="abcd")
+    index = index_of_plan(cache.plan, [Path(f"/{name}.jpg") for name in "abcd"])
+    assert index
+    again = planner.planned_images(index, site.processor)
+    new = missing_shards(cache.plan, Settled.of(cache.folder), again, cache.fingerprint, cache.shard_bytes)
+    assert letters(Plan(new)) == ["ab", "cd"]
+    assert [image.num_tokens for shard in new for image in shard.images] == [5] * 4
+
+
+def test_images_are_planned_with_the_tokens_of_their_headers_and_all_their_files(site):
+    paths = {name: Path(f"/{name}.png") for name in "abcd"}
+    index = ImageIndex(
+        key_of={paths["a"]: "1", paths["b"]: "2", paths["c"]: "1", paths["d"]: "3"},
+        path_of={"2": paths["b"], "1": paths["c"], "3": paths["d"]},
+        size_of={"1": (96, 64), "2": None, "3": (10_000, 10)},
+        stamp_of={paths["c"]: STAMP},
+    )
+    assert planner.planned_images(index, site.processor) == [
+        PlannedImage("2", 0, ("/b.png",), (None,)),
+        PlannedImage("1", 6, ("/a.png", "/c.png"), (None, STAMP)),
+        PlannedImage("3", 0, ("/d.png",), (None,)),
+    ]

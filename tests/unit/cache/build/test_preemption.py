@@ -1,0 +1,138 @@
+"""Signals that ask to stop: a notice finishes the shard, a last warning drops it, the same call goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from lookonce.cache.build import worker as build_module
+from lookonce.cache.build.encode import ON_DEVICE
+from lookonce.cache.build.preemption import StopSignals
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.manifest import read_plan
+from lookonce.cli import main
+from lookonce.errors import Stopped
+
+NOTICE, WARNING = signal.SIGUSR1, signal.SIGTERM
+EX_TEMPFAIL = 75
+NUM_IMAGES = 8
+
+
+def send(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Whatever ends a build, the handlers are those from before."""
+    before = [signal.signal(number, signal.SIG_IGN) for number in (NOTICE, WARNING)]
+    yield
+    after = [signal.signal(number, handler) for number, handler in zip((NOTICE, WARNING), before, strict=True)]
+    assert after == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+@pytest.mark.parametrize(
+    ("signals", "now", "name"),
+    [
+        ([NOTICE], False, "SIGUSR1"),
+        ([WARNING], True, "SIGTERM"),
+        ([NOTICE, NOTICE], True, "SIGUSR1"),
+        ([NOTICE, WARNING], True, "SIGUSR1"),
+        ([WARNING, NOTICE], True, "SIGTERM"),
+        ([WARNING, WARNING], True, "SIGTERM"),
+        ([NOTICE, NOTICE, NOTICE], True, "SIGUSR1"),
+        ([], False, ""),
+    ],
+)
+def test_a_notice_leaves_time_for_the_shard_and_anything_more_does_not(signals, now, name):
+    with StopSignals() as stop:
+        send(*signals)
+        assert (stop.soon, stop.now, stop.name) == (bool(signals), now, name)
+    send(NOTICE)  # is no business of it any more
+    assert stop.name == name
+
+
+def test_in_another_thread_signals_are_left_to_the_main_one():
+    def use() -> None:
+        with StopSignals() as stop:
+            assert signal.getsignal(WARNING) is signal.SIG_IGN
+            assert not stop.soon
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(use).result()
+
+
+@pytest.mark.parametrize(
+    ("signals", "finishes"),
+    [([NOTICE], True), ([WARNING], False), ([NOTICE, NOTICE], False), ([NOTICE, WARNING], False)],
+)
+def test_a_build_that_is_told_to_stop_leaves_nothing_half_done_and_goes_on_when_called_again(
+    site, images, signals, finishes
+):
+    site.build(images, root="undisturbed")
+    shards = read_plan(site.folder("undisturbed")).shards
+    in_second = len(shards[0].keys) + 1 + ON_DEVICE  # is encoded when the first shard has just been finished
+    tower = site.Tower(on_image=lambda number: send(*signals) if number == in_second else None)
+    with pytest.raises(Stopped, match=rf"stopped by {signals[0].name} after \d shards?, \d of {len(shards)} are left"):
+        site.build(images, tower)
+    assert not site.rubbish()
+    names = sorted(path.stem for path in site.folder().glob("receipts/*"))
+    made = [shard.name for shard in shards[: len(names)]]
+    assert names == made
+    assert len(made) == (2 if finishes else 1)
+
+    resumed = site.build(images)
+    assert resumed.num_encoded == NUM_IMAGES - sum(len(shard.keys) for shard in shards[: len(made)])
+    assert site.stored() == site.stored("undisturbed")
+
+
+def test_a_notice_in_the_last_shard_finds_a_build_that_is_done(site, images):
+    tower = site.Tower(on_image=lambda number: number == NUM_IMAGES and send(NOTICE))
+    report = site.build(images, tower, shard_bytes=10**9)
+    assert (report.num_encoded, report.num_missing) == (NUM_IMAGES, 0)
+    assert (report.folder / "index.safetensors").exists()
+
+
+def test_a_build_that_waits_for_others_heeds_signals(site, images, monkeypatch):
+    monkeypatch.setattr(build_module, "POLL_S", 0.02)
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(0))
+    others = Claims(site.folder(), replace(Worker.this_process(), machine="elsewhere"))
+    claims = [others.take(shard.name, 1) for shard in read_plan(site.folder()).shards]
+    timer = threading.Timer(0.2, send, [WARNING])
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(Stopped, match="stopped by SIGTERM after 0 shards"):
+        site.build(images, site.no_tower)
+    timer.join()
+    assert 0.1 < time.monotonic() - begun < 10
+    assert all(claim.is_held() for claim in claims)
+
+
+def test_an_error_gives_the_handlers_back_too(site, images):
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(3))
+    assert signal.getsignal(WARNING) is signal.SIG_IGN
+
+
+def test_the_command_ends_with_the_code_that_says_run_me_again(make_run, tmp_path, monkeypatch):
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(make_run().model_dump(mode="json")))
+    encode = Tower.encode
+    monkeypatch.setattr(Tower, "encode", lambda *args: (send(WARNING), encode(*args))[1])
+    stopped = CliRunner().invoke(main, ["cache", "build", str(run_file)])
+    assert stopped.exit_code == EX_TEMPFAIL == Stopped.exit_code, stopped.output
+    assert "Error: stopped by SIGTERM after 0 shards" in stopped.stderr and "the same command goes on" in stopped.stderr
+    monkeypatch.undo()
+    assert CliRunner().invoke(main, ["cache", "build", str(run_file)]).exit_code == 0

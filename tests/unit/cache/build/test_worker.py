@@ -1,0 +1,158 @@
+"""Building a cache: each image once, an interruption costs the shard in work, what is finished stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from itertools import accumulate
+
+import pytest
+
+from lookonce.cache.build.encode import ON_DEVICE
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.receipts import read_receipts, receipt_path
+from lookonce.errors import CacheMismatch
+
+NUM_IMAGES = 8
+
+
+def test_building_twice_encodes_nothing_the_second_time_and_loads_no_tower(site, images):
+    first = site.build(images)
+    before = site.stamps()
+    second = site.build(images, site.no_tower)
+    assert (first.num_encoded, first.num_reused, first.num_missing) == (NUM_IMAGES, 0, 0)
+    assert (second.num_encoded, second.num_reused, second.num_missing) == (0, NUM_IMAGES, 0)
+    assert site.stamps() == before
+
+
+def test_another_shard_size_leaves_a_finished_cache_alone(site, images):
+    site.build(images)
+    before = site.stamps()
+    site.build(images, site.no_tower, shard_bytes=10**9)
+    assert site.stamps() == before
+
+
+def test_every_image_is_in_exactly_one_planned_shard_and_there(site, images):
+    site.build(images)
+    plan = read_plan(site.folder())
+    assert len(plan.shards) > 2
+    assert [key for shard in plan.shards for key in shard.keys] == sorted(images.path_of)
+    assert site.stored().keys() == images.path_of.keys()
+    assert {receipt.shard: set(receipt.images) for receipt in read_receipts(site.folder())} == {
+        shard.name: set(shard.keys) for shard in plan.shards
+    }
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, NUM_IMAGES - 1])
+def test_an_interrupted_build_keeps_finished_shards_and_ends_with_the_same_tensors(site, images, limit):
+    site.build(images, root="undisturbed")
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(limit))
+    kept = site.stamps()
+    sizes = [len(shard.keys) for shard in read_plan(site.folder()).shards]
+    num_given = max(limit - ON_DEVICE, 0)  # the last of them are on their way back when the power is cut
+    num_kept = len(VisionCache.open(site.folder()))
+    assert num_kept == max(total for total in accumulate(sizes, initial=0) if total <= num_given)
+    assert not site.rubbish()
+
+    tower = site.Tower()
+    resumed = site.build(images, tower)
+    assert tower.num_encoded == resumed.num_encoded == NUM_IMAGES - num_kept
+    assert resumed.num_reused == num_kept
+    assert site.stamps().items() >= kept.items()
+    assert site.stored() == site.stored("undisturbed")
+    assert read_plan(site.folder()) == read_plan(site.folder("undisturbed"))
+
+
+def test_a_build_interrupted_again_and_again_still_ends_with_the_same_tensors(site, images):
+    attempts, is_done = 0, False
+    while not is_done and attempts < NUM_IMAGES:
+        with contextlib.suppress(site.PowerCut):
+            is_done = site.build(images, site.Tower(6)).num_missing == 0
+        attempts += 1
+    assert is_done and attempts > 1
+    site.build(images, root="undisturbed")
+    assert site.stored() == site.stored("undisturbed")
+
+
+def test_a_shard_without_a_receipt_is_made_again(site, images):
+    site.build(images)
+    before, receipts = site.stored(), {path.name: path.read_text() for path in site.folder().glob("receipts/*")}
+    receipt_path(site.folder(), "shard-00001").unlink()
+    tower = site.Tower()
+    site.build(images, tower)
+    assert 0 < tower.num_encoded < NUM_IMAGES
+    assert site.stored() == before
+    assert {path.name for path in site.folder().glob("receipts/*")} == receipts.keys()
+
+
+def test_new_images_are_added_without_touching_the_shards_there_are(site, images):
+    first = site.build(images)
+    before, plan = site.stamps(), read_plan(site.folder())
+    new = [site.noise(f"new-{number}.png", 100 + number) for number in range(3)]
+    more = site.index(*images.key_of, *new)
+    tower = site.Tower()
+    second = site.build(more, tower)
+    assert tower.num_encoded == second.num_encoded == 3
+    assert site.stamps().items() >= before.items()
+    assert site.stored().keys() == more.path_of.keys()
+    assert read_plan(site.folder()).shards[: first.num_shards] == plan.shards
+
+
+def test_a_run_that_wants_fewer_images_reuses_what_is_there(site, images):
+    site.build(images)
+    report = site.build(site.index(*list(images.key_of)[:3]), site.no_tower)
+    assert (report.num_wanted, report.num_encoded, report.num_reused) == (3, 0, 3)
+
+
+def test_a_lost_shard_is_made_up_for_when_only_some_of_its_images_are_wanted(site, images):
+    site.build(images)
+    [lost, *_] = [shard for shard in read_plan(site.folder()).shards if len(shard.keys) > 1]
+    receipt_path(site.folder(), lost.name).unlink()
+    wanted = [path for path, key in images.key_of.items() if key != lost.keys[0]]
+    report = site.build(site.index(*wanted))
+    assert report.num_encoded == len(lost.keys) - 1
+    assert site.stored().keys() == images.path_of.keys() - {lost.keys[0]}
+
+
+def test_files_of_the_same_bytes_are_encoded_once(site):
+    one, copy = site.noise("one.png", 0), site.path / "copy.png"
+    copy.write_bytes(one.read_bytes())
+    index, tower = site.index(one, copy), site.Tower()
+    report = site.build(index, tower)
+    assert index.num_files == 2
+    assert tower.num_encoded == report.num_encoded == report.num_wanted == 1
+    [image] = read_plan(site.folder()).images()
+    assert image.files == (str(copy), str(one))
+
+
+def test_nothing_is_left_but_what_the_format_names(site, images):
+    site.build(images)
+    assert not site.rubbish()
+    assert sorted(path.name for path in site.folder().iterdir()) == sorted(
+        ["claims", "index.safetensors", "index.xxh3", "manifest.json", "plan.json", "receipts", "shards"]
+    )
+
+
+def test_the_manifest_says_what_the_cache_was_made_from_and_with(site, images):
+    manifest = json.loads((site.build(images).folder / "manifest.json").read_text())
+    assert Fingerprint.from_json(manifest["fingerprint"]) == site.fingerprint
+    assert (manifest["format_version"], manifest["sha256"]) == (2, site.fingerprint.sha256)
+    assert manifest["provenance"]["model"] == "fake"
+    assert manifest["provenance"].keys() >= {"created", "host", "python"}
+    assert manifest["provenance"]["libraries"].keys() >= {"lookonce", "torch", "transformers", "pillow"}
+
+
+def test_a_folder_made_from_something_else_is_refused(site, images):
+    path = site.build(images).folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["fingerprint"]["dtype"] = "bfloat16"
+    manifest["sha256"] = Fingerprint.from_json(manifest["fingerprint"]).sha256
+    path.write_text(json.dumps(manifest))
+    before = site.stamps()
+    expected = "was made from something else; .*\n  dtype: this run 'float32', that cache 'bfloat16'"
+    with pytest.raises(CacheMismatch, match=expected):
+        site.build(images, site.no_tower)
+    assert site.stamps() == before

@@ -1,0 +1,141 @@
+"""Show: an image by its file, its key or the beginning of one, and what its features are now and were then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+
+import pytest
+
+from lookonce.cache.maintenance.show import show
+from lookonce.cache.store.manifest import PLAN, extend_plan, read_plan
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.receipts import read_receipt, receipt_path, to_text
+from lookonce.cache.store.shards import shard_path
+from lookonce.errors import UsageError
+
+
+@pytest.fixture
+def cache(site, images):
+    (site.path / "bad.png").write_text("no image")
+    site.build(site.index(*images.key_of, site.path / "bad.png"))
+    return VisionCache.open(site.folder())
+
+
+@pytest.mark.parametrize("digits", [64, 40, 16, 12, 4])
+def test_an_image_is_found_by_its_key_and_the_beginning_of_one(cache, images, digits):
+    for key in images.path_of:
+        assert show(cache, key[:digits]).key == show(cache, key[:digits].upper()).key == key
+
+
+def test_an_image_is_found_by_its_file_also_when_that_is_elsewhere_or_gone(cache, images, tmp_path, monkeypatch):
+    path, key = next(iter(images.key_of.items()))
+    (tmp_path / "other").mkdir()
+    shutil.copy(path, tmp_path / "other" / "copy.png")
+    monkeypatch.chdir(path.parent)
+    assert {show(cache, name).key for name in (str(path), path.name, "other/copy.png")} == {key}
+    path.unlink()
+    monkeypatch.chdir("/")
+    assert {show(cache, name).key for name in (str(path), path.name, f"{path.parent.name}/{path.name}")} == {key}
+
+
+def test_a_sound_image_has_the_statistics_that_it_had_when_it_was_made(cache, images):
+    for path, key in images.key_of.items():
+        report = show(cache, key)
+        shard, entry = cache.entry(key)
+        assert (report.state, report.files, report.shard) == ("encoded", [str(path)], shard)
+        assert (report.offset, report.size_bytes, report.grid_thw) == (entry.offset, entry.size_bytes, entry.grid_thw)
+        assert report.checksum_ok and report.num_tokens == len(cache[key])
+        stored = read_receipt(cache.folder, shard).images[key]
+        assert [level.stored_norm for level in report.levels] == list(stored.norms)
+        assert all(level.error is not None and level.error < 1e-3 for level in report.levels)
+        assert str(path) in report.text() and "checksum  ok" in report.text()
+        json.dumps(asdict(report), default=str)
+
+
+def test_a_damaged_image_is_told_and_shown_as_it_is(cache, images):
+    key = next(iter(images.path_of))
+    shard, entry = cache.entry(key)
+    content = bytearray(shard_path(cache.folder, shard).read_bytes())
+    content[entry.offset : entry.offset + 4096] = bytes(4096)
+    shard_path(cache.folder, shard).write_bytes(content)
+    report = show(VisionCache.open(cache.folder), key)
+    assert report.checksum_ok is False and "WRONG; run: lookonce cache repair RUN.yaml" in report.text()
+    assert report.levels[0].error > 1e-3
+
+
+def test_what_was_not_stored_is_unknown(cache, images):
+    key = next(iter(images.path_of))
+    shard, entry = cache.entry(key)
+    receipt = read_receipt(cache.folder, shard)
+    entries = {key: replace(entry, norms=(), peaks=()) for key, entry in receipt.images.items()}
+    receipt_path(cache.folder, shard).write_text(to_text(replace(receipt, images=entries)))
+    report = show(VisionCache.open(cache.folder), key)
+    assert all(level.error is None for level in report.levels) and "unknown" in report.text()
+
+
+def test_a_quarantined_image_is_shown_with_its_reason(cache, site):
+    report = show(cache, str(site.path / "bad.png"))
+    assert report.state == "quarantined" and "of no known image format" in report.reason
+    assert show(cache, report.key[:8]) == report and report.reason in report.text()
+
+
+def test_a_planned_image_is_shown_with_its_shard(cache):
+    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", (PlannedImage("f" * 64, 1, ("x.png",)),))])
+    report = show(cache, "f" * 12)
+    assert (report.state, report.shard, report.files) == ("planned", "shard-00099", ["x.png"])
+    assert "lookonce cache build" in report.text()
+
+
+def test_several_candidates_are_listed_with_their_files(cache):
+    keys = ["ab" * 32, "ab" * 31 + "cd"]
+    shard = Shard("shard-00099", tuple(PlannedImage(key, 1, (f"{key[-2:]}.png",)) for key in keys))
+    extend_plan(cache.folder, read_plan(cache.folder), [shard])
+    with pytest.raises(UsageError, match="may be any of 2 images; give more of it") as caught:
+        show(cache, "abab")
+    assert all(f"{key}  {key[-2:]}.png" in str(caught.value) for key in keys)
+    assert show(cache, keys[0]).key == keys[0]
+
+
+def test_a_name_that_several_files_end_in_is_ambiguous(cache):
+    images = tuple(PlannedImage(digit * 64, 1, (f"{digit}/frame.png",)) for digit in "12")
+    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", images)])
+    with pytest.raises(UsageError, match="2 images"):
+        show(cache, "frame.png")
+    assert show(cache, "1/frame.png").key == "1" * 64
+
+
+def test_many_candidates_are_cut_short(cache):
+    images = tuple(PlannedImage(f"abcd{number:060d}", 1, ()) for number in range(15))
+    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", images)])
+    with pytest.raises(UsageError, match="and 5 more"):
+        show(cache, "abcd")
+
+
+@pytest.mark.parametrize("name", ["0" * 64, "0" * 8, "abc", "nothing.png", "a/b/c.png", "", "zz", "archive.tar/x.png"])
+def test_what_means_no_image_is_refused(cache, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="knows no image"):
+        show(cache, name)
+
+
+def test_a_file_that_changed_is_told_from_what_it_was(cache, site, images):
+    path, key = next(iter(images.key_of.items()))
+    site.noise(path.name, seed=99)
+    with pytest.raises(UsageError, match=f"when it was planned the file was image {key}; encode it with"):
+        show(cache, str(path))
+
+
+def test_without_a_plan_files_are_unknown_and_images_are_found(cache, images):
+    (cache.folder / PLAN).unlink()
+    assert show(cache, next(iter(images.path_of))).files == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
+def test_every_dtype_is_shown(site, images, dtype):
+    compute = site.use(dtype)
+    site.build(images, lambda: site.Tower(dtype=compute))
+    report = show(VisionCache.open(site.folder()), next(iter(images.path_of)))
+    assert report.dtype == dtype and report.checksum_ok and all(level.error < 2e-2 for level in report.levels)

@@ -1,0 +1,258 @@
+"""Stage: what is copied is what was written, to the last byte; it resumes, is shared, and leaves the source alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lookonce.cache.maintenance import staging as module
+from lookonce.cache.maintenance.staging import find_staged, stage
+from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.store.claims import CLAIMS, Claims, Worker
+from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.receipts import finished_shards, receipt_path
+from lookonce.cache.store.shards import shard_path
+from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, DiskFull
+from lookonce.files import TEMPORARY_MARK
+
+
+@pytest.fixture
+def source(site, images) -> Path:
+    (site.path / "bad.png").write_text("no image")
+    site.build(site.index(*images.key_of, site.path / "bad.png"))
+    return site.folder()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def features(folder: Path) -> dict[str, bytes]:
+    cache = VisionCache.open(folder)
+    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
+
+
+def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.glob("[sr]*/*")}
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_is_staged_is_the_same_cache_and_the_source_is_as_it_was(site, source, tmp_path):
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in source.rglob("*")}
+    report = stage(source, tmp_path / "local")
+    assert report.folder == tmp_path / "local" / source.name
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in source.rglob("*")} == before
+    mine, theirs = content(report.folder), content(source)
+    derived = {"index.safetensors", "index.xxh3"}
+    assert {name: mine[name] for name in mine.keys() - derived} == {
+        name: theirs[name] for name in theirs.keys() - derived if not name.startswith(CLAIMS)
+    }
+    assert features(report.folder) == features(source) and VisionCache.open(report.folder).failed
+    assert verify(report.folder).problems == [] and verify(report.folder).index == "current"
+    assert (report.num_copied, report.num_reused, report.num_by_others) == (report.num_shards, 0, 0)
+    json.dumps(asdict(report), default=str)
+
+
+def test_staging_again_copies_nothing(source, tmp_path):
+    folder = stage(source, tmp_path / "local").folder
+    before = stamps(folder)
+    report = stage(source, tmp_path / "local")
+    assert (report.num_copied, report.num_reused) == (0, report.num_shards) and "nothing copied" in report.text()
+    assert stamps(folder) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: shard_path(folder, "shard-00001").unlink(),
+        lambda folder: receipt_path(folder, "shard-00001").unlink(),
+        lambda folder: receipt_path(folder, "shard-00001").write_text("{"),
+        lambda folder: os.truncate(shard_path(folder, "shard-00001"), 100),
+    ],
+    ids=["no shard", "no receipt", "another receipt", "another size"],
+)
+def test_only_what_is_not_there_is_copied_again(source, tmp_path, damage):
+    folder = stage(source, tmp_path / "local").folder
+    before = {path: stamp for path, stamp in stamps(folder).items() if "shard-00001" not in path.name}
+    damage(folder)
+    report = stage(source, tmp_path / "local")
+    assert (report.num_copied, report.num_reused) == (1, report.num_shards - 1)
+    assert stamps(folder).items() >= before.items()
+    assert features(folder) == features(source)
+
+
+def test_verify_finds_what_has_changed_on_this_disk_and_copies_it_again(source, tmp_path):
+    folder = stage(source, tmp_path / "local").folder
+    flip(shard_path(folder, "shard-00001"))
+    assert stage(source, tmp_path / "local").num_copied == 0
+    assert stage(source, tmp_path / "local", verify=True).num_copied == 1
+    assert verify(folder).problems == []
+
+
+@pytest.mark.parametrize("at", [-1, 100, 5000], ids=["image", "header", "header's blanks"])
+def test_damage_in_the_source_is_told_and_not_copied(source, tmp_path, at):
+    flip(shard_path(source, "shard-00001"), at)
+    report = stage(source, tmp_path / "local")
+    assert {problem.shard for problem in report.problems} == {"shard-00001"}
+    assert report.num_copied == report.num_shards - 1 and "lookonce cache repair RUN.yaml" in report.text()
+    names = finished_shards(source)
+    assert finished_shards(report.folder) == [name for name in names if name != "shard-00001"]
+    assert not shard_path(report.folder, "shard-00001").exists()
+    assert not list(report.folder.rglob(f"*{TEMPORARY_MARK}*"))
+
+
+def test_a_shard_that_the_source_lost_is_told(source, tmp_path):
+    shard_path(source, "shard-00001").unlink()
+    [problem] = stage(source, tmp_path / "local").problems
+    assert "is missing" in problem.what
+
+
+def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path):
+    flip(receipt_path(source, "shard-00001"))
+    with pytest.raises(CacheCorrupt, match="shard-00001.json"):
+        stage(source, tmp_path / "local")
+
+
+def test_where_there_is_nothing_to_stage_nothing_is_written(source, tmp_path):
+    with pytest.raises(CacheError, match="has none of the images asked for, .* lookonce cache build RUN.yaml"):
+        stage(source, tmp_path / "local", ["f" * 64])
+    shutil.rmtree(source / "receipts")
+    for keys in (None, ["f" * 64]):
+        with pytest.raises(CacheError, match="has no finished shard, .* lookonce cache build RUN.yaml"):
+            stage(source, tmp_path / "local", keys)
+    assert not (tmp_path / "local").exists()
+
+
+def test_with_keys_only_their_shards_are_copied_and_more_can_follow(source, tmp_path, images):
+    cache = VisionCache.open(source)
+    first, *_, last = sorted(images.path_of, key=lambda key: cache.entry(key)[0])
+    report = stage(source, tmp_path / "local", [first, "f" * 64])
+    assert report.num_shards == 1 and finished_shards(report.folder) == [cache.entry(first)[0]]
+    assert first in VisionCache.open(report.folder) and last not in VisionCache.open(report.folder)
+    assert stage(source, tmp_path / "local", [first, last]).num_copied == 1
+    assert stage(source, tmp_path / "local").num_reused == 2
+    assert features(report.folder) == features(source)
+
+
+def test_find_staged_gives_the_copy_if_it_has_all_keys_and_is_sound(site, source, tmp_path, images):
+    local, keys = tmp_path / "local", list(images.path_of)
+    assert find_staged(local, site.fingerprint, keys) is None
+    stage(source, local, keys[:1])
+    assert find_staged(local, site.fingerprint, keys) is None
+    found = find_staged(local, site.fingerprint, keys[:1])
+    assert found is not None and found.folder == local / source.name
+    stage(source, local)
+    found = find_staged(local, site.fingerprint, keys)
+    assert found is not None and set(found.keys()) == set(keys)
+    assert find_staged(local, replace(site.fingerprint, num_levels=3), keys) is None
+    shard_path(local / source.name, "shard-00001").unlink()
+    assert find_staged(local, site.fingerprint, keys) is None
+
+
+def test_where_there_is_no_room_nothing_is_begun(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("lookonce.disk_space.free_bytes", lambda folder: 1000)
+    with pytest.raises(DiskFull, match="missing"):
+        stage(source, tmp_path / "local")
+    assert not (tmp_path / "local").exists()
+
+
+def test_a_disk_that_runs_full_ends_the_staging_with_what_is_missing(source, tmp_path, monkeypatch):
+    def full(descriptor: int, piece: memoryview, offset: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_all", full)
+        with pytest.raises(DiskFull, match="No space left on device"):
+            stage(source, tmp_path / "local")
+    folder = tmp_path / "local" / source.name
+    assert not list(folder.rglob(f"*{TEMPORARY_MARK}*")) and finished_shards(folder) == []
+    assert stage(source, tmp_path / "local").problems == []
+
+
+def test_another_cache_of_the_same_name_is_refused(source, tmp_path):
+    target = tmp_path / "local" / source.name
+    target.mkdir(parents=True)
+    manifest = json.loads((source / "manifest.json").read_text())
+    manifest["fingerprint"]["dtype"] = "bfloat16"
+    manifest["sha256"] = Fingerprint.from_json(manifest["fingerprint"]).sha256
+    (target / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CacheMismatch, match="dtype"):
+        stage(source, tmp_path / "local")
+
+
+def test_a_cache_is_not_staged_onto_itself(source):
+    with pytest.raises(CacheError, match="already; name another folder"):
+        stage(source, source.parent)
+
+
+def test_what_is_no_cache_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="is no cache"):
+        stage(tmp_path, tmp_path / "local")
+
+
+def test_a_source_where_nobody_may_write_is_read(source, tmp_path, monkeypatch):
+    """Root may write everywhere, so opening for writing is what is forbidden here."""
+    really_open = os.open
+
+    def guarded(path, flags, *args, **kwargs):
+        assert not (str(path).startswith(str(source)) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)), path
+        return really_open(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", guarded)
+    (source / "claims").exists() and (source / "claims").rmdir()
+    assert stage(source, tmp_path / "local").problems == []
+    assert not (source / "claims").exists()
+
+
+def test_a_shard_that_another_process_copies_is_waited_for(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    folder = tmp_path / "local" / source.name
+    complete = content(stage(source, tmp_path / "other").folder)
+    waits = 0
+
+    with Claims(folder, Worker.this_process()) as claims:
+        claim = claims.take("shard-00001", 1)
+
+        def sleep(seconds: float) -> None:
+            nonlocal waits
+            waits += 1
+            if waits == 3:  # the other is done
+                for name in ("shards/shard-00001.safetensors", "receipts/shard-00001.json"):
+                    (folder / name).write_bytes(complete[name])
+                claims.release(claim)
+
+        monkeypatch.setattr(module.time, "sleep", sleep)
+        report = stage(source, tmp_path / "local")
+    assert waits == 3 and report.num_by_others == 1 and report.num_copied == report.num_shards - 1
+    assert features(folder) == features(source)
+
+
+# Python 3.12 warns of forking with threads about; torch has some, and the children only copy.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_several_processes_stage_together(source, tmp_path):
+    context = multiprocessing.get_context("fork")
+    copied = context.Queue()
+
+    def run() -> None:
+        copied.put(stage(source, tmp_path / "local").num_copied)
+
+    processes = [context.Process(target=run) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert sum(copied.get(timeout=60) for _ in processes) == len(finished_shards(source))
+    for process in processes:
+        process.join()
+    folder = tmp_path / "local" / source.name
+    assert features(folder) == features(source) and verify(folder).problems == []

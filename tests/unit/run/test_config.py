@@ -1,0 +1,118 @@
+"""Run files: resolved, strict, and helpful about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lookonce.errors import UsageError
+from lookonce.run.config import RunFile, read_run_file
+
+MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
+
+
+def read(tmp_path: Path, text: str, *assignments: str) -> RunFile:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return read_run_file(path, assignments)
+
+
+def test_three_keys_are_enough(tmp_path):
+    run = read(tmp_path, MINIMAL)
+    assert run.data.train == [Path("a.jsonl")] and run.data.val == []
+    assert run.lora.rank == 16 and run.train.precision == "bf16"
+
+
+def test_a_record_is_never_longer_than_the_sequence_it_is_packed_into(tmp_path):
+    def longest(*assignments: str) -> int:
+        return read(tmp_path, MINIMAL, "batch.max_tokens=900", *assignments).batch.longest_record
+
+    assert longest() == 900
+    assert longest("batch.tokens_per_pack=500") == 500
+    assert longest("batch.tokens_per_pack=500", "batch.mode=packed") == 500
+    assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == 900
+
+
+def test_what_was_resolved_reads_as_the_same_run(tmp_path):
+    run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
+    assert read(tmp_path, run.to_yaml()) == run
+
+
+def test_all_run_files_of_the_project_are_valid(root):
+    paths = sorted((root / "experiments").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        read_run_file(path)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "section", "key", "value"),
+    [
+        ("train.epochs=5", "train", "epochs", 5),
+        ("train.learning_rate=1.0e-3", "train", "learning_rate", 1e-3),
+        ("data.train=[a.jsonl, b.jsonl]", "data", "train", [Path("a.jsonl"), Path("b.jsonl")]),
+        ("model.revision=null", "model", "revision", None),
+        ("model.path=a=b", "model", "path", "a=b"),
+        ("lora.targets='.*q_proj'", "lora", "targets", ".*q_proj"),
+    ],
+)
+def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
+    assert getattr(getattr(read(tmp_path, MINIMAL, assignment), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments", "message"),
+    [
+        (MINIMAL + "train: {epoch: 3}\n", (), r"train.epoch: unknown key; did you mean `epochs`\?"),
+        (MINIMAL + "trian: {}\n", (), r"trian: unknown key; did you mean `train`\?"),
+        (MINIMAL + "lora: {zzz: 1}\n", (), "lora.zzz: unknown key; known keys: rank, alpha, dropout"),
+        ("data: {train: a}\noutput: b\n", (), "model: is missing"),
+        (MINIMAL + "lora: {rank: 0}\n", (), r"lora.rank: .* \(got 0\)"),
+        (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
+        (MINIMAL + "train: {load_best_model_at_end: true, eval_steps: 3}\n", (), "save_steps to be a multiple"),
+        (MINIMAL + "train: {load_best_model_at_end: true}\n", (), "needs data.val"),
+        (MINIMAL, ("batch.samples_per_step=0",), r"batch.samples_per_step: .* \(got 0\)"),
+        (MINIMAL, ("batch.mode=share",), r"batch.mode: .*'shared', 'packed' or 'separate' \(got 'share'\)"),
+        (MINIMAL, ("batch.questions_per_image=0",), r"batch.questions_per_image: .* \(got 0\)"),
+        ("model: {path: m}\ndata: {train: []}\noutput: b\n", (), "data.train: .*at least 1 item"),
+        ("model: {path: ''}\ndata: {train: a}\noutput: b\n", (), "model.path: .*at least 1 character"),
+        ("- a\n- b\n", (), "mapping"),
+        ("model: [unclosed\n", (), "run.yaml"),
+        ("", (), "mapping"),
+        (MINIMAL, ("epochs",), "section.key=value"),
+        (MINIMAL, ("train.epoch=3",), r"did you mean `epochs`\?"),
+        (MINIMAL, ("output.a=3",), "output is no section"),
+        (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
+    ],
+)
+def test_a_mistake_is_refused_and_the_message_says_what_to_write(tmp_path, text, assignments, message):
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, text, *assignments)
+
+
+def test_a_section_with_nothing_in_it_has_its_defaults(tmp_path):
+    run = read(tmp_path, MINIMAL + "train:\n# epochs: 3\nlora:\n", "lora.rank=4")
+    assert run.train.epochs == 3 and run.lora.rank == 4
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    run = read(tmp_path, MINIMAL, "output=~/runs", "data.train=~/a.jsonl")
+    assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
+
+
+def test_all_mistakes_are_told_at_once(tmp_path):
+    with pytest.raises(UsageError, match=r"(?s)lora.rnk.*train.epoch"):
+        read(tmp_path, MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n")
+
+
+def test_a_missing_run_file_is_told_with_its_place(tmp_path):
+    with pytest.raises(UsageError, match="nothing.yaml"):
+        read_run_file(tmp_path / "nothing.yaml")
+
+
+def test_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
+    assert yaml.safe_load("1e-4") == "1e-4"
+    assert read(tmp_path, MINIMAL + "train: {learning_rate: 1e-4}\n").train.learning_rate == 1e-4

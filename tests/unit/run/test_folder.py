@@ -1,0 +1,151 @@
+"""Run folders: one run each, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lookonce.errors import RunFolderError
+from lookonce.run.folder import RunFolder
+
+IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
+
+
+def claim(folder: RunFolder, run, identity=IDENTITY) -> None:
+    folder.claim(run, identity)
+    folder.log.touch()  # the first step was made
+
+
+def test_a_run_that_never_began_does_not_keep_its_folder(make_run):
+    folder = RunFolder(make_run().output)
+    folder.claim(make_run(), IDENTITY)
+    folder.claim(make_run(lora={"rank": 5}), IDENTITY)
+    assert folder.read_run().lora.rank == 5
+
+
+def test_a_claimed_folder_says_what_it_is_for(make_run):
+    run = make_run()
+    folder = RunFolder(run.output)
+    claim(folder, run)
+    assert folder.read_run() == run
+    assert not folder.is_finished and folder.last_checkpoint is None
+    assert json.loads((run.output / "environment.json").read_text())["libraries"]["torch"]
+
+
+def test_the_same_run_finds_its_folder_again(make_run):
+    run = make_run()
+    claim(RunFolder(run.output), run)
+    claim(RunFolder(run.output), run)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"train": {"learning_rate": 0.5}}, "run.train.learning_rate"),
+        ({"lora": {"rank": 5}}, "run.lora.rank"),
+        ({"batch": {"samples_per_step": 16}}, "run.batch.samples_per_step"),
+    ],
+)
+def test_another_run_is_refused_and_the_difference_named(make_run, change, name):
+    claim(RunFolder(make_run().output), make_run())
+    with pytest.raises(RunFolderError, match=rf"(?s)holds another run.*{name}: this run .*--restart"):
+        claim(RunFolder(make_run().output), make_run(**change))
+
+
+@pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])
+def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
+    claim(RunFolder(make_run().output), make_run())
+    with pytest.raises(RunFolderError, match="inputs"):
+        claim(RunFolder(make_run().output), make_run(), IDENTITY | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": {"prefetch": 3}},
+        {"train": {"cuda_graphs": False}},
+        {"cache": {"dir": "elsewhere"}},
+        {"model": {"path": "moved"}},
+    ],
+)
+def test_what_does_not_change_the_training_may_change(make_run, change):
+    claim(RunFolder(make_run().output), make_run())
+    claim(RunFolder(make_run().output), make_run(**change))
+
+
+def test_a_run_of_before_a_key_was_known_is_the_same_run(make_run):
+    run = make_run()
+    claim(RunFolder(run.output), run)
+    record = json.loads((run.output / "run.json").read_text())
+    del record["run"]["train"]["max_grad_norm"]
+    (run.output / "run.json").write_text(json.dumps(record))
+    claim(RunFolder(run.output), run)
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(make_run):
+    run = make_run()
+    run.output.mkdir()
+    (run.output / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match="not empty and holds no run"):
+        claim(RunFolder(run.output), run)
+    assert [path.name for path in run.output.iterdir()] == ["thesis.tex"]
+
+
+def test_restart_moves_what_was_there_away_and_loses_nothing(make_run):
+    run = make_run()
+    for number in (1, 2):
+        claim(RunFolder(run.output), run)
+        moved = RunFolder(run.output).move_away()
+        assert moved.name == f"run.old-{number}" and (moved / "run.json").exists()
+        assert not run.output.exists()
+    assert RunFolder(run.output).move_away() is None
+
+
+def test_restart_moves_only_runs(make_run):
+    run = make_run()
+    run.output.mkdir()
+    (run.output / "thesis.tex").write_text("years of work")
+    assert RunFolder(run.output).move_away() is None
+    assert (run.output / "thesis.tex").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(make_run):
+    run = make_run()
+    run.output.write_text("a file")
+    with pytest.raises(RunFolderError, match="is a file; choose another `output`"):
+        claim(RunFolder(run.output), run)
+
+
+def test_what_was_trained_with_must_not_have_changed(make_run):
+    folder = RunFolder(make_run().output)
+    claim(folder, make_run())
+    folder.check_inputs(IDENTITY)
+    folder.check_inputs({"model": "m1"})
+    with pytest.raises(RunFolderError, match=r"has changed since \(model\).*train anew"):
+        folder.check_inputs({"model": "m2"})
+
+
+def test_the_last_finished_checkpoint_is_the_one_to_resume_from(make_run):
+    folder = RunFolder(make_run().output)
+    for step, finished in ((2, True), (10, True), (12, False)):
+        path = folder.checkpoints / f"checkpoint-{step}"
+        path.mkdir(parents=True)
+        if finished:
+            (path / "trainer_state.json").write_text("{}")
+    assert folder.last_checkpoint.name == "checkpoint-10"
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path):
+    with pytest.raises(RunFolderError, match="is no run's folder; make one with"):
+        RunFolder(tmp_path).read_run()
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunFolderError, match="broken"):
+        RunFolder(tmp_path).read_run()
+
+
+def test_a_run_is_found_by_its_folder_and_by_its_run_file(make_run, tmp_path):
+    run = make_run()
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert RunFolder.find(tmp_path / "run.yaml").folder == run.output
+    assert RunFolder.find(run.output).folder == run.output

@@ -1,0 +1,65 @@
+"""A commit is written into a run file, and nothing else in it changes."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from lookonce.errors import UsageError
+from lookonce.run.pin import pin
+
+COMMIT = "0123456789" * 4
+"""That YAML would take for a number."""
+
+PINNED = {
+    "a section": (
+        "# mine\nmodel:\n  path: a/b  # the small one\ndata: {train: t.jsonl}\n",
+        f'# mine\nmodel:\n  path: a/b  # the small one\n  revision: "{COMMIT}"\ndata: {{train: t.jsonl}}\n',
+    ),
+    "a revision that is null": (
+        "model:\n  path: a/b\n  revision:  # none yet\noutput: x\n",
+        f'model:\n  path: a/b\n  revision: "{COMMIT}"  # none yet\noutput: x\n',
+    ),
+    "a branch": ("model:\n  revision: main\n  path: a/b\n", f'model:\n  revision: "{COMMIT}"\n  path: a/b\n'),
+    "braces": ("model: {path: a/b}  # it\n", f'model: {{path: a/b, revision: "{COMMIT}"}}  # it\n'),
+    "braces with a revision": (
+        "model: {path: a/b, revision: main}\n",
+        f'model: {{path: a/b, revision: "{COMMIT}"}}\n',
+    ),
+    "another path before it": (
+        "data:\n    path: c\nmodel:\n    path: a/b\n",
+        f'data:\n    path: c\nmodel:\n    path: a/b\n    revision: "{COMMIT}"\n',
+    ),
+    "no line end": ("model:\n  path: a/b", f'model:\n  path: a/b\n  revision: "{COMMIT}"'),
+    "a revision in a comment": (
+        "model:\n  path: a/b\n  # revision: main\n",
+        f'model:\n  path: a/b\n  revision: "{COMMIT}"\n  # revision: main\n',
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), PINNED.values(), ids=PINNED)
+def test_one_line_changes_and_comments_stay(tmp_path, before, after):
+    path = tmp_path / "run.yaml"
+    path.write_text(before)
+    assert pin(path, COMMIT)
+    assert path.read_text() == after
+    assert yaml.safe_load(after)["model"]["revision"] == COMMIT
+    assert not pin(path, COMMIT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'model: {"path": a/b}\n',
+        "base: &base {path: a/b}\nmodel: *base\n",
+        "model:\n  path: >\n    a/b\n  attention: sdpa\n",
+    ],
+    ids=["quoted key", "alias", "folded"],
+)
+def test_what_is_written_in_another_way_is_refused_with_the_line_to_add_and_left_alone(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f'by hand: revision: "{COMMIT}"'):
+        pin(path, COMMIT)
+    assert path.read_text() == text

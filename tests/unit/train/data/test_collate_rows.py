@@ -1,0 +1,93 @@
+"""Examples to tensors: padding, columns to predict, and images in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lookonce.train.data.collate_rows import IGNORED, Collator
+from lookonce.train.data.tokenize import Example
+
+IMAGE, PAD = 99, 0
+TOKENS_OF = {"a": 2, "b": 3}
+
+
+class FakeVision:
+    """One level of one number per token, which names the image."""
+
+    has_tower = False
+
+    def grid_thw(self, key):
+        return (1, 2, 2 * TOKENS_OF[key])
+
+    def load(self, keys, device="cpu"):
+        return torch.cat([torch.full((TOKENS_OF[key], 1, 1), float(ord(key))) for key in keys])
+
+
+COLLATOR = Collator(FakeVision(), IMAGE, PAD)
+
+
+def example(tokens: list[int], answer: int, keys: str = "") -> Example:
+    """The last `answer` tokens are supervised."""
+    supervised = np.arange(len(tokens)) >= len(tokens) - answer
+    sizes = tuple(TOKENS_OF[key] for key in keys)
+    return Example(np.array(tokens, np.int32), supervised, tuple(keys), sizes, "")
+
+
+EXAMPLES = [example([5, IMAGE, 6, 7], 1, "a"), example([IMAGE, 8, IMAGE, 9, 10], 2, "ba"), example([11, 12], 1)]
+
+
+def test_text_is_padded_on_the_right_and_placeholders_are_expanded():
+    batch = COLLATOR(EXAMPLES)
+    assert batch["input_ids"].tolist() == [
+        [5, IMAGE, IMAGE, 6, 7, PAD, PAD, PAD],
+        [IMAGE, IMAGE, IMAGE, 8, IMAGE, IMAGE, 9, 10],
+        [11, 12, PAD, PAD, PAD, PAD, PAD, PAD],
+    ]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [5, 8, 2]
+    assert torch.equal(batch["mm_token_type_ids"] == 1, batch["input_ids"] == IMAGE)
+
+
+def test_only_columns_before_a_supervised_token_are_predicted():
+    batch = COLLATOR(EXAMPLES)
+    assert batch["logits_to_keep"].tolist() == [0, 3, 5, 6]
+    assert batch["targets"].tolist() == [
+        [IGNORED, 7, IGNORED, IGNORED],
+        [IGNORED, IGNORED, 9, 10],
+        [12, IGNORED, IGNORED, IGNORED],
+    ]
+
+
+def test_every_supervised_token_is_a_target_once():
+    targets = COLLATOR(EXAMPLES)["targets"]
+    assert (targets != IGNORED).sum() == sum(e.supervised.sum() for e in EXAMPLES)
+
+
+def test_a_target_weighs_what_is_said_of_its_example_and_the_rest_nothing():
+    batch = COLLATOR.texts(EXAMPLES, [0.5, 0.25, 2.0])
+    assert batch["weights"].tolist() == [[0, 0.5, 0, 0], [0, 0, 0.25, 0.25], [2, 0, 0, 0]]
+    assert "pixel_values" not in batch
+
+
+def test_a_batch_alone_weighs_all_its_targets_alike_and_1_in_all():
+    batch = COLLATOR(EXAMPLES)
+    assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
+
+
+def test_images_come_in_the_order_of_their_placeholders():
+    batch = COLLATOR(EXAMPLES)
+    assert batch["pixel_values"].flatten().tolist() == [97.0] * 2 + [98.0] * 3 + [97.0] * 2
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6], [1, 2, 4]]
+
+
+def test_prompts_are_padded_on_the_left():
+    batch = COLLATOR.prompts(EXAMPLES[1:])
+    assert batch["input_ids"][1].tolist() == [PAD] * 6 + [11, 12]
+    assert batch["attention_mask"][1].tolist() == [0] * 6 + [1, 1]
+    assert "targets" not in batch
+
+
+def test_a_batch_without_images_has_no_pixels():
+    batch = COLLATOR(EXAMPLES[2:])
+    assert "pixel_values" not in batch and "image_grid_thw" not in batch

@@ -1,0 +1,169 @@
+"""Groups: who shares a prefix, how long it is, and that nothing that is learned is in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookonce.train.data.groups import Group, group_examples
+from lookonce.train.data.tokenize import Example
+
+START, IMAGE, END = 97, 98, 99
+TOKENS_OF = {"a": 4, "b": 7, "c": 300}
+
+quick = settings(deadline=None, database=None, max_examples=60)
+
+
+def example(keys: str, question: list[int], answer: list[int] = (), system: list[int] = ()) -> Example:
+    """Answers are supervised."""
+    images = [token for _ in keys for token in (START, IMAGE, END)]
+    tokens = [*system, *images, *question, *answer]
+    supervised = np.arange(len(tokens)) >= len(tokens) - len(answer)
+    return Example(np.array(tokens, np.int32), supervised, tuple(keys), tuple(TOKENS_OF[key] for key in keys), "")
+
+
+WORDS = st.lists(st.integers(0, 2), max_size=4)
+EXAMPLES = st.lists(
+    st.builds(example, st.sampled_from(["", "a", "b", "ab", "ba", "aa"]), WORDS.map(lambda q: [5, *q]), WORDS, WORDS),
+    max_size=25,
+)
+
+
+def through_images(e: Example) -> list[int]:
+    """Up to the token after the last placeholder."""
+    last = max(place for place, token in enumerate(e.token_ids) if token == IMAGE)
+    return e.token_ids[: last + 2].tolist()
+
+
+def prefix(group: Group, examples: list[Example], more: int = 0) -> set[tuple[int, ...]]:
+    return {tuple(examples[number].token_ids[: group.len_prefix + more]) for number in group.examples}
+
+
+def expanded_length(token_ids: np.ndarray, e: Example) -> int:
+    sizes = iter(e.num_image_tokens)
+    return sum(next(sizes) if token == IMAGE else 1 for token in token_ids)
+
+
+@quick
+@given(EXAMPLES)
+def test_every_example_is_in_one_group_and_groups_are_in_the_order_of_their_first(examples):
+    groups = group_examples(examples, IMAGE)
+    assert Counter(number for group in groups for number in group.examples) == Counter(range(len(examples)))
+    assert all(list(group.examples) == sorted(group.examples) for group in groups)
+    firsts = [group.examples[0] for group in groups]
+    assert firsts == sorted(firsts)
+
+
+@quick
+@given(EXAMPLES)
+def test_a_group_is_all_that_agree_in_images_and_in_tokens_through_the_last_image(examples):
+    groups = group_examples(examples, IMAGE)
+    group_of = {number: place for place, group in enumerate(groups) for number in group.examples}
+    for m, one in enumerate(examples):
+        for n, other in enumerate(examples[:m]):
+            agree = bool(one.image_keys) and one.image_keys == other.image_keys
+            assert (group_of[m] == group_of[n]) == (agree and through_images(one) == through_images(other))
+
+
+@quick
+@given(EXAMPLES)
+def test_the_prefix_is_common_to_all_and_as_long_as_can_be(examples):
+    for group in group_examples(examples, IMAGE):
+        of = [examples[number] for number in group.examples]
+        assert len(prefix(group, examples)) == 1
+        if not of[0].image_keys:
+            assert group.len_prefix == 0
+        else:
+            is_last = any(e.supervised[group.len_prefix] or len(e.token_ids) == group.len_prefix + 1 for e in of)
+            assert is_last or len(prefix(group, examples, more=1)) > 1
+            assert group.len_prefix >= len(through_images(of[0]))
+
+
+@quick
+@given(EXAMPLES)
+def test_no_prefix_holds_a_supervised_token_and_no_branch_is_empty(examples):
+    for group in group_examples(examples, IMAGE):
+        assert not any(examples[number].supervised[: group.len_prefix].any() for number in group.examples)
+        assert min(group.branch_tokens) >= 1
+
+
+@quick
+@given(EXAMPLES)
+def test_prefix_and_branch_are_as_long_as_the_example_expanded(examples):
+    for group in group_examples(examples, IMAGE):
+        for number, length in zip(group.examples, group.branch_tokens, strict=True):
+            e = examples[number]
+            assert group.num_prefix_tokens == expanded_length(e.token_ids[: group.len_prefix], e)
+            assert length == expanded_length(e.token_ids[group.len_prefix :], e)
+            assert group.num_prefix_tokens + length == e.num_tokens
+
+
+def test_a_group_has_its_prefix_once():
+    examples = [example("c", [5, n], [6] * n) for n in (1, 2, 3)]
+    [group] = group_examples(examples, IMAGE)
+    assert (group.len_prefix, group.num_prefix_tokens, group.branch_tokens) == (4, 303, (2, 3, 4))
+    assert group.num_tokens == 303 + 2 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("examples", "groups", "len_prefix"),
+    [
+        ([("a", [5, 1, 2], [8]), ("a", [5, 1, 3], [8])], [(0, 1)], 5),
+        ([("a", [5, 1], [8]), ("b", [5, 1], [8]), ("a", [6], [8])], [(0, 2), (1,)], 3),
+        ([("a", [5, 1], [8])], [(0,)], 5),
+        ([("a", [5, 1], [8]), ("a", [5, 1], [8])], [(0, 1)], 5),
+        ([("a", [5, 1], [8]), ("a", [5, 1], [9])], [(0, 1)], 5),
+        ([("a", [5], [1, 8]), ("a", [5, 1], [8])], [(0, 1)], 4),
+        ([("a", [5], [8], [1]), ("a", [5], [8], [1]), ("a", [5], [8], [2])], [(0, 1), (2,)], 5),
+        ([("a", [5], [8], []), ("a", [5], [8], [2])], [(0,), (1,)], 4),
+        ([("ab", [5], [8]), ("ba", [5], [8]), ("ab", [6], [8])], [(0, 2), (1,)], 6),
+        ([("a", [5, 1, 2]), ("a", [5, 1, 3])], [(0, 1)], 5),
+        ([("a", [5, 1, 2]), ("a", [5, 1, 2])], [(0, 1)], 5),
+        ([("a", [5, 1]), ("a", [5, 1, 2, 3])], [(0, 1)], 4),
+        ([("", [5, 1], [8]), ("", [5, 1], [8])], [(0,), (1,)], 0),
+    ],
+    ids=[
+        "as far as questions agree",
+        "another image",
+        "alone",
+        "the same twice",
+        "two answers",
+        "not into an answer that agrees with a question",
+        "another system text",
+        "no system text",
+        "another order of images",
+        "without answers",
+        "the same twice without answers",
+        "one question begins like the other",
+        "no image",
+    ],
+)
+def test_groups_are_what_the_table_says(examples, groups, len_prefix):
+    found = group_examples([example(*of) for of in examples], IMAGE)
+    assert [group.examples for group in found] == groups
+    assert found[0].len_prefix == len_prefix
+
+
+def test_later_turns_are_in_the_branch():
+    tokens, answers = [START, IMAGE, END, 5, 1, 8, 5, 2, 8], [5, 8]
+    supervised = np.isin(np.arange(len(tokens)), answers)
+    conversation = Example(np.array(tokens, np.int32), supervised, ("a",), (4,), "")
+    [group] = group_examples([conversation, example("a", [5, 1], [8])], IMAGE)
+    assert (group.len_prefix, group.branch_tokens) == (5, (4, 1))
+
+
+def test_a_part_has_the_prefix_of_the_whole_and_the_branches_asked_for():
+    group = Group((3, 5, 8), 4, 100, (10, 20, 30))
+    assert group.part([2, 0]) == Group((8, 3), 4, 100, (30, 10))
+    assert group.part(range(3)) == group
+    assert group.part([1]).num_tokens == 120
+
+
+def test_an_answer_before_the_last_image_is_our_mistake():
+    supervised = np.array([False, True, False, False])
+    with pytest.raises(AssertionError, match="row 7: an answer before the last image"):
+        group_examples([Example(np.array([5, 8, IMAGE, END], np.int32), supervised, ("a",), (4,), "row 7")], IMAGE)

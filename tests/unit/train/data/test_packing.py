@@ -1,0 +1,259 @@
+"""Packs: every example once, none too long, the ranks alike."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookonce.train.data import packing as module
+from lookonce.train.data.groups import Group
+from lookonce.train.data.packing import Pack, pack_step, row_batches
+from lookonce.train.data.steps import epoch_steps
+
+quick = settings(deadline=None, database=None, max_examples=80)
+LIMIT = 100
+LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=12))
+STEPS = st.lists(LENGTHS, min_size=1, max_size=15).map(lambda lengths: groups_of(lengths))
+RANKS = st.integers(1, 5)
+
+
+def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
+    """Groups of a prefix and branches of these lengths; their examples are numbered through."""
+    numbers = count()
+    return [
+        Group(tuple(next(numbers) for _ in branches), n, prefix, tuple(branches))
+        for n, (prefix, branches) in enumerate(lengths)
+    ]
+
+
+def kvasir_steps(num_images: int, samples: int, questions: int | None = None) -> list[list[Group]]:
+    """Full steps of images with as many questions as in Kvasir-VQA-x1 and lengths like there."""
+    rng = random.Random(0)
+    sizes = [rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(num_images)]
+    groups = groups_of([(rng.randint(330, 1980), [rng.randint(12, 40) for _ in range(size)]) for size in sizes])
+    return epoch_steps(groups, samples, questions, 0, 0)[:-1]
+
+
+def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
+    return [pack for packs in ranks for pack in packs]
+
+
+def fill(ranks: list[list[Pack]], tokens_per_pack: int) -> float:
+    return mean(pack.num_tokens for pack in packs_of(ranks)) / tokens_per_pack
+
+
+def imbalance(ranks: list[list[Pack]]) -> float:
+    """How much more the rank with the most tokens has than the one with the fewest."""
+    tokens = [sum(pack.num_tokens for pack in packs) for packs in ranks]
+    return max(tokens) / min(tokens) - 1
+
+
+@quick
+@given(STEPS, RANKS)
+def test_every_example_is_in_one_pack_with_its_own_prefix_and_branch(step, num_ranks):
+    whole = {number: group for group in step for number in group.examples}
+    parts = [part for pack in packs_of(pack_step(step, LIMIT, num_ranks)) if not pack.is_filler for part in pack.groups]
+    assert Counter(number for part in parts for number in part.examples) == Counter(list(whole))
+    for part in parts:
+        [group] = {whole[number] for number in part.examples}
+        assert part == group.part([group.examples.index(number) for number in part.examples])
+
+
+@quick
+@given(STEPS, RANKS)
+def test_no_pack_is_empty_or_over_the_limit(step, num_ranks):
+    assert all(0 < pack.num_tokens <= LIMIT for pack in packs_of(pack_step(step, LIMIT, num_ranks)))
+
+
+@quick
+@given(STEPS, RANKS)
+def test_every_rank_has_as_many_packs_and_longest_first(step, num_ranks):
+    ranks = pack_step(step, LIMIT, num_ranks)
+    assert len(ranks) == num_ranks
+    [num_packs] = {len(packs) for packs in ranks}
+    assert num_packs >= 1
+    for packs in ranks:
+        tokens = [pack.num_tokens for pack in packs]
+        assert tokens == sorted(tokens, reverse=True)
+
+
+@quick
+@given(STEPS, RANKS)
+def test_packs_are_at_least_half_full_but_for_one_more_a_rank(step, num_ranks):
+    packs = packs_of(pack_step(step, LIMIT, num_ranks))
+    num_tokens = sum(pack.num_tokens for pack in packs if not pack.is_filler)
+    assert len(packs) <= 2 * num_tokens / LIMIT + num_ranks
+
+
+@quick
+@given(STEPS, RANKS)
+def test_a_filler_repeats_the_smallest_pack_and_only_where_nothing_is_left_to_cut(step, num_ranks):
+    packs = packs_of(pack_step(step, LIMIT, num_ranks))
+    fillers = [pack for pack in packs if pack.is_filler]
+    own = [pack for pack in packs if not pack.is_filler]
+    assert len(fillers) < num_ranks
+    for filler in fillers:
+        assert replace(filler, is_filler=False) in own
+        assert filler.num_tokens == min(pack.num_tokens for pack in own)
+        assert all(pack.num_samples == 1 for pack in own)
+
+
+@quick
+@given(STEPS, RANKS)
+def test_packs_follow_from_the_step_alone(step, num_ranks):
+    assert pack_step(step, LIMIT, num_ranks) == pack_step(list(step), LIMIT, num_ranks)
+
+
+@quick
+@given(STEPS)
+def test_one_rank_needs_no_filler_and_cuts_only_what_is_longer_than_a_pack(step):
+    [packs] = pack_step(step, LIMIT)
+    assert not any(pack.is_filler for pack in packs)
+    parts = Counter(part.len_prefix for pack in packs for part in pack.groups)
+    for group in step:
+        assert (parts[group.len_prefix] > 1) == (group.num_tokens > LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_ranks", "expected"),
+    [
+        ([(10, [5])], 1, [[[15]]]),
+        ([(10, [40]), (20, [30])], 1, [[[50, 50]]]),
+        ([(10, [50]), (20, [40]), (0, [80])], 1, [[[80], [60], [60]]]),
+        ([(0, [30]), (0, [50]), (0, [20]), (0, [40])], 1, [[[50, 20], [30, 40]]]),
+        ([(40, [20, 20, 20, 20])], 1, [[[80], [80]]]),
+        ([(40, [30, 30, 30])], 1, [[[100], [70]]]),
+        ([(0, [60]), (0, [60]), (0, [60])], 2, [[[60], [60]], [[60], [60]]]),
+        ([(10, [5, 5, 5, 5])], 2, [[[20]], [[20]]]),
+        ([(10, [5, 5, 5]), (0, [30])], 4, [[[30]], [[15]], [[15]], [[15]]]),
+        ([(10, [5])], 3, [[[15]], [[15]], [[15]]]),
+    ],
+    ids=[
+        "one",
+        "all in one pack",
+        "no two in one pack",
+        "packs alike",
+        "longer than a pack",
+        "in as even parts as can be",
+        "a filler",
+        "cut for a rank that has nothing",
+        "the one with the most branches is cut",
+        "nothing to cut",
+    ],
+)
+def test_packs_are_what_the_table_says(lengths, num_ranks, expected):
+    ranks = pack_step(groups_of(lengths), LIMIT, num_ranks)
+    assert [[[part.num_tokens for part in pack.groups] for pack in packs] for packs in ranks] == expected
+
+
+def test_parts_are_cut_as_evenly_for_three_ranks_as_for_two():
+    ranks = pack_step(groups_of([(20, [3] * 12)]), LIMIT, 3)
+    assert [pack.num_samples for pack in packs_of(ranks)] == [4, 4, 4]
+
+
+def test_a_pack_sums_up_its_groups():
+    pack = Pack(tuple(groups_of([(10, [1, 2]), (20, [3])])))
+    assert (pack.num_tokens, pack.num_samples, pack.is_filler) == (36, 3, False)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_an_example_longer_than_a_pack_is_refused_with_both_numbers(num_ranks):
+    step = groups_of([(10, [5]), (80, [5, 21, 6])])
+    with pytest.raises(ValueError, match="^an example of 101 tokens does not fit into a pack of 100 tokens$"):
+        pack_step(step, LIMIT, num_ranks)
+
+
+@pytest.mark.parametrize(("questions", "at_least"), [(None, 0.9), (8, 0.93), (1, 0.96)])
+def test_packs_of_large_steps_are_nine_tenths_full(questions, at_least):
+    steps = kvasir_steps(2000, 512, questions)
+    fills = [fill(pack_step(step, 8192), 8192) for step in steps]
+    print(f"{len(steps)} steps, mean fill {mean(fills):.3f}, least {min(fills):.3f}")
+    assert mean(fills) > at_least and min(fills) > 0.8
+
+
+@pytest.mark.parametrize(("questions", "at_most"), [(None, 0.1), (1, 0.01)])
+def test_ranks_have_as_many_tokens_in_large_steps(questions, at_most):
+    found = [imbalance(pack_step(step, 8192, 4)) for step in kvasir_steps(2000, 512, questions)]
+    print(f"{len(found)} steps, mean imbalance {mean(found):.3f}, most {max(found):.3f}")
+    assert max(found) < at_most
+
+
+def test_the_longest_pack_of_a_large_step_is_little_longer_than_their_mean():
+    for step in kvasir_steps(2000, 512):
+        [packs] = pack_step(step, 8192)
+        assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
+
+
+def test_packs_of_as_many_images_as_a_validation_split_has_are_found_in_a_few_attempts(monkeypatch):
+    attempts, packs = [], module._packs
+    monkeypatch.setattr(module, "_packs", lambda groups, number: attempts.append(number) or packs(groups, number))
+    step = [group for step in kvasir_steps(4000, 512) for group in step]
+    assert fill(pack_step(step, 8192), 8192) > 0.93
+    assert attempts[-1] > 500 and len(attempts) < 10
+
+
+NUM_ROWS, ROWS = st.integers(1, 20), st.integers(1, 6)
+
+
+def rows_of(num_rows: int) -> list[Group]:
+    return groups_of([(10, [number + 1]) for number in range(num_rows)])
+
+
+@quick
+@given(NUM_ROWS, ROWS, RANKS)
+def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_ranks):
+    rows = rows_of(num_rows)
+    ranks = row_batches(rows, at_most, num_ranks)
+    found = [row for pack in packs_of(ranks) if not pack.is_filler for row in pack.groups]
+    assert sorted(found, key=rows.index) == rows
+    assert all(1 <= pack.num_samples <= at_most for pack in packs_of(ranks))
+
+
+@quick
+@given(NUM_ROWS, ROWS, RANKS)
+def test_every_rank_has_as_many_batches_of_rows(num_rows, at_most, num_ranks):
+    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
+    assert len(ranks) == num_ranks and len({len(packs) for packs in ranks}) == 1
+
+
+@quick
+@given(NUM_ROWS, ROWS)
+def test_one_rank_has_its_rows_in_their_order_and_needs_no_filler(num_rows, at_most):
+    rows = rows_of(num_rows)
+    [packs] = row_batches(rows, at_most)
+    assert [row for pack in packs for row in pack.groups] == rows
+    assert len(packs) == -(-num_rows // at_most)
+
+
+@quick
+@given(NUM_ROWS, ROWS, RANKS)
+def test_batches_of_rows_are_alike_and_need_fillers_only_where_each_has_one_row(num_rows, at_most, num_ranks):
+    packs = packs_of(row_batches(rows_of(num_rows), at_most, num_ranks))
+    sizes = [pack.num_samples for pack in packs]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == 1 or not any(pack.is_filler for pack in packs)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "at_most", "num_ranks", "expected"),
+    [
+        (5, 2, 1, [[1, 2, 2]]),
+        (8, 8, 2, [[4], [4]]),
+        (16, 4, 2, [[4, 4], [4, 4]]),
+        (18, 8, 2, [[4, 4], [5, 5]]),
+        (2, 8, 3, [[1], [1], [-1]]),
+    ],
+    ids=["one rank", "no rank is idle", "as many as allowed", "ranks alike", "fewer rows than ranks"],
+)
+def test_rows_are_dealt_as_the_table_says(num_rows, at_most, num_ranks, expected):
+    """Fillers are negative."""
+    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
+    found = [[-pack.num_samples if pack.is_filler else pack.num_samples for pack in packs] for packs in ranks]
+    assert found == expected

@@ -1,0 +1,166 @@
+"""Steps: every example once an epoch, as many in each, in an order that only the seed and the epoch decide."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import count, permutations
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookonce.train.data import steps as module
+from lookonce.train.data.groups import Group
+from lookonce.train.data.steps import epoch_steps, num_steps
+
+quick = settings(deadline=None, database=None, max_examples=60)
+SIZES = st.lists(st.integers(1, 20), max_size=30)
+SAMPLES = st.integers(1, 20)
+QUESTIONS = st.none() | st.integers(1, 20)
+SHUFFLE = st.booleans()
+
+
+def groups_of(sizes: list[int]) -> list[Group]:
+    """The examples of all groups are numbered through; a branch has a length that tells whose it is."""
+    numbers = count()
+    examples = [tuple(next(numbers) for _ in range(size)) for size in sizes]
+    return [Group(of, 5, 100 + n, tuple(1000 + number for number in of)) for n, of in enumerate(examples)]
+
+
+def kvasir() -> list[Group]:
+    """6,500 images, as many questions an image as in Kvasir-VQA-x1: 1 at 38 %, 17 at 29 %, 8 to 16 at the others."""
+    rng = random.Random(0)
+    return groups_of([rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(6500)])
+
+
+def order(steps: list[list[Group]]) -> list[int]:
+    return [number for step in steps for group in step for number in group.examples]
+
+
+def sizes(steps: list[list[Group]]) -> list[int]:
+    return [sum(len(group.examples) for group in step) for step in steps]
+
+
+def num_prefixes(steps: list[list[Group]]) -> int:
+    return sum(len(step) for step in steps)
+
+
+@quick
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
+def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(of_sizes, samples, questions, shuffle):
+    groups = groups_of(of_sizes)
+    whole = {number: group for group in groups for number in group.examples}
+    steps = epoch_steps(groups, samples, questions, 0, 0, shuffle=shuffle)
+    assert sorted(order(steps)) == sorted(whole)
+    for part in (part for step in steps for part in step):
+        [group] = {whole[number] for number in part.examples}
+        assert part == group.part([group.examples.index(number) for number in part.examples])
+
+
+@quick
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
+def test_every_step_but_the_last_has_as_many_samples(of_sizes, samples, questions, shuffle):
+    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
+    num_samples = sum(of_sizes)
+    assert len(steps) == num_steps(num_samples, samples)
+    assert sizes(steps)[:-1] == [samples] * (len(steps) - 1)
+    assert sum(sizes(steps)) == num_samples
+
+
+@quick
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
+def test_a_step_has_a_prefix_once(of_sizes, samples, questions, shuffle):
+    for step in epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle):
+        prefixes = [part.num_prefix_tokens for part in step]
+        assert len(prefixes) == len(set(prefixes))
+
+
+@quick
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
+def test_at_most_one_chunk_is_cut_at_the_edge_of_a_step(of_sizes, samples, questions, shuffle):
+    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
+    num_chunks = sum(-(-size // (questions or size)) for size in of_sizes)
+    assert num_prefixes(steps) <= num_chunks + max(len(steps) - 1, 0)
+
+
+@quick
+@given(SIZES, SAMPLES, QUESTIONS)
+def test_without_shuffling_the_order_is_the_one_given(of_sizes, samples, questions):
+    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=False)
+    assert order(steps) == list(range(sum(of_sizes)))
+
+
+def test_without_shuffling_nothing_is_put_before_what_does_not_fit():
+    steps = epoch_steps(groups_of([3, 5, 1]), 4, None, 0, 0, shuffle=False)
+    assert [[group.examples for group in step] for step in steps] == [[(0, 1, 2), (3,)], [(4, 5, 6, 7)], [(8,)]]
+
+
+@quick
+@given(SIZES, SAMPLES, QUESTIONS, st.integers(0, 2**40), st.integers(0, 100))
+def test_the_order_follows_from_seed_and_epoch(of_sizes, samples, questions, seed, epoch):
+    groups = groups_of(of_sizes)
+    assert epoch_steps(groups, samples, questions, seed, epoch) == epoch_steps(groups, samples, questions, seed, epoch)
+
+
+def test_another_seed_or_epoch_is_another_order():
+    groups = groups_of([5] * 20)
+    orders = [
+        order(epoch_steps(groups, 8, 2, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1), (11, 0)]
+    ]
+    assert len(set(map(tuple, orders))) == len(orders)
+
+
+def test_the_order_is_the_same_in_every_process():
+    steps = epoch_steps(groups_of([3, 1, 2]), 2, None, 7, 1)
+    assert [[group.examples for group in step] for step in steps] == [[(1, 2)], [(0,), (3,)], [(5, 4)]]
+
+
+def test_one_question_an_image_gives_every_order_of_the_examples_about_as_often():
+    groups, num_epochs = groups_of([2, 1, 1]), 2400
+    found = Counter(tuple(order(epoch_steps(groups, 1, 1, 0, epoch))) for epoch in range(num_epochs))
+    assert set(found) == set(permutations(range(4)))
+    assert 60 < min(found.values()) and max(found.values()) < 140
+
+
+def test_one_question_an_image_puts_the_examples_of_an_image_anywhere():
+    groups = groups_of([10] * 100)
+    steps = epoch_steps(groups, 10, 1, 0, 0)
+    assert mean(len(step) for step in steps) > 9
+
+
+@pytest.mark.parametrize(("questions", "at_most"), [(None, 17), (17, 17), (8, 8), (4, 4)])
+def test_so_many_questions_of_an_image_stay_together(questions, at_most):
+    groups = groups_of([17] * 500)
+    chunks = Counter(len(group.examples) for step in epoch_steps(groups, 128, questions, 0, 0) for group in step)
+    assert chunks.most_common(1)[0][0] == at_most
+
+
+@pytest.mark.parametrize(
+    ("samples", "in_order", "looking_ahead"), [(16, 9_800, 8_800), (128, 6_900, 6_500)], ids=["16", "128"]
+)
+def test_looking_ahead_saves_the_prefixes_that_the_module_says(monkeypatch, samples, in_order, looking_ahead):
+    groups = kvasir()
+    assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == looking_ahead
+    monkeypatch.setattr(module, "NUM_AHEAD", 1)
+    assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == in_order
+
+
+def test_groups_of_all_sizes_come_all_through_the_epoch():
+    steps = epoch_steps(kvasir(), 16, None, 0, 0)
+    whole = {number: len(group.examples) for group in kvasir() for number in group.examples}
+    places: dict[int, list[float]] = {}
+    for place, step in enumerate(steps):
+        for group in step:
+            places.setdefault(whole[group.examples[0]], []).append(place / len(steps))
+    assert set(places) == {1, *range(8, 18)}
+    for of_size in places.values():
+        assert 0.44 < mean(of_size) < 0.56 and min(of_size) < 0.05 and max(of_size) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "samples", "expected"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (8, 1, 8)]
+)
+def test_the_last_step_may_be_smaller(num_samples, samples, expected):
+    assert num_steps(num_samples, samples) == expected

@@ -1,0 +1,147 @@
+"""What a training says of itself while it runs, and how it says that it ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from lookonce.errors import Stopped
+from lookonce.files import write_json
+from lookonce.run.progress_file import Progress, read_progress
+from lookonce.train.loop.heartbeat import Heartbeat
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "progress.json"
+
+
+def make_steps(heartbeat: Heartbeat, number: int, first: int = 0, of: int = 100, seconds: float = 0.0) -> None:
+    state = SimpleNamespace(global_step=first, max_steps=of)
+    heartbeat.on_train_begin(None, state, None)
+    for _ in range(number):
+        heartbeat.on_step_begin(None, state, None)
+        time.sleep(seconds)
+        state.global_step += 1
+        heartbeat.on_step_end(None, state, None)
+        heartbeat.on_log(None, state, None, {"loss": 1.5})
+
+
+def wait_for(path, is_so) -> Progress:
+    deadline = time.monotonic() + 5
+    while not (found := read_progress(path)) or not is_so(found):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
+
+
+def test_it_is_told_while_it_runs_with_its_rate(path):
+    with Heartbeat(path, samples_per_step=4, beat_s=0.02) as heartbeat:
+        assert wait_for(path, lambda found: found.phase == "loading").num_steps == 0
+        make_steps(heartbeat, 3, first=10, seconds=0.02)
+        found = wait_for(path, lambda found: found.step == 13 and found.ms_per_sample)
+        assert (found.first_step, found.num_steps, found.loss, found.end) == (10, 100, 1.5, "")
+        assert found.ms_per_sample >= 5 and found.eta_s == pytest.approx(87 * 4e-3 * found.ms_per_sample, abs=0.1)
+        heartbeat.enter("evaluating")
+        wait_for(path, lambda found: found.phase == "evaluating")
+    assert read_progress(path).end == "finished"
+
+
+def test_a_new_phase_is_told_at_once(path):
+    with Heartbeat(path, 4, beat_s=60) as heartbeat:
+        make_steps(heartbeat, 1)
+        assert (read_progress(path).phase, read_progress(path).num_steps) == ("training", 100)
+        heartbeat.enter("evaluating")
+        assert read_progress(path).phase == "evaluating"
+
+
+@pytest.fixture
+def hanging(monkeypatch) -> SimpleNamespace:
+    """A disk that takes its time over the first beat: until it is let go on. What was written, in order."""
+    hang = SimpleNamespace(began=threading.Event(), go_on=threading.Event(), phases=[], timed_out=False)
+
+    def write(path, value):
+        if threading.current_thread().name == "heartbeat" and not hang.began.is_set():
+            hang.began.set()
+            hang.timed_out = not hang.go_on.wait(5)
+        write_json(path, value)
+        hang.phases.append(value["phase"])
+
+    monkeypatch.setattr("lookonce.train.loop.heartbeat.write_json", write)
+    return hang
+
+
+def test_a_new_phase_is_not_undone_by_a_beat_that_began_before_it(path, hanging):
+    with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
+        assert hanging.began.wait(5)
+        letting = threading.Timer(0.1, hanging.go_on.set)
+        letting.start()
+        heartbeat.enter("evaluating")
+        letting.join()
+    assert hanging.phases == sorted(hanging.phases, key=["loading", "evaluating"].index)
+    assert {"loading", "evaluating"} == set(hanging.phases)
+
+
+def test_a_step_does_not_wait_for_the_disk(path, hanging):
+    with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
+        assert hanging.began.wait(5)
+        state = SimpleNamespace(global_step=1, max_steps=2)
+        heartbeat.on_step_begin(None, state, None)
+        heartbeat.on_step_end(None, state, None)
+        hanging.go_on.set()
+    assert not hanging.timed_out
+
+
+def test_one_that_hangs_lives_and_its_step_grows_old(path):
+    with Heartbeat(path, 4, beat_s=0.02) as heartbeat:
+        make_steps(heartbeat, 1)
+        wait_for(path, lambda found: found.step == 1 and found.stepped_s >= 0.1)
+
+
+@pytest.mark.parametrize(
+    ("error", "end", "reason"),
+    [
+        (Stopped("stopped by SIGUSR1 after step 3;\nmore"), "stopped", "stopped by SIGUSR1 after step 3;"),
+        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt"),
+        (RuntimeError("no memory"), "failed", "no memory"),
+    ],
+    ids=["stopped", "interrupted", "failed"],
+)
+def test_how_it_ended_is_told_with_its_last_step(path, error, end, reason):
+    with pytest.raises(type(error)), Heartbeat(path, 4) as heartbeat:
+        make_steps(heartbeat, 3)
+        raise error
+    found = read_progress(path)
+    assert (found.end, found.reason, found.step, found.eta_s) == (end, reason, 3, None)
+
+
+def test_only_the_first_rank_writes(path):
+    with Heartbeat(path, 4, is_first=False, beat_s=0.01) as heartbeat:
+        make_steps(heartbeat, 3, seconds=0.02)
+    assert not path.exists()
+
+
+def test_a_full_disk_does_not_stop_a_training(path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lookonce.train.loop.heartbeat.write_json", fail)
+    with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
+        make_steps(heartbeat, 3, seconds=0.02)
+
+
+def test_a_loss_that_is_no_number_is_left_out(path):
+    with Heartbeat(path, 4) as heartbeat:
+        heartbeat.on_log(None, None, None, {"loss": float("nan"), "grad_norm": 1.0})
+    assert read_progress(path).loss is None
+
+
+def test_it_costs_a_step_next_to_nothing(path):
+    """Below half a millisecond on the slowest machine, with a beat every 50 ms; a real model's step takes 100 ms."""
+    with Heartbeat(path, 4, beat_s=0.05) as heartbeat:
+        began = time.process_time()
+        make_steps(heartbeat, 2000, of=2000)
+        assert (time.process_time() - began) / 2000 < 5e-4

@@ -1,0 +1,117 @@
+"""Trainer as it is set up here: a step is whole however it is cut, the validation loss too, and waiting is measured."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from lookonce.errors import UsageError
+from lookonce.run.config import BatchSection
+from lookonce.train.data.batches import Feed
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.trainer import RunTrainer, training_arguments
+
+CPU = torch.device("cpu")
+VISION = SimpleNamespace(grid_thw=None)  # there are no images
+PROMPTER = SimpleNamespace(image_token_id=99, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=0))
+
+SLOW_S = 0.08
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fine on a GPU")
+def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
+    with pytest.raises(UsageError, match="fp16 needs a GPU"):
+        training_arguments(make_run(train={"precision": "fp16"}), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["scheduler", "optimizer"])
+def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key):
+    with pytest.raises(UsageError, match="`train` section"):
+        training_arguments(make_run(train={key: "no such thing"}), tmp_path)
+
+
+class Constant(torch.nn.Module):
+    """Predicts the same logits everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.0, 1.0, 2.0]))
+
+    def forward(self, input_ids, logits_to_keep, **others):
+        return SimpleNamespace(logits=self.weight.expand(len(input_ids), len(logits_to_keep), 3))
+
+
+def example(answer: list[int]) -> Example:
+    """A text with this answer to a question of one token."""
+    supervised = np.array([False] + [True] * len(answer))
+    return Example(np.array([1, *answer], np.int32), supervised, (), (), "")
+
+
+class SlowFeed(Feed):
+    def batch(self, forward):
+        time.sleep(SLOW_S)
+        return super().batch(forward)
+
+
+def trainer_of(make_run, folder, train, held_out=(), kind=Feed, **batch) -> RunTrainer:
+    def feed(examples: list[Example], **changes: object) -> Feed:
+        return kind.of(examples, PROMPTER, VISION, BatchSection(**batch | changes), CPU, seed=0)
+
+    options = {"optimizer": "sgd", "scheduler": "constant", "warmup": 0, "learning_rate": 0.1, "max_grad_norm": 0}
+    arguments = training_arguments(
+        make_run(train=options | {"steps": 4}), folder, eval_strategy="no", save_strategy="no"
+    )
+    whole = {"samples_per_step": max(len(held_out), 1)}
+    return RunTrainer(Constant(), arguments, feed(train), feed(held_out, **whole) if held_out else None)
+
+
+ROWS = [[0], [1, 2, 0, 0], [2], [0, 0], [1]]
+CUTS = [
+    {"mode": "separate", "samples_per_forward": 1},
+    {"mode": "separate", "samples_per_forward": 2},
+    {"mode": "packed", "tokens_per_pack": 8},
+    {"mode": "shared"},
+]
+
+
+@pytest.mark.parametrize("batch", CUTS)
+def test_the_validation_loss_is_the_mean_over_tokens_however_they_are_batched(make_run, tmp_path, batch):
+    examples = [example(row) for row in ROWS]
+    logits = torch.tensor([0.0, 1.0, 2.0]).expand(9, 3)
+    expected = cross_entropy(logits, torch.tensor([token for row in ROWS for token in row]))
+    trainer = trainer_of(make_run, tmp_path, examples, examples, **batch)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", CUTS)
+def test_a_step_takes_the_gradient_of_all_its_samples_however_they_are_batched(make_run, tmp_path, batch):
+    trainer = trainer_of(make_run, tmp_path, [example(row) for row in ROWS], samples_per_step=5, **batch)
+    trainer.train()
+    weight = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+    targets, losses = torch.tensor([token for row in ROWS for token in row]), []
+    for _ in range(4):
+        loss = cross_entropy(weight.expand(9, 3), targets)
+        [gradient] = torch.autograd.grad(loss, weight)
+        losses.append(loss.item())
+        weight = (weight - 0.1 * gradient).detach().requires_grad_()
+    torch.testing.assert_close(trainer.model.weight.detach(), weight.detach())
+    assert [log["loss"] for log in trainer.state.log_history if "loss" in log] == pytest.approx(losses, rel=1e-4)
+
+
+def test_an_epoch_has_as_many_steps_as_its_samples_fill(make_run, tmp_path):
+    trainer = trainer_of(make_run, tmp_path, [example([0])] * 5, samples_per_step=2)
+    trainer.train()
+    assert (trainer.state.global_step, trainer.state.epoch) == (4, pytest.approx(4 / 3))
+
+
+def test_the_waiting_time_is_measured(make_run, tmp_path):
+    batch = {"mode": "separate", "samples_per_step": 4, "samples_per_forward": 2}
+    trainer = trainer_of(make_run, tmp_path, [example([0])] * 16, kind=SlowFeed, **batch)
+    trainer.train()
+    trainer.stop_reading()
+    assert 0.5 * 8 * SLOW_S < trainer.wait_seconds  # some are made while steps run

@@ -1,0 +1,186 @@
+"""Who attends to whom: the law against its own words, in both ways in which it is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets.records import Record, Turn
+from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.features import CachedFeatures
+from lookonce.train.data.packing import BLOCK, padded_length
+from lookonce.train.data.tokenize import Prompter
+from lookonce.train.model import attention
+from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.load import load_without_tower, text_model
+
+quick = settings(deadline=None, database=None, max_examples=60)
+CPU = torch.device("cpu")
+Images = list[tuple[int, list[int]]]
+IMAGES = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(1, 4), min_size=1, max_size=4)), max_size=4)
+PADDING = st.integers(0, 5)
+
+
+def columns(images: Images, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run and prefix of each token, for images with a prefix and branches of these lengths."""
+    runs: list[tuple[int, int, int]] = []
+    for len_prefix, branches in images:
+        first = len(runs)
+        runs += [(length, first + number, first) for number, length in enumerate([len_prefix, *branches])]
+    runs.append((padding, len(runs), len(runs)))
+    run, prefix = ([run[part] for run in runs for _ in range(run[0])] for part in (1, 2))
+    return torch.tensor(run, dtype=torch.int32), torch.tensor(prefix, dtype=torch.int32)
+
+
+def num_tokens(images: Images) -> int:
+    return sum(len_prefix + sum(branches) for len_prefix, branches in images)
+
+
+def padded(images: Images, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return columns(images, length - num_tokens(images))
+
+
+def by_the_words(images: Images, padding: int) -> torch.Tensor:
+    """A token attends to itself and to what comes before it in its own run and in its run's prefix."""
+    tokens: list[tuple[str, str]] = []
+    for number, (len_prefix, branches) in enumerate(images):
+        tokens += [(f"image {number}", "prefix")] * len_prefix
+        for branch, length in enumerate(branches):
+            tokens += [(f"image {number}", f"branch {branch}")] * length
+    tokens += [("padding", "padding")] * padding
+    allowed = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for q, (image, part) in enumerate(tokens):
+        for k in range(q + 1):
+            other_image, other_part = tokens[k]
+            allowed[q, k] = other_image == image and other_part in (part, "prefix")
+    return allowed
+
+
+@quick
+@given(IMAGES, PADDING)
+def test_the_dense_mask_is_the_law(images, padding):
+    assert torch.equal(dense_mask(*columns(images, padding))[0, 0], by_the_words(images, padding))
+
+
+@quick
+@given(IMAGES)
+def test_the_mask_of_blocks_is_the_law(images):
+    run, prefix = padded(images, BLOCK)
+    found = create_mask(PackMask(BLOCK, CPU).blocks(run, prefix).mask_mod, None, None, BLOCK, BLOCK, "cpu")
+    assert torch.equal(found[0, 0], by_the_words(images, BLOCK - num_tokens(images)))
+
+
+def test_a_pack_of_half_a_block_is_refused_since_kernels_would_read_past_its_end():
+    with pytest.raises(AssertionError):
+        PackMask(2 * BLOCK, CPU).blocks(*padded([(100, [20, 8])], BLOCK + BLOCK // 2))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(1, 2), (2 * BLOCK, 2), (2 * BLOCK + 1, 3), (4096, 32), (4097, 34), (8193, 68)]
+)
+def test_packs_are_padded_to_some_dozens_of_lengths_in_whole_blocks(num_tokens, expected):
+    assert padded_length(num_tokens) == expected * BLOCK
+
+
+TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_are_those_that_pytorch_finds(seed):
+    torch.manual_seed(seed)
+    images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
+    run, prefix = padded(images, padded_length(num_tokens(images)) + seed * BLOCK)
+    mask = PackMask(len(run), CPU)
+    ours = mask.blocks(run, prefix)
+    pytorchs = create_block_mask(ours.mask_mod, None, None, len(run), len(run), "cpu", BLOCK)
+    assert ours.seq_lengths == pytorchs.seq_lengths and ours.BLOCK_SIZE == pytorchs.BLOCK_SIZE
+    for name in TENSORS:
+        found, expected = getattr(ours, name), getattr(pytorchs, name)
+        assert torch.equal(found, expected) and found.dtype == expected.dtype, name
+        assert found.stride() == expected.stride(), f"the kernels would read other numbers of {name}"
+    assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
+
+
+@quick
+@given(IMAGES, PADDING)
+def test_every_token_attends_to_itself_so_no_row_is_empty(images, padding):
+    """Padding too: a row that attends to nothing is not a number, and spoils every gradient."""
+    assert dense_mask(*columns(images, padding))[0, 0].diagonal().all()
+
+
+def test_a_token_sees_its_image_and_its_own_question_alone():
+    """Two images of two tokens, the first with two questions of two tokens, the second with one of one."""
+    assert dense_mask(*columns([(2, [2, 2]), (2, [1])], 1))[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    ]
+
+
+PACKS: list[tuple[Images, int]] = [
+    ([(150, [9, 30, 17]), (90, [40, 25])], 3 * BLOCK),
+    ([(20, [9, 30]), (70, [20, 5])], 2 * BLOCK),
+    ([(0, [3]), (BLOCK, [BLOCK])], 3 * BLOCK),
+    ([(100, [20, 8])], BLOCK),
+]
+
+
+# Eager FlexAttention says that it should be compiled; here is no GPU to compile for.
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning")
+def test_flex_attention_gives_what_pytorchs_own_gives_for_one_pack_after_another(monkeypatch):
+    monkeypatch.setattr(attention, "_compiled", lambda: flex_attention)
+    generator = torch.Generator().manual_seed(0)
+    mask, layer = PackMask(3 * BLOCK, CPU), SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    for images, length in PACKS:
+        run, prefix = padded(images, length)
+        query, key, value = (torch.randn(1, heads, length, 16, generator=generator) for heads in (4, 2, 2))
+        found, _ = shared_prefix_attention(layer, query, key, value, mask.blocks(run, prefix), scaling=0.3)
+        expected, _ = shared_prefix_attention(layer, query, key, value, dense_mask(run, prefix), scaling=0.3)
+        assert found.shape == (1, length, 4, 16)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_blocks_that_are_computed_are_those_in_which_somebody_attends_to_somebody():
+    run, prefix = padded(*PACKS[0])
+    blocks = dense_mask(run, prefix)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    computed = PackMask(len(run), CPU).blocks(run, prefix).to_dense()[0, 0].bool()
+    assert torch.equal(computed, blocks.any(dim=3).any(dim=1)) and not computed.all()
+
+
+def test_without_a_mask_of_packs_the_model_answers_as_before(built: VisionCache, sample: Path):
+    """Validation may ask questions while the layers still have the attention of packs."""
+    checkpoint = Checkpoint.open(str(sample / "model"))
+    prompter = Prompter(checkpoint.folder, checkpoint.config)
+    keys = list(built.keys())[:3]
+    texts = ["Is there text?", "How many polyps are in the image?", "What is it?"]
+    records = [Record((Path(key),), (Turn(text, "yes"),)) for key, text in zip(keys, texts, strict=True)]
+    questions = [
+        prompter.question(record, 0, [key], [built.grid_thw(key)]) for record, key in zip(records, keys, strict=True)
+    ]
+    collator = Collator(CachedFeatures(built), prompter.image_token_id, prompter.tokenizer.pad_token_id)
+    batch, model = collator.prompts(questions), load_without_tower(checkpoint, torch.float32)
+    assert batch["attention_mask"].min() == 0, "all as long as each other"
+    asked = {"do_sample": False, "max_new_tokens": 6}
+    expected = model.generate(**batch, **asked)
+    with training_on_packs(model, compiled=False):
+        assert text_model(model).config._attn_implementation == attention.NAME
+        found = model.generate(**batch, **asked)
+    assert torch.equal(found, expected)
+    assert text_model(model).config._attn_implementation == "sdpa"

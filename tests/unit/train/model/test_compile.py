@@ -1,0 +1,73 @@
+"""Decoder layers while they train on packs: only those that a mask rules, and as before when it is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.errors import ModelError
+from lookonce.run.config import LoraSection
+from lookonce.train.model.attention import NAME
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.load import add_lora, load_without_tower, text_model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(sample: Path) -> Checkpoint:
+    return Checkpoint.open(str(sample / "model"))
+
+
+def qwen3_5(layer_types: list[str]) -> Qwen3_5ForConditionalGeneration:
+    """A tiny one, without weights."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    text = sizes | {"num_hidden_layers": len(layer_types), "layer_types": layer_types, "vocab_size": 64}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32}
+    with torch.device("meta"):
+        return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision))
+
+
+@pytest.mark.parametrize("other", ["linear_attention", "sliding_attention"])
+def test_layers_that_a_mask_does_not_rule_are_refused_by_name(other):
+    model = qwen3_5(["full_attention", "full_attention"])
+    text_model(model).config.layer_types = ["full_attention", other]
+    before = text_model(model).config._attn_implementation
+    message = f"^qwen3_5_text has layers of {other}, which can not keep .* apart; set batch.mode: separate$"
+    with pytest.raises(ModelError, match=message), training_on_packs(model, compiled=False):
+        pytest.fail("it went on")
+    assert text_model(model).config._attn_implementation == before
+
+
+def test_a_model_as_it_comes_with_linear_layers_is_refused():
+    with (
+        pytest.raises(ModelError, match="linear_attention"),
+        training_on_packs(qwen3_5(["linear_attention", "full_attention"]), compiled=False),
+    ):
+        pytest.fail("it went on")
+
+
+def test_layers_of_full_attention_are_taken_whether_the_model_names_them_or_not(checkpoint):
+    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(checkpoint, torch.float32)):
+        with training_on_packs(model, compiled=False):
+            assert text_model(model).config._attn_implementation == NAME
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_after_training_all_is_as_before(checkpoint, compiled):
+    model = load_without_tower(checkpoint, torch.float32)
+    text = text_model(model)
+    with pytest.raises(KeyboardInterrupt), training_on_packs(model, compiled=compiled):
+        assert all((layer._compiled_call_impl is not None) == compiled for layer in text.layers)
+        raise KeyboardInterrupt
+    assert text.config._attn_implementation == "sdpa"
+    assert all(layer._compiled_call_impl is None for layer in text.layers)
+
+
+def test_the_language_model_is_found_under_an_adapter(checkpoint):
+    model = load_without_tower(checkpoint, torch.float32)
+    text = model.model.language_model
+    assert text_model(model) is text
+    assert text_model(add_lora(model, checkpoint, LoraSection(), seed=0)) is text

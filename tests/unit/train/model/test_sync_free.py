@@ -1,0 +1,62 @@
+"""The stock model's passes without waiting: the same bits, and the methods replaced are those that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.train.model.load import load_without_tower
+from lookonce.train.model.sync_free import add_features, without_waiting
+
+SEED = 0
+
+
+@pytest.fixture(scope="module")
+def model(sample: Path):
+    return load_without_tower(Checkpoint.open(str(sample / "model")), torch.float32)
+
+
+def logits(model, token_ids: torch.Tensor, features: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(token_ids.shape[1]).expand(3, 1, -1)
+    given = {"input_ids": token_ids, "position_ids": places, "pixel_values": features, "image_grid_thw": grids}
+    with torch.no_grad():
+        return model(**given, use_cache=False).logits
+
+
+@pytest.mark.parametrize("num_images", [1, 3])
+def test_the_answers_are_the_stock_models_to_the_last_bit(model, num_images):
+    torch.manual_seed(SEED)
+    image, hidden = model.config.image_token_id, model.config.text_config.hidden_size
+    levels = 1 + len(model.config.vision_config.deepstack_visual_indexes)
+    one = [5, *[image] * 6, 7, 8]
+    token_ids = torch.tensor([one * num_images])
+    features = torch.randn(6 * num_images, levels, hidden)
+    grids = torch.tensor([[1, 4, 6]] * num_images)
+    stock = logits(model, token_ids, features, grids)
+    with without_waiting(model):
+        assert torch.equal(logits(model, token_ids, features, grids), stock)
+        assert not torch.equal(logits(model, token_ids, features.flip(1), grids), stock)
+
+
+def test_features_are_added_as_the_stock_model_adds_them(model):
+    torch.manual_seed(SEED)
+    states, places = torch.randn(2, 5, 8, requires_grad=True), torch.rand(2, 5) < 0.5
+    features = torch.randn(int(places.sum()), 8)
+    stock = type(model.model.language_model)._deepstack_process(None, states, places, features)
+    ours = add_features(states, places, features)
+    assert torch.equal(ours, stock)
+    towards = torch.randn_like(stock)
+    gradients = [torch.autograd.grad(out, states, towards)[0] for out in (ours, stock)]
+    assert torch.equal(*gradients)
+
+
+def test_what_is_replaced_exists_and_comes_back(model):
+    inner, text = model.model, model.model.language_model
+    before = inner.get_placeholder_mask, text._deepstack_process
+    with without_waiting(model):
+        assert inner.get_placeholder_mask.__qualname__ != before[0].__qualname__
+        assert text._deepstack_process is add_features
+    assert (inner.get_placeholder_mask, text._deepstack_process) == before

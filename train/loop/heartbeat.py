@@ -1,0 +1,122 @@
+"""How far a training is, for whoever asks while it runs: `progress.json` in its folder.
+
+Design: a thread of the first rank writes the file anew every few seconds, so that it tells also of a training that is
+loading, compiling or validating, and of one that hangs: the process lives and its step does not move. A new phase is
+told at once. It costs about 7 microseconds a step, and a write. Who dies without a word (SIGKILL, a lost node) leaves a
+file that nobody touches any more; all others say how they ended. The rate is that of the last minute, waiting for data
+included, validation and checkpoints not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lookonce.cache.store.claims import Worker
+from lookonce.errors import Stopped
+from lookonce.files import write_json
+from lookonce.run.progress_file import End, Progress
+
+BEAT_S = 10.0
+WINDOW_BEATS = 6
+"""Of which the rate is taken."""
+
+
+class Heartbeat(TrainerCallback):
+    """Keeps `progress.json` up to date; a context manager around the whole of a training, and a callback in it.
+
+    Where `is_first` is false it does nothing.
+    """
+
+    def __init__(self, path: Path, samples_per_step: int, is_first: bool = True, beat_s: float = BEAT_S) -> None:
+        self.path, self._samples_per_step, self._is_first, self._beat_s = path, samples_per_step, is_first, beat_s
+        self.progress = Progress(Worker.this_process(), time.time())
+        self._stepped = self._step_began = time.monotonic()
+        self._busy_s = 0.0
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._window: deque[tuple[int, float]] = deque(maxlen=WINDOW_BEATS + 1)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        if self._is_first:
+            self._write()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not self._is_first:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._measure()
+        reason = str(error) or type(error).__name__ if error else ""
+        self._update(end=_end(error), reason=next(iter(reason.splitlines()), ""), eta_s=None)
+        self._write()
+
+    def enter(self, phase: str) -> None:
+        """Say what comes now."""
+        self._update(phase=phase)
+        if self._is_first:
+            self._write()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        self._window.append((step, self._busy_s))
+        self._update(step=step, first_step=step, num_steps=state.max_steps)
+        self.enter("training")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step_began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stepped = time.monotonic()
+        self._busy_s += self._stepped - self._step_began
+        self._update(step=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        for name, key in (("loss", "loss"), ("validation_loss", "eval_loss")):
+            if logs and key in logs:
+                value = float(logs[key])
+                self._update(**{name: value if math.isfinite(value) else None})
+
+    def _update(self, **changes: Any) -> None:
+        with self._lock:  # of the two threads neither may undo what the other says
+            self.progress = replace(self.progress, **changes)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._beat_s):
+            self._measure()
+            self._write()
+
+    def _measure(self) -> None:
+        progress, busy_s = self.progress, self._busy_s
+        self._window.append((progress.step, busy_s))
+        first_step, first_busy_s = self._window[0]
+        changes: dict[str, Any] = {"stepped_s": round(time.monotonic() - self._stepped, 1)}
+        if num_steps := progress.step - first_step:
+            seconds = (busy_s - first_busy_s) / num_steps
+            changes["ms_per_sample"] = round(1000 * seconds / self._samples_per_step, 3)
+            changes["eta_s"] = round((progress.num_steps - progress.step) * seconds, 1)
+        self._update(**changes)
+
+    def _write(self) -> None:
+        # Who writes last has read last. A lock of its own, since a step must not wait for the disk; and a disk that is
+        # full now may not be at the next beat.
+        with self._writing, contextlib.suppress(OSError):
+            write_json(self.path, asdict(self.progress))
+
+
+def _end(error: BaseException | None) -> End:
+    if error is None:
+        return "finished"
+    return "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"

@@ -1,0 +1,168 @@
+"""The model without its tower, and LoRA on the language model that is left.
+
+Design: `from_pretrained` builds models on the meta device, so a tower that is swapped out right after the model's
+`__init__` never takes memory, and its tensors are skipped when the checkpoint is read. LoRA goes by PEFT. A pattern
+that would match modules of the tower finds nothing to hit here, but would add untrained adapters to the tower when
+the result is loaded onto the stock model; so patterns are checked against the tower's module names first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft.tuners.tuners_utils import check_target_module_exists
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
+
+from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.environment import best_device
+from lookonce.errors import ModelError, RunFolderError
+from lookonce.run.config import LoraSection, RunFile
+from lookonce.train.model.cached_tower import CachedVisionTower
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""What the frozen weights are loaded in, by the run file's `train.precision`."""
+TOWER_NAME = "model.visual"
+NUM_NAMED = 4
+
+
+def load_without_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """The checkpoint's model, an instance of its stock class, with a `CachedVisionTower`; frozen, on the CPU."""
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
+
+    class WithoutTower(stock_class):  # type: ignore[misc]
+        _keys_to_ignore_on_load_unexpected = [r"(^|\.)visual\."]
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            self.model.visual = CachedVisionTower(config.vision_config, dtype)
+
+    model = _load(WithoutTower, checkpoint, dtype, attention)
+    model.__class__ = stock_class
+    return model
+
+
+def load_with_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """The stock model, tower and all; frozen. For comparisons."""
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
+    return _load(stock_class, checkpoint, dtype, attention)
+
+
+def _load(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str) -> Any:
+    try:
+        model = model_class.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention)
+    except (ImportError, ValueError) as error:
+        raise ModelError(
+            f"can not load {checkpoint.folder} with model.attention: {attention} ({str(error).strip().splitlines()[0]})"
+        ) from None
+    return model.requires_grad_(False)
+
+
+def add_lora(model: Any, checkpoint: Checkpoint, options: LoraSection, seed: int) -> PeftModel:
+    """Add a fresh adapter, the same for the same seed; what is trained is float32, whatever the model's dtype.
+
+    Raises:
+        ModelError: the targets reach into the tower, or hit nothing.
+    """
+    config = lora_config(options)
+    refuse_tower_targets(checkpoint, config)
+    _check_modules_to_save(model, options.modules_to_save)
+    torch.manual_seed(seed)
+    try:
+        peft_model = get_peft_model(model, config)
+    except ValueError as error:
+        raise ModelError(f"lora.targets {options.targets}: {str(error).splitlines()[0]}") from None
+    refuse_tower_targets(checkpoint, peft_model.peft_config["default"])  # `all-linear` is names by now
+    _train_in_float32(peft_model)
+    return peft_model
+
+
+def _train_in_float32(model: PeftModel) -> None:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
+    """PEFT passes over names that match nothing."""
+    names = [name for name, _ in model.named_modules() if name]
+    for name in wanted:
+        if not any(found.endswith(name) for found in names):
+            near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
+
+
+def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftModel:
+    """The model without its tower, wearing a trained adapter, on the best device, ready to answer.
+
+    Raises:
+        RunFolderError: there is no adapter in that folder.
+    """
+    if not (adapter / "adapter_config.json").exists():
+        raise RunFolderError(
+            f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
+        )
+    model = load_without_tower(checkpoint, PRECISIONS[run.train.precision], run.model.attention)
+    config = PeftConfig.from_pretrained(str(adapter))
+    config.inference_mode = False  # so that what was trained can be told from the rest
+    peft_model: Any = get_peft_model(model, config)
+    _train_in_float32(peft_model)  # before the weights come: `PeftModel.from_pretrained` would round them
+    set_peft_model_state_dict(peft_model, load_peft_weights(str(adapter), device="cpu"))
+    trained: PeftModel = peft_model.requires_grad_(False).to(best_device()).eval()
+    return trained
+
+
+def text_model(model: Any) -> Any:
+    """The language model within a model that may wear an adapter."""
+    return base_model(model).model.language_model
+
+
+def base_model(model: Any) -> Any:
+    """transformers' model within one that may wear an adapter."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def lora_config(options: LoraSection) -> LoraConfig:
+    """PEFT's configuration for the run file's `lora` section."""
+    return LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        use_rslora=options.rslora,
+        target_modules=options.targets,
+        modules_to_save=options.modules_to_save or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def refuse_tower_targets(checkpoint: Checkpoint, config: Any) -> None:
+    """Check that neither targets nor modules to save of PEFT's `config` name a module of the vision tower.
+
+    Raises:
+        ModelError: they do; names the modules that would be hit.
+    """
+    names = _tower_module_names(checkpoint)
+    try:
+        hit = [name for name in names if check_target_module_exists(config, name)]
+    except re.error as error:
+        raise ModelError(f"lora.targets {config.target_modules!r} is no regular expression: {error}") from None
+    saved = [name for name in names if name.endswith(tuple(config.modules_to_save or ()))]  # as PEFT matches them
+    for option, found in (("targets", hit), ("modules_to_save", saved)):
+        if found:
+            raise ModelError(
+                f"lora.{option} reaches into the vision tower, which is frozen and not in memory: it matches "
+                f"{len(found)} modules there, {', '.join(found[:NUM_NAMED])}, ...; name modules of the language model, "
+                "for example q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+            )
+
+
+def _tower_module_names(checkpoint: Checkpoint) -> list[str]:
+    with torch.device("meta"):
+        tower_class: Any = MODEL_MAPPING[type(checkpoint.vision_config)]
+        tower = tower_class(checkpoint.vision_config)
+    return [f"{TOWER_NAME}.{name}" for name, _ in tower.named_modules() if name]

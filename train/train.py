@@ -1,0 +1,161 @@
+"""One training: open what it reads, claim the run folder, train, save the adapter.
+
+Design: this is all that `lookonce.train` does. Answers, scores and the summary come after it, put together in
+`lookonce.workflow`, so that training imports nothing that is built on training. A `Training` is opened before the model
+is loaded: everything that can be refused is refused first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from lookonce.errors import Stopped
+from lookonce.files import follow_umask, write_json
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.inputs import Inputs
+from lookonce.text import Notify
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.distributed import Ranks
+from lookonce.train.loop.heartbeat import Heartbeat
+from lookonce.train.loop.metrics_log import StepLines
+from lookonce.train.loop.preemption import GO_ON, StopAfterStep
+from lookonce.train.loop.resume import Start, claim, is_finished
+from lookonce.train.loop.session import Session, make_trainer
+from lookonce.train.loop.trainer import training_arguments
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.fsdp import is_sharded, shard_frozen
+from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that holds its run folder, on one of its ranks."""
+
+    session: Session
+    folder: RunFolder
+    arguments: TrainingArguments
+    ranks: Ranks
+    start: Start
+    notify: Notify
+    """Prints notes on the first rank, nothing on the others."""
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[Heartbeat]:
+        """Keep `progress.json` up to date for as long as this lasts."""
+        samples_per_step = self.session.inputs.run.batch.samples_per_step
+        with Heartbeat(self.folder.progress, samples_per_step, self.ranks.is_first) as heartbeat:
+            yield heartbeat
+
+    def run(self, heartbeat: Heartbeat) -> Any:
+        """Train and save the adapter.
+
+        Returns:
+            The trained model; None where it is not in this process: the adapter was trained before, or the weights are
+            sharded over the ranks.
+
+        Raises:
+            Stopped: a signal asked for it; a checkpoint or the adapter is saved.
+            LookonceError: anything else that a user can mend.
+        """
+        if self.start.is_trained:
+            return None
+        examples, num_too_long = self._examples("train")
+        held_out, _ = self._examples("val") if self.session.inputs.records["val"] else ([], 0)
+        model = self._load_model()
+        lines, stop = StepLines(self.folder.log, self._run.batch.samples_per_step), StopAfterStep(self.ranks)
+        callbacks = [lines, stop, heartbeat]
+        trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, notify=self.notify)
+        lines.attach(trainer)
+        with stop.heeding():
+            result = self._fit(trainer, model)
+            self.ranks.part()
+            if not self.ranks.is_first:
+                return model
+            model.save_pretrained(str(self.folder.adapter))
+            for written in (self.folder.checkpoints, self.folder.adapter):
+                follow_umask(written)
+            trained = Trained(
+                num_steps=result.global_step,
+                first_step=lines.first_step,
+                num_samples=round(len(examples) * float(trainer.state.epoch or 0)),
+                num_too_long=num_too_long,
+                seconds=float(result.metrics["train_runtime"]),
+                wait_share=lines.wait_share,
+            )
+            write_json(self.folder.trained, asdict(trained))
+        if stop.signal:
+            raise Stopped(
+                f"stopped by {stop.signal.name} after the last step; the adapter is saved; {GO_ON}: it evaluates"
+            )
+        return None if is_sharded(model) else model
+
+    def _load_model(self) -> Any:
+        run, checkpoint = self._run, self.session.inputs.checkpoint
+        model = load_without_tower(checkpoint, PRECISIONS[run.train.precision], run.model.attention)
+        model = add_lora(model, checkpoint, run.lora, run.train.seed)
+        return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.number > 1 else model
+
+    def _fit(self, trainer: Any, model: Any) -> Any:
+        checkpoint = self.start.checkpoint
+        is_compiled = self._run.train.compile and torch.cuda.is_available()
+        on_packs = training_on_packs(model, compiled=is_compiled)
+        with on_packs if self._run.batch.has_packs else contextlib.nullcontext():
+            return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def _examples(self, split: str) -> tuple[list[Example], int]:
+        examples, num_too_long = self.session.examples(split)
+        if num_too_long:
+            limit, num_records = self._run.batch.longest_record, len(self.session.inputs.records[split])
+            self.notify(f"left out {num_too_long} of {num_records} {split} records, longer than {limit} tokens")
+        return examples, num_too_long
+
+    @property
+    def _run(self) -> RunFile:
+        return self.session.inputs.run
+
+
+def open_training(
+    run: RunFile, *, resume: bool = False, restart: bool = False, notify: Notify = print
+) -> tuple[Ranks, Training | None]:
+    """Open the inputs of a run and claim its folder; no training if the run is finished.
+
+    `resume` continues from the last checkpoint, `restart` moves what the folder holds away first. Needs the cache.
+
+    Raises:
+        LookonceError: something that the run reads is missing or broken, or the folder holds another run.
+    """
+    folder = RunFolder(run.output)
+    arguments = training_arguments(run, folder.checkpoints)  # refuses what it can before anything is read
+    ranks = Ranks.of(arguments)
+    notify = notify if ranks.is_first else _ignore
+    inputs = Inputs.open(run)
+    identity = ranks.first_decides(inputs.identity)
+    if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
+        return ranks, None
+    session = Session.open(inputs)
+    _warn(session, ranks, notify)
+    start = ranks.first_decides(lambda: claim(folder, inputs, identity, restart, notify))
+    return ranks, Training(session, folder, arguments, ranks, start, notify)
+
+
+def _ignore(note: str) -> None:
+    """Takes the notes of all ranks but the first."""
+
+
+def _warn(session: Session, ranks: Ranks, notify: Notify) -> None:
+    run = session.inputs.run
+    if run.train.fsdp and ranks.number == 1:
+        notify("train.fsdp spreads the model over several processes, started by torchrun; here is one, and it is whole")
+    if run.cache.stage and run.cache.stage not in session.cache.folder.parents:
+        notify(f"no complete copy of the cache in {run.cache.stage}; reads {session.cache.folder}")
+    if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
+        notify(
+            "features are stored in bfloat16, so this fp32 training sees them rounded; cache.dtype: float32 keeps them"
+        )
