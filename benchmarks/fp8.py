@@ -67,7 +67,9 @@ def compare_model(sessions: dict[str, Session], num_examples: int) -> dict[str, 
     """Relative differences to what float32 features give."""
     session = sessions["float32"]
     inputs = session.inputs
-    model = add_lora(load_without_tower(inputs.checkpoint, torch.float32), inputs.checkpoint, inputs.run.lora, seed=1)
+    model = add_lora(
+        load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=1
+    )
     draw_b_matrices(model)
     model.to(best_device()).eval()
     examples, _ = session.examples("train")

@@ -100,8 +100,8 @@ def train_one(run: RunFile) -> list[dict[str, float]]:
     """Train and give the points of its curve."""
     session = Session.open(Inputs.open(run))
     examples, _ = session.examples("train")
-    model = load_without_tower(session.inputs.checkpoint, PRECISIONS[run.train.precision])
-    model = add_lora(model, session.inputs.checkpoint, run.lora, run.train.seed)
+    model = load_without_tower(session.inputs.model_folder, PRECISIONS[run.train.precision])
+    model = add_lora(model, session.inputs.model_folder, run.lora, run.train.seed)
     arguments = training_arguments(
         run, Path(run.output), eval_strategy="no", save_strategy="no", report_to="none", logging_steps=1000
     )

@@ -77,7 +77,7 @@ def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False
     session = Session.open(inputs)
     split = split or run.eval.split
     records = inputs.records[split]
-    model = load_trained(inputs.checkpoint, run, folder.adapter)
+    model = load_trained(inputs.model_folder, run, folder.adapter)
     evaluation = evaluate(session, model, split, shuffle_images(records, inputs.images) if shuffled else records)
     name = f"{split}-shuffled" if shuffled else split
     save_evaluation(folder, name, evaluation)

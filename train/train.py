@@ -97,9 +97,9 @@ class Training:
         return None if is_sharded(model) else model
 
     def _load_model(self) -> Any:
-        run, checkpoint = self._run, self.session.inputs.checkpoint
-        model = load_without_tower(checkpoint, PRECISIONS[run.train.precision], run.model.attention)
-        model = add_lora(model, checkpoint, run.lora, run.train.seed)
+        run, model_folder = self._run, self.session.inputs.model_folder
+        model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
+        model = add_lora(model, model_folder, run.lora, run.train.seed)
         return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.number > 1 else model
 
     def _fit(self, trainer: Any, model: Any) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig
 
-from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.model.fast_tower import FastTower
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 
 TOKENS_PER_FORWARD = 8192
@@ -31,7 +31,7 @@ class Tower:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        model_folder: ModelFolder,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         *,
@@ -46,11 +46,11 @@ class Tower:
             ModelError: the tensors do not fit the configuration.
         """
         self.dtype, self.device = dtype, torch.device(device)
-        self.config = checkpoint.vision_config
+        self.config = model_folder.vision_config
         self.merge_size: int = self.config.spatial_merge_size
         self.tokens_per_forward = TOKENS_PER_FORWARD if self.device.type == "cuda" else 1
         """How many image tokens go through it together; at least one image does."""
-        self.module = _build(checkpoint, dtype).to(self.device)
+        self.module = _build(model_folder, dtype).to(self.device)
         fast = self.device.type == "cuda" if fast is None else fast
         self._run = FastTower(self.module) if fast and FastTower.fits(self.module) else self._run_stock
 
@@ -78,9 +78,9 @@ class Tower:
         return float(2 * (num_patches * (patch * hidden + config.depth * block) + num_tokens * mergers))
 
 
-def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    config = checkpoint.vision_config
-    tensors = dict(checkpoint.tower_tensors())
+def _build(model_folder: ModelFolder, dtype: torch.dtype) -> Any:
+    config = model_folder.vision_config
+    tensors = dict(model_folder.tower_tensors())
     tower_class: Any = MODEL_MAPPING[type(config)]
     module, loading = tower_class.from_pretrained(
         None,
@@ -94,7 +94,7 @@ def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     problems = [*loading["missing_keys"], *loading["unexpected_keys"], *loading["mismatched_keys"]]
     if problems:
         raise ModelError(
-            f"the vision tower in {checkpoint.folder} does not fit its configuration: "
+            f"the vision tower in {model_folder.folder} does not fit its configuration: "
             f"{len(problems)} tensors are missing, unknown or of another shape, for example {problems[0]}"
         )
     return module.eval().requires_grad_(False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-    from lookonce.cache.model.checkpoint import Checkpoint
+    from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
 
 FOLDER_DIGITS = 16
@@ -42,16 +42,16 @@ class Fingerprint:
     dtype: DtypeName
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
+    def of(cls, model_folder: ModelFolder, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
         """The fingerprint that features of this tower, these pixels and this dtype have."""
         from lookonce.cache.model.tower import num_levels
 
         return cls(
             format_version=FORMAT_VERSION,
-            tower_sha256=hash_tensors(checkpoint.tower_tensors()),
-            tower_config=_meaningful(checkpoint.vision_config),
+            tower_sha256=hash_tensors(model_folder.tower_tensors()),
+            tower_config=_meaningful(model_folder.vision_config),
             image_processor=processor.settings,
-            num_levels=num_levels(checkpoint.vision_config),
+            num_levels=num_levels(model_folder.vision_config),
             dtype=dtype,
         )
 

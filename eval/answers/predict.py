@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from lookonce.cache.build.encode import encode_image
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.dtypes import STORAGE
@@ -50,24 +50,24 @@ def predict(folder: RunFolder, images: Sequence[Path], question: str, system: st
         LookonceError: an image can not be read, there is no adapter, or it was trained on another model.
     """
     run = folder.read_run()
-    checkpoint = Checkpoint.open(run.model.path, run.model.revision)
-    folder.check_inputs({"model": checkpoint.content_hash()})
-    source = _encode(checkpoint, run, images)
-    prompter = Prompter(checkpoint.folder, checkpoint.config)
+    model_folder = ModelFolder.open(run.model.path, run.model.revision)
+    folder.check_inputs({"model": model_folder.content_hash()})
+    source = _encode(model_folder, run, images)
+    prompter = Prompter(model_folder.folder, model_folder.config)
     record, keys = Record(tuple(images), (Turn(question, ""),), system, origin="the question"), [*map(str, images)]
     example = prompter.question(record, 0, keys, [source.grid_thw(key) for key in keys])
-    model = load_trained(checkpoint, run, folder.adapter)
+    model = load_trained(model_folder, run, folder.adapter)
     collator = Collator(source, prompter.image_token_id, prompter.tokenizer.pad_token_id)
     return greedy_answers(
         model, prompter.tokenizer, collator, [example], run.eval.max_new_tokens, 1, run.train.precision
     )[0]
 
 
-def _encode(checkpoint: Checkpoint, run: RunFile, images: Sequence[Path]) -> Encoded:
+def _encode(model_folder: ModelFolder, run: RunFile, images: Sequence[Path]) -> Encoded:
     """The images as the run's cache would have them; the tower is loaded if there are any."""
     if not images:
         return Encoded({})
-    processor = ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+    processor = ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
     storage = STORAGE[run.cache.dtype]
-    tower = Tower(checkpoint, storage.compute, best_device())
+    tower = Tower(model_folder, storage.compute, best_device())
     return Encoded({str(image): encode_image(image, processor, tower, storage) for image in dict.fromkeys(images)})

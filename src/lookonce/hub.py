@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from tqdm import tqdm
 
 from lookonce.errors import ModelError
-from lookonce.text import size
+from lookonce.text import first_line, size
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """That make a model: weights, configurations, tokenizer, chat template."""
@@ -120,10 +120,6 @@ def _already_here(wanted: dict[str, Any], reason: BaseException | None) -> Path:
         name, revision = wanted["repo_id"], wanted["revision"]
         is_refused = isinstance(reason, RepositoryNotFoundError)
         raise ModelError((_refusal if is_refused else _absence)(name, revision, reason)) from None
-
-
-def first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]

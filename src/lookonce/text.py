@@ -70,6 +70,17 @@ def bars(numbers: Sequence[tuple[str, int]]) -> str:
     )
 
 
+def listed(items: Sequence[str], most: int = 5) -> str:
+    """The first few of many, and how many more: "a, b, c and 7 more"."""
+    rest = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + rest
+
+
+def first_line(error: BaseException | None) -> str:
+    """The first line of another library's message, which may have dozens."""
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 MAX_SHOWN = 90
 """Characters of a text in a message."""
 

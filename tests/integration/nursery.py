@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from lookonce.cache.build import worker as build
 from lookonce.cache.build.worker import BuildOptions, build_cache
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -46,9 +46,9 @@ class SlowTower:
 def main(model: Path, place: Path) -> None:
     """For each line on stdin, `{"name": ..., "root": ..., ...}`, fork a worker and print its number."""
     build.POLL_S = 0.05
-    checkpoint, processor = Checkpoint.open(str(model)), ImageProcessor(model)
-    fingerprint = Fingerprint.of(checkpoint, processor, "float32")
-    tower = Tower(checkpoint, fingerprint.storage.compute)
+    model_folder, processor = ModelFolder.open(str(model)), ImageProcessor(model)
+    fingerprint = Fingerprint.of(model_folder, processor, "float32")
+    tower = Tower(model_folder, fingerprint.storage.compute)
     images = index_images([Record(tuple(sorted((place / "images").iterdir())), ())])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are buried at once
     tqdm.set_lock(threading.RLock())  # its own is shared by forks, and would be lost with one that is killed

@@ -87,7 +87,7 @@ def session(sample, make_run, tmp_path) -> Session:
 def with_lora(session: Session, load: Any, dtype: torch.dtype = torch.float32) -> Any:
     """A model whose adapter does something: LoRA's B matrices start at zero."""
     inputs = session.inputs
-    model = add_lora(load(inputs.checkpoint, dtype), inputs.checkpoint, inputs.run.lora, seed=1)
+    model = add_lora(load(inputs.model_folder, dtype), inputs.model_folder, inputs.run.lora, seed=1)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:

@@ -30,7 +30,7 @@ class Passes:
     def __init__(self, session: Session) -> None:
         inputs = session.inputs
         self.model = add_lora(
-            load_without_tower(inputs.checkpoint, torch.float32), inputs.checkpoint, inputs.run.lora, seed=0
+            load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=0
         )
         torch.manual_seed(0)
         for name, weight in self.model.named_parameters():

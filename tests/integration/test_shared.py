@@ -110,7 +110,9 @@ def without_levels(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def with_lora(session: Session) -> Any:
     """A model whose adapter does something: LoRA's B matrices start at zero."""
     inputs = session.inputs
-    model = add_lora(load_without_tower(inputs.checkpoint, torch.float32), inputs.checkpoint, inputs.run.lora, seed=1)
+    model = add_lora(
+        load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=1
+    )
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:

@@ -106,8 +106,8 @@ class Way:
 
     def __init__(self, session: Session, precision: str) -> None:
         inputs, self.session, self.dtype = session.inputs, session, PRECISIONS[precision]
-        model = load_without_tower(inputs.checkpoint, torch.bfloat16).to(self.dtype)  # the same weights for both
-        self.model = add_lora(model, inputs.checkpoint, inputs.run.lora, seed=1).to(DEVICE)
+        model = load_without_tower(inputs.model_folder, torch.bfloat16).to(self.dtype)  # the same weights for both
+        self.model = add_lora(model, inputs.model_folder, inputs.run.lora, seed=1).to(DEVICE)
         self.mask = PackMask(max(LIMITS), DEVICE)
         generator = torch.Generator().manual_seed(2)
         for name, parameter in self.model.named_parameters():

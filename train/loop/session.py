@@ -34,7 +34,7 @@ class Session:
     @classmethod
     def open(cls, inputs: Inputs) -> Session:
         cache = inputs.open_cache()
-        prompter = Prompter(inputs.checkpoint.folder, inputs.checkpoint.config)
+        prompter = Prompter(inputs.model_folder.folder, inputs.model_folder.config)
         collator = Collator(CachedFeatures(cache), prompter.image_token_id, prompter.tokenizer.pad_token_id)
         return cls(inputs, cache, prompter, collator)
 

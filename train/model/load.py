@@ -18,10 +18,11 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_we
 from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import LoraSection, RunFile
+from lookonce.text import first_line
 from lookonce.train.model.cached_tower import CachedVisionTower
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -30,9 +31,9 @@ TOWER_NAME = "model.visual"
 NUM_NAMED = 4
 
 
-def load_without_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def load_without_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """The checkpoint's model, an instance of its stock class, with a `CachedVisionTower`; frozen, on the CPU."""
-    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
 
     class WithoutTower(stock_class):  # type: ignore[misc]
         _keys_to_ignore_on_load_unexpected = [r"(^|\.)visual\."]
@@ -41,42 +42,42 @@ def load_without_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: st
             super().__init__(config, *args, **kwargs)
             self.model.visual = CachedVisionTower(config.vision_config, dtype)
 
-    model = _load(WithoutTower, checkpoint, dtype, attention)
+    model = _load(WithoutTower, model_folder, dtype, attention)
     model.__class__ = stock_class
     return model
 
 
-def load_with_tower(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def load_with_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """The stock model, tower and all; frozen. For comparisons."""
-    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
-    return _load(stock_class, checkpoint, dtype, attention)
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
+    return _load(stock_class, model_folder, dtype, attention)
 
 
-def _load(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str) -> Any:
+def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str) -> Any:
     try:
-        model = model_class.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation=attention)
+        model = model_class.from_pretrained(model_folder.folder, dtype=dtype, attn_implementation=attention)
     except (ImportError, ValueError) as error:
         raise ModelError(
-            f"can not load {checkpoint.folder} with model.attention: {attention} ({str(error).strip().splitlines()[0]})"
+            f"can not load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
         ) from None
     return model.requires_grad_(False)
 
 
-def add_lora(model: Any, checkpoint: Checkpoint, options: LoraSection, seed: int) -> PeftModel:
+def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: int) -> PeftModel:
     """Add a fresh adapter, the same for the same seed; what is trained is float32, whatever the model's dtype.
 
     Raises:
         ModelError: the targets reach into the tower, or hit nothing.
     """
     config = lora_config(options)
-    refuse_tower_targets(checkpoint, config)
+    refuse_tower_targets(model_folder, config)
     _check_modules_to_save(model, options.modules_to_save)
     torch.manual_seed(seed)
     try:
         peft_model = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"lora.targets {options.targets}: {str(error).splitlines()[0]}") from None
-    refuse_tower_targets(checkpoint, peft_model.peft_config["default"])  # `all-linear` is names by now
+    refuse_tower_targets(model_folder, peft_model.peft_config["default"])  # `all-linear` is names by now
     _train_in_float32(peft_model)
     return peft_model
 
@@ -97,7 +98,7 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
 
 
-def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftModel:
+def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:
     """The model without its tower, wearing a trained adapter, on the best device, ready to answer.
 
     Raises:
@@ -107,7 +108,7 @@ def load_trained(checkpoint: Checkpoint, run: RunFile, adapter: Path) -> PeftMod
         raise RunFolderError(
             f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
         )
-    model = load_without_tower(checkpoint, PRECISIONS[run.train.precision], run.model.attention)
+    model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
     config = PeftConfig.from_pretrained(str(adapter))
     config.inference_mode = False  # so that what was trained can be told from the rest
     peft_model: Any = get_peft_model(model, config)
@@ -140,13 +141,13 @@ def lora_config(options: LoraSection) -> LoraConfig:
     )
 
 
-def refuse_tower_targets(checkpoint: Checkpoint, config: Any) -> None:
+def refuse_tower_targets(model_folder: ModelFolder, config: Any) -> None:
     """Check that neither targets nor modules to save of PEFT's `config` name a module of the vision tower.
 
     Raises:
         ModelError: they do; names the modules that would be hit.
     """
-    names = _tower_module_names(checkpoint)
+    names = _tower_module_names(model_folder)
     try:
         hit = [name for name in names if check_target_module_exists(config, name)]
     except re.error as error:
@@ -161,8 +162,8 @@ def refuse_tower_targets(checkpoint: Checkpoint, config: Any) -> None:
             )
 
 
-def _tower_module_names(checkpoint: Checkpoint) -> list[str]:
+def _tower_module_names(model_folder: ModelFolder) -> list[str]:
     with torch.device("meta"):
-        tower_class: Any = MODEL_MAPPING[type(checkpoint.vision_config)]
-        tower = tower_class(checkpoint.vision_config)
+        tower_class: Any = MODEL_MAPPING[type(model_folder.vision_config)]
+        tower = tower_class(model_folder.vision_config)
     return [f"{TOWER_NAME}.{name}" for name, _ in tower.named_modules() if name]

@@ -103,8 +103,8 @@ def set_up(
     session = _with_run(session, _run_of(way, session.inputs.run))
     inputs, run = session.inputs, session.inputs.run
     load = load_with_tower if way.has_tower else load_without_tower
-    model = load(inputs.checkpoint, PRECISIONS[run.train.precision], run.model.attention)
-    model = add_lora(model, inputs.checkpoint, run.lora, run.train.seed)
+    model = load(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention)
+    model = add_lora(model, inputs.model_folder, run.lora, run.train.seed)
     arguments: dict[str, Any] = {
         "max_steps": num_steps,
         "eval_strategy": "no",

@@ -11,7 +11,7 @@ from lookonce.cache.build.report import BuildReport
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.maintenance.staging import find_staged
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint_notes import Source
@@ -30,7 +30,7 @@ class Inputs(Content):
 
     source: Source
     """What the fingerprint was found from."""
-    checkpoint: Checkpoint
+    model_folder: ModelFolder
     processor: ImageProcessor
 
     @classmethod
@@ -44,10 +44,10 @@ class Inputs(Content):
         """
         records = read_splits(run)
         source = source_of(run)  # before it is read: what changes meanwhile must not look as it was
-        checkpoint, processor, fingerprint = open_model(source)
+        model_folder, processor, fingerprint = open_model(source)
         source.remember(run.cache.dir, fingerprint)
         images = find_images(run, fingerprint, records, trust_plan=trust_plan)
-        return cls(run, fingerprint, records, images, source, checkpoint, processor)
+        return cls(run, fingerprint, records, images, source, model_folder, processor)
 
     def estimate(self, num_pilot: int) -> PlanReport:
         """What `build` would do; with a pilot of so many images, also how long it would take."""
@@ -72,7 +72,7 @@ class Inputs(Content):
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
         """The tower, on the best device."""
-        return Tower(self.checkpoint, self.fingerprint.storage.compute, best_device(), fast=fast)
+        return Tower(self.model_folder, self.fingerprint.storage.compute, best_device(), fast=fast)
 
     def build(
         self, worker: tuple[int, int] | None = None, *, wait: bool = True, retry_quarantined: bool = False
@@ -139,7 +139,7 @@ class Inputs(Content):
             ImageError: an image has no content, because it can not be read.
         """
         self._refuse_unusable()
-        return {"model": self.checkpoint.content_hash(), **self.cheap_identity()}
+        return {"model": self.model_folder.content_hash(), **self.cheap_identity()}
 
     def _refuse_unusable(self) -> None:
         for record in (record for part in self.records.values() for record in part):

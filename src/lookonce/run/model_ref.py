@@ -15,7 +15,7 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile
 
 if TYPE_CHECKING:
-    from lookonce.cache.model.checkpoint import Checkpoint
+    from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
 
 
@@ -30,18 +30,18 @@ def source_of(run: RunFile, *, is_local: bool = False) -> Source:
     return Source.of(folder, settings)
 
 
-def open_model(source: Source) -> tuple[Checkpoint, ImageProcessor, Fingerprint]:
+def open_model(source: Source) -> tuple[ModelFolder, ImageProcessor, Fingerprint]:
     """A run's checkpoint, how it takes images, and the fingerprint of its cache.
 
     Raises:
         ModelError: it is no model with a vision tower, or a file of it is broken.
     """
-    from lookonce.cache.model.checkpoint import Checkpoint
+    from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
 
     pixels = {name: value for name, value in source.settings.items() if name != "dtype"}
-    checkpoint, processor = Checkpoint.open(str(source.folder)), ImageProcessor(source.folder, **pixels)
-    return checkpoint, processor, Fingerprint.of(checkpoint, processor, source.settings["dtype"])
+    model_folder, processor = ModelFolder.open(str(source.folder)), ImageProcessor(source.folder, **pixels)
+    return model_folder, processor, Fingerprint.of(model_folder, processor, source.settings["dtype"])
 
 
 def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.archives import by_archive
 from lookonce.errors import LookonceError, ModelError
@@ -84,21 +84,21 @@ def fetch(run: RunFile) -> FetchReport:
         ModelError: the model can not be had, or lacks something.
     """
     found = _fetch_model(run)
-    checkpoint = Checkpoint.open(run.model.path, run.model.revision, is_local=True)
-    ImageProcessor(checkpoint.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-    Prompter(checkpoint.folder, checkpoint.config)
-    absent = checkpoint.absent_files()
+    model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)
+    ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+    Prompter(model_folder.folder, model_folder.config)
+    absent = model_folder.absent_files()
     if absent:
-        raise ModelError(f"{checkpoint.folder} lacks {', '.join(absent)} of its weights; copy or download it again")
+        raise ModelError(f"{model_folder.folder} lacks {', '.join(absent)} of its weights; copy or download it again")
     data, problems = _look_at_data(run)
-    here = [path for path in checkpoint.folder.iterdir() if path.is_file()]
+    here = [path for path in model_folder.folder.iterdir() if path.is_file()]
     return FetchReport(
         model=run.model.path,
         revision=run.model.revision if found else None,
         commit=found.commit if found else None,
         is_pinned=found is None or is_commit(run.model.revision),
         license=found.license if found else None,
-        folder=checkpoint.folder,
+        folder=model_folder.folder,
         num_files=len(here),
         size_bytes=sum(path.stat().st_size for path in here),
         downloaded_bytes=found.downloaded_bytes if found else 0,

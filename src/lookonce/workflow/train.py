@@ -55,7 +55,7 @@ def _evaluate(training: Training, model: Any) -> Evaluation | None:
     if not inputs.records[split]:
         return None
     try:
-        evaluation = evaluate(session, model or load_trained(inputs.checkpoint, inputs.run, folder.adapter), split)
+        evaluation = evaluate(session, model or load_trained(inputs.model_folder, inputs.run, folder.adapter), split)
     except torch.OutOfMemoryError:
         if not inputs.run.train.fsdp:
             raise

@@ -36,7 +36,9 @@ def test_products_with_weights_are_those_that_pytorch_counts(make_run):
     inputs = Inputs.open(make_run(lora={"modules_to_save": ["embed_tokens"]}))
     inputs.build()
     session = Session.open(inputs)
-    model = add_lora(load_without_tower(inputs.checkpoint, torch.float32), inputs.checkpoint, inputs.run.lora, seed=1)
+    model = add_lora(
+        load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=1
+    )
     examples = session.examples("train")[0]
     feed = Feed.of(examples, session.prompter, session.collator.vision, inputs.run.batch, CPU, seed=3)
     [forward] = next(iter(feed.order.epoch(0)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
@@ -124,13 +124,13 @@ def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(built, sample, make_r
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
     answers = []
     for folder in (sample / "model", tmp_path / "model"):
-        checkpoint = Checkpoint.open(str(folder))
-        prompter = Prompter(folder, checkpoint.config)
+        model_folder = ModelFolder.open(str(folder))
+        prompter = Prompter(folder, model_folder.config)
         key = min(built.keys())
         record = Record((Path("a"),), (Turn("Is there text?", "yes"),))
         question = prompter.question(record, 0, [key], [built.grid_thw(key)])
         collator = Collator(CachedFeatures(built), prompter.image_token_id, prompter.tokenizer.pad_token_id)
-        model = load_without_tower(checkpoint, torch.float32)
+        model = load_without_tower(model_folder, torch.float32)
         answers.append(greedy_answers(model, prompter.tokenizer, collator, [question], 12, 1, "fp32"))
     assert answers[0] == answers[1] and answers[0][0]
 

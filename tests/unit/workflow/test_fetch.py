@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cli import main
 from lookonce.errors import ModelError
 from lookonce.workflow.fetch import fetch, job_environment
@@ -48,8 +48,8 @@ def test_what_was_fetched_is_found_offline_at_the_same_commit(hub, make_run, off
     assert all(f"/resolve/{commit}/" in path for path in hub.asked if "resolve" in path)
     assert not (report.folder / "pytorch_model.bin").exists() and report.problems == []
     offline()
-    assert Checkpoint.open(NAME, revision).folder == Checkpoint.open(NAME, revision, is_local=True).folder
-    assert Checkpoint.open(NAME, revision).folder == report.folder
+    assert ModelFolder.open(NAME, revision).folder == ModelFolder.open(NAME, revision, is_local=True).folder
+    assert ModelFolder.open(NAME, revision).folder == report.folder
     again = fetch(make_run(model=model))
     assert (again.commit, again.downloaded_bytes, again.license) == (commit, 0, "apache-2.0")
 
@@ -68,12 +68,12 @@ def test_what_was_not_fetched_whole_is_told_offline_with_the_command(hub, make_r
     offline()
     for revision in (FIRST, SECOND):
         with pytest.raises(ModelError, match=f"{NAME} at revision {revision} .*not all of it.* lookonce fetch RUN"):
-            Checkpoint.open(NAME, revision, is_local=is_local)
+            ModelFolder.open(NAME, revision, is_local=is_local)
 
 
 def test_looking_locally_never_asks_the_hub(hub):
     with pytest.raises(ModelError, match="is not on this machine, or not all of it; where there is internet run"):
-        Checkpoint.open(NAME, is_local=True)
+        ModelFolder.open(NAME, is_local=True)
     assert hub.asked == []
 
 

@@ -13,7 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.build.encode import ON_DEVICE, Encoder, encode_image
 from lookonce.cache.build.planner import planned_images
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
@@ -92,10 +92,10 @@ def test_time_is_told_phase_by_phase(site, images):
 
 
 def real_build(sample: Path, root: Path, images: ImageIndex, dtype: str, shard_bytes: int = 10**6) -> VisionCache:
-    checkpoint, processor = Checkpoint.open(str(sample / "model")), ImageProcessor(sample / "model")
-    fingerprint = Fingerprint.of(checkpoint, processor, dtype)
+    model_folder, processor = ModelFolder.open(str(sample / "model")), ImageProcessor(sample / "model")
+    fingerprint = Fingerprint.of(model_folder, processor, dtype)
     options = BuildOptions(shard_bytes)
-    tower = Tower(checkpoint, fingerprint.storage.compute)
+    tower = Tower(model_folder, fingerprint.storage.compute)
     return VisionCache.open(build_cache(root, fingerprint, processor, images, lambda: tower, options).folder)
 
 
@@ -149,7 +149,7 @@ def test_one_image_by_itself_is_encoded_as_a_cache_has_it(site, sample, tmp_path
     [(key, _)] = site.index(path).path_of.items()
     cache = real_build(sample, tmp_path, site.index(path), dtype)
     storage = cache.fingerprint.storage
-    tower = Tower(Checkpoint.open(str(sample / "model")), storage.compute)
+    tower = Tower(ModelFolder.open(str(sample / "model")), storage.compute)
     features, grid = encode_image(path, site.processor, tower, storage)
     assert torch.equal(features, cache[key])
     assert grid == cache.grid_thw(key)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.cache.model.checkpoint import Checkpoint
 from lookonce.cache.model.fast_tower import FastTower, attend_by_size
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 
 GRIDS = [(1, 4, 6), (1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 4, 8)]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(sample) -> Checkpoint:
-    return Checkpoint.open(str(sample / "model"))
+def model_folder(sample) -> ModelFolder:
+    return ModelFolder.open(str(sample / "model"))
 
 
 def patches_of(grids: list[tuple[int, int, int]]) -> torch.Tensor:
@@ -28,24 +28,24 @@ def one_by_one(tower: Tower, patches: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_several_images_at_once_give_what_the_stock_tower_gives_for_each(checkpoint, dtype, tolerance):
+def test_several_images_at_once_give_what_the_stock_tower_gives_for_each(model_folder, dtype, tolerance):
     patches = patches_of(GRIDS)
-    expected = one_by_one(Tower(checkpoint, dtype), patches).float()
-    fast = Tower(checkpoint, dtype, fast=True)
+    expected = one_by_one(Tower(model_folder, dtype), patches).float()
+    fast = Tower(model_folder, dtype, fast=True)
     assert isinstance(fast._run, FastTower)
     found = fast.encode(patches, GRIDS).float()
     assert found.shape == (sum(t * h * w for t, h, w in GRIDS) // 4, 4, 64)
     assert (found - expected).norm() < tolerance * expected.norm()
 
 
-def test_the_fast_tower_has_the_weights_of_the_stock_one_under_the_same_names(checkpoint):
-    fast, stock = (Tower(checkpoint, torch.float32, fast=fast).module.state_dict() for fast in (True, False))
+def test_the_fast_tower_has_the_weights_of_the_stock_one_under_the_same_names(model_folder):
+    fast, stock = (Tower(model_folder, torch.float32, fast=fast).module.state_dict() for fast in (True, False))
     assert fast.keys() == stock.keys()
     assert all(torch.equal(fast[name], stock[name]) for name in stock)
 
 
-def test_on_a_cpu_the_tower_is_the_stock_one_and_images_go_alone(checkpoint):
-    tower = Tower(checkpoint, torch.float32)
+def test_on_a_cpu_the_tower_is_the_stock_one_and_images_go_alone(model_folder):
+    tower = Tower(model_folder, torch.float32)
     assert not isinstance(tower._run, FastTower)
     assert tower.tokens_per_forward == 1
 
@@ -60,13 +60,13 @@ def test_attention_stays_within_an_image():
     assert not torch.equal(attend_by_size(query, key, other, lengths)[3:], whole[3:])
 
 
-def test_operations_are_counted_as_the_layers_have_them(checkpoint):
-    tower = Tower(checkpoint, torch.float32)
+def test_operations_are_counted_as_the_layers_have_them(model_folder):
+    tower = Tower(model_folder, torch.float32)
     linears = sum(weight.numel() for name, weight in tower.module.named_parameters() if name.endswith("weight"))
     other = sum(
         weight.numel() for name, weight in tower.module.named_parameters() if "norm" in name or "pos_embed" in name
     )
-    config, num_tokens = checkpoint.vision_config, 6
+    config, num_tokens = model_folder.vision_config, 6
     mergers = sum(w.numel() for n, w in tower.module.named_parameters() if "merger" in n and w.ndim == 2)
     others = (
         linears
@@ -85,10 +85,10 @@ def test_operations_are_counted_as_the_layers_have_them(checkpoint):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 1e-3)])
-def test_on_a_gpu_several_images_at_once_give_what_the_stock_tower_gives_for_each(checkpoint, dtype, tolerance):
+def test_on_a_gpu_several_images_at_once_give_what_the_stock_tower_gives_for_each(model_folder, dtype, tolerance):
     patches = patches_of(GRIDS).cuda()
-    expected = one_by_one(Tower(checkpoint, torch.float32, "cuda", fast=False), patches)
-    fast = Tower(checkpoint, dtype, "cuda")
+    expected = one_by_one(Tower(model_folder, torch.float32, "cuda", fast=False), patches)
+    fast = Tower(model_folder, dtype, "cuda")
     assert isinstance(fast._run, FastTower)
     assert fast._run.varlen == (dtype == torch.bfloat16)
     found = fast.encode(patches, GRIDS).float()

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lookonce.cache.constants import FORMAT_VERSION
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
@@ -31,7 +31,7 @@ BY_HAND = Fingerprint(
 
 
 def take(model: Path, dtype: str = "float32", **pixels: int) -> Fingerprint:
-    return Fingerprint.of(Checkpoint.open(str(model)), ImageProcessor(model, **pixels), dtype)
+    return Fingerprint.of(ModelFolder.open(str(model)), ImageProcessor(model, **pixels), dtype)
 
 
 def rewrite_tensors(model: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -105,7 +105,7 @@ def test_other_options_give_another_fingerprint_and_name_the_field(sample, origi
 def test_another_processor_backend_gives_another_fingerprint(sample, original):
     processor = ImageProcessor(sample / "model")
     processor.backend = "torchvision"
-    changed = Fingerprint.of(Checkpoint.open(str(sample / "model")), processor, "float32")
+    changed = Fingerprint.of(ModelFolder.open(str(sample / "model")), processor, "float32")
     assert changed.folder_name != original.folder_name
     assert changed.differences(original) == [("image_processor.backend", "torchvision", "pil")]
 
@@ -144,7 +144,7 @@ def test_other_deepstack_levels_give_another_fingerprint(model, original):
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("bit", [0, 31])
 def test_a_single_bit_of_any_tower_tensor_matters(sample, place, bit):
-    tensors = dict(Checkpoint.open(str(sample / "model")).tower_tensors())
+    tensors = dict(ModelFolder.open(str(sample / "model")).tower_tensors())
     hashes = {hash_tensors(iter(tensors.items()))}
     for tensor in tensors.values():
         number = tensor.view(-1).view(torch.int32)[place : place + 1 or None]

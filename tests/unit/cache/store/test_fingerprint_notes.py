@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lookonce.cache.constants import FORMAT_VERSION
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.fingerprint_notes import KNOWN, Source, code_files
@@ -43,7 +43,7 @@ def computed(run: RunFile) -> Fingerprint:
     """What the fingerprint is, whatever is noted."""
     options = run.cache
     processor = ImageProcessor(Path(run.model.path), options.backend, options.min_pixels, options.max_pixels)
-    return Fingerprint.of(Checkpoint.open(run.model.path), processor, options.dtype)
+    return Fingerprint.of(ModelFolder.open(run.model.path), processor, options.dtype)
 
 
 def note(run: RunFile) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.mrope import prefix_positions
 from lookonce.train.data.tokenize import Prompter
@@ -23,16 +23,16 @@ TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(sample: Path) -> Checkpoint:
-    return Checkpoint.open(str(sample / "model"))
+def model_folder(sample: Path) -> ModelFolder:
+    return ModelFolder.open(str(sample / "model"))
 
 
 @pytest.fixture(scope="module")
-def stock(checkpoint: Checkpoint):
+def stock(model_folder: ModelFolder):
     """Gives the stock model's positions of one conversation, and the position of what would come after it."""
     with torch.device("meta"):
-        model = Qwen3VLModel(checkpoint.config)
-    assert checkpoint.config.vision_config.spatial_merge_size == MERGE
+        model = Qwen3VLModel(model_folder.config)
+    assert model_folder.config.vision_config.spatial_merge_size == MERGE
 
     def positions(token_ids: np.ndarray, image_token_id: int, grids: list) -> tuple[np.ndarray, int]:
         sizes = [h * w // MERGE**2 for _, h, w in grids]
@@ -55,8 +55,8 @@ def tokens(num_before: int, images: list[tuple[tuple[int, int, int], int]], imag
 
 @quick
 @given(num_before=st.integers(0, 6), images=st.lists(st.tuples(GRID, st.integers(1, 6)), max_size=3))
-def test_positions_of_a_whole_conversation_are_the_stock_models(stock, checkpoint, num_before, images):
-    image, grids = checkpoint.config.image_token_id, [grid for grid, _ in images]
+def test_positions_of_a_whole_conversation_are_the_stock_models(stock, model_folder, num_before, images):
+    image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]
     token_ids = tokens(num_before + (not images), images, image)
     found, after = prefix_positions(token_ids, image, grids, MERGE)
     expected, expected_after = stock(token_ids, image, grids)
@@ -65,8 +65,8 @@ def test_positions_of_a_whole_conversation_are_the_stock_models(stock, checkpoin
 
 @quick
 @given(num_before=st.integers(0, 4), images=st.lists(st.tuples(GRID, st.integers(1, 6)), min_size=1, max_size=2))
-def test_wherever_a_branch_begins_it_goes_on_where_the_prefix_ended(stock, checkpoint, num_before, images):
-    image, grids = checkpoint.config.image_token_id, [grid for grid, _ in images]
+def test_wherever_a_branch_begins_it_goes_on_where_the_prefix_ended(stock, model_folder, num_before, images):
+    image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]
     token_ids = tokens(num_before, images, image)
     expected, _ = stock(token_ids, image, grids)
     num_after_image = images[-1][1]
@@ -81,8 +81,8 @@ def test_wherever_a_branch_begins_it_goes_on_where_the_prefix_ended(stock, check
     [([(1, 8, 12)], None), ([(1, 12, 8)], "Answer briefly."), ([(1, 4, 6), (1, 14, 2)], None), ([], None)],
     ids=["one image", "a system text before it", "two images", "no image"],
 )
-def test_positions_of_records_in_the_models_own_chat_template_are_the_stock_models(stock, checkpoint, images, system):
-    prompter = Prompter(checkpoint.folder, checkpoint.config)
+def test_positions_of_records_in_the_models_own_chat_template_are_the_stock_models(stock, model_folder, images, system):
+    prompter = Prompter(model_folder.folder, model_folder.config)
     keys = [str(number) for number in range(len(images))]
     example = prompter.example(Record(tuple(map(Path, keys)), TURNS, system=system), keys, images)
     found, _ = prefix_positions(example.token_ids, prompter.image_token_id, images, prompter.merge_size)

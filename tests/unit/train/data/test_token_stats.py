@@ -35,7 +35,7 @@ def costs(path: Path, ruler: Ruler, assumed: int | None = None, **batch: int) ->
 
 def test_an_epoch_costs_what_training_would_run(sample: Path, make_run, ruler):
     inputs = Inputs.open(make_run())
-    prompter = Prompter(sample / "model", inputs.checkpoint.config)
+    prompter = Prompter(sample / "model", inputs.model_folder.config)
     grids = {key: inputs.processor.read(path)[1] for key, path in inputs.images.path_of.items()}
     examples, _ = make_examples(prompter, inputs.records["train"], inputs.key_of, grids.__getitem__, 4096)
     batch = BatchSection(samples_per_step=8, tokens_per_pack=256)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.collate_rows import Collator
@@ -166,8 +166,8 @@ def test_the_blocks_that_are_computed_are_those_in_which_somebody_attends_to_som
 
 def test_without_a_mask_of_packs_the_model_answers_as_before(built: VisionCache, sample: Path):
     """Validation may ask questions while the layers still have the attention of packs."""
-    checkpoint = Checkpoint.open(str(sample / "model"))
-    prompter = Prompter(checkpoint.folder, checkpoint.config)
+    model_folder = ModelFolder.open(str(sample / "model"))
+    prompter = Prompter(model_folder.folder, model_folder.config)
     keys = list(built.keys())[:3]
     texts = ["Is there text?", "How many polyps are in the image?", "What is it?"]
     records = [Record((Path(key),), (Turn(text, "yes"),)) for key, text in zip(keys, texts, strict=True)]
@@ -175,7 +175,7 @@ def test_without_a_mask_of_packs_the_model_answers_as_before(built: VisionCache,
         prompter.question(record, 0, [key], [built.grid_thw(key)]) for record, key in zip(records, keys, strict=True)
     ]
     collator = Collator(CachedFeatures(built), prompter.image_token_id, prompter.tokenizer.pad_token_id)
-    batch, model = collator.prompts(questions), load_without_tower(checkpoint, torch.float32)
+    batch, model = collator.prompts(questions), load_without_tower(model_folder, torch.float32)
     assert batch["attention_mask"].min() == 0, "all as long as each other"
     asked = {"do_sample": False, "max_new_tokens": 6}
     expected = model.generate(**batch, **asked)

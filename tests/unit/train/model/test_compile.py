@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.run.config import LoraSection
 from lookonce.train.model.attention import NAME
@@ -17,8 +17,8 @@ from lookonce.train.model.load import add_lora, load_without_tower, text_model
 
 
 @pytest.fixture(scope="module")
-def checkpoint(sample: Path) -> Checkpoint:
-    return Checkpoint.open(str(sample / "model"))
+def model_folder(sample: Path) -> ModelFolder:
+    return ModelFolder.open(str(sample / "model"))
 
 
 def qwen3_5(layer_types: list[str]) -> Qwen3_5ForConditionalGeneration:
@@ -49,15 +49,15 @@ def test_a_model_as_it_comes_with_linear_layers_is_refused():
         pytest.fail("it went on")
 
 
-def test_layers_of_full_attention_are_taken_whether_the_model_names_them_or_not(checkpoint):
-    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(checkpoint, torch.float32)):
+def test_layers_of_full_attention_are_taken_whether_the_model_names_them_or_not(model_folder):
+    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(model_folder, torch.float32)):
         with training_on_packs(model, compiled=False):
             assert text_model(model).config._attn_implementation == NAME
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_after_training_all_is_as_before(checkpoint, compiled):
-    model = load_without_tower(checkpoint, torch.float32)
+def test_after_training_all_is_as_before(model_folder, compiled):
+    model = load_without_tower(model_folder, torch.float32)
     text = text_model(model)
     with pytest.raises(KeyboardInterrupt), training_on_packs(model, compiled=compiled):
         assert all((layer._compiled_call_impl is not None) == compiled for layer in text.layers)
@@ -66,8 +66,8 @@ def test_after_training_all_is_as_before(checkpoint, compiled):
     assert all(layer._compiled_call_impl is None for layer in text.layers)
 
 
-def test_the_language_model_is_found_under_an_adapter(checkpoint):
-    model = load_without_tower(checkpoint, torch.float32)
+def test_the_language_model_is_found_under_an_adapter(model_folder):
+    model = load_without_tower(model_folder, torch.float32)
     text = model.model.language_model
     assert text_model(model) is text
-    assert text_model(add_lora(model, checkpoint, LoraSection(), seed=0)) is text
+    assert text_model(add_lora(model, model_folder, LoraSection(), seed=0)) is text

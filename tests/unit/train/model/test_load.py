@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import LoraSection
 from lookonce.train.model.cached_tower import CachedVisionTower
@@ -17,23 +17,23 @@ from lookonce.train.model.load import add_lora, load_trained, load_with_tower, l
 
 
 @pytest.fixture(scope="module")
-def checkpoint(sample: Path) -> Checkpoint:
-    return Checkpoint.open(str(sample / "model"))
+def model_folder(sample: Path) -> ModelFolder:
+    return ModelFolder.open(str(sample / "model"))
 
 
 def lora(**options) -> LoraSection:
     return LoraSection(**options)
 
 
-def test_the_tower_is_never_in_memory(checkpoint):
-    model = load_without_tower(checkpoint, torch.float32)
+def test_the_tower_is_never_in_memory(model_folder):
+    model = load_without_tower(model_folder, torch.float32)
     assert isinstance(model.model.visual, CachedVisionTower)
     assert not list(model.model.visual.parameters())
     assert not [name for name, _ in model.named_parameters() if "visual" in name]
 
 
-def test_all_else_is_the_stock_model(checkpoint):
-    without, stock = load_without_tower(checkpoint, torch.float32), load_with_tower(checkpoint, torch.float32)
+def test_all_else_is_the_stock_model(model_folder):
+    without, stock = load_without_tower(model_folder, torch.float32), load_with_tower(model_folder, torch.float32)
     assert type(without) is Qwen3VLForConditionalGeneration
     weights = stock.state_dict()
     language = {name: weight for name, weight in without.state_dict().items()}
@@ -41,17 +41,17 @@ def test_all_else_is_the_stock_model(checkpoint):
     assert all(torch.equal(weight, weights[name]) for name, weight in language.items())
 
 
-def test_only_the_adapter_is_trained_and_in_float32(checkpoint):
-    model = add_lora(load_without_tower(checkpoint, torch.bfloat16), checkpoint, lora(), seed=0)
+def test_only_the_adapter_is_trained_and_in_float32(model_folder):
+    model = add_lora(load_without_tower(model_folder, torch.bfloat16), model_folder, lora(), seed=0)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     assert {weight.dtype for weight in trained.values()} == {torch.float32}
     assert {weight.dtype for name, weight in model.named_parameters() if name not in trained} == {torch.bfloat16}
 
 
-def test_the_same_seed_gives_the_same_adapter(checkpoint):
+def test_the_same_seed_gives_the_same_adapter(model_folder):
     def weights(seed):
-        model = add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(rank=4), seed)
+        model = add_lora(load_without_tower(model_folder, torch.float32), model_folder, lora(rank=4), seed)
         return torch.cat([weight.flatten() for weight in model.parameters() if weight.requires_grad])
 
     assert torch.equal(weights(1), weights(1))
@@ -67,51 +67,53 @@ def test_the_same_seed_gives_the_same_adapter(checkpoint):
         {"modules_to_save": ["merger"]},
     ],
 )
-def test_what_reaches_into_the_tower_is_refused_by_name(checkpoint, options):
+def test_what_reaches_into_the_tower_is_refused_by_name(model_folder, options):
     with pytest.raises(ModelError, match=r"lora\.\w+ reaches into the vision tower.*model\.visual\."):
-        add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(**options), seed=0)
+        add_lora(load_without_tower(model_folder, torch.float32), model_folder, lora(**options), seed=0)
 
 
-def test_all_linear_means_the_language_model(checkpoint):
-    model = add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(targets="all-linear"), seed=0)
+def test_all_linear_means_the_language_model(model_folder):
+    model = add_lora(load_without_tower(model_folder, torch.float32), model_folder, lora(targets="all-linear"), seed=0)
     assert sorted(model.peft_config["default"].target_modules) == sorted(lora().targets)
 
 
-def test_targets_that_hit_nothing_are_refused(checkpoint):
+def test_targets_that_hit_nothing_are_refused(model_folder):
     with pytest.raises(ModelError, match=r"lora.targets \['no_such_module'\]"):
-        add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(targets=["no_such_module"]), seed=0)
+        add_lora(
+            load_without_tower(model_folder, torch.float32), model_folder, lora(targets=["no_such_module"]), seed=0
+        )
 
 
-def test_a_misspelt_module_to_save_is_refused_with_the_nearest(checkpoint):
+def test_a_misspelt_module_to_save_is_refused_with_the_nearest(model_folder):
     options = lora(modules_to_save=["embed_token"])
     with pytest.raises(ModelError, match="named 'embed_token'; did you mean `embed_tokens`"):
-        add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, options, seed=0)
+        add_lora(load_without_tower(model_folder, torch.float32), model_folder, options, seed=0)
 
 
-def test_a_broken_pattern_is_refused(checkpoint):
+def test_a_broken_pattern_is_refused(model_folder):
     with pytest.raises(ModelError, match=r"lora.targets '\.\*\(' is no regular expression"):
-        add_lora(load_without_tower(checkpoint, torch.float32), checkpoint, lora(targets=".*("), seed=0)
+        add_lora(load_without_tower(model_folder, torch.float32), model_folder, lora(targets=".*("), seed=0)
 
 
-def test_an_attention_that_is_not_installed_is_refused(checkpoint):
+def test_an_attention_that_is_not_installed_is_refused(model_folder):
     with pytest.raises(ModelError, match="model.attention: flash_attention_2"):
-        load_without_tower(checkpoint, torch.bfloat16, "flash_attention_2")
+        load_without_tower(model_folder, torch.bfloat16, "flash_attention_2")
 
 
 def test_the_content_of_all_files_makes_the_model(sample, tmp_path):
     shutil.copytree(sample / "model", tmp_path / "moved")
-    before = Checkpoint.open(str(sample / "model")).content_hash()
-    assert Checkpoint.open(str(tmp_path / "moved")).content_hash() == before
+    before = ModelFolder.open(str(sample / "model")).content_hash()
+    assert ModelFolder.open(str(tmp_path / "moved")).content_hash() == before
     for name in ("chat_template.jinja", "tokenizer.json", "model.safetensors"):
         path = tmp_path / "moved" / name
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-        after = Checkpoint.open(str(tmp_path / "moved")).content_hash()
+        after = ModelFolder.open(str(tmp_path / "moved")).content_hash()
         assert after != before
         before = after
 
 
-def test_a_run_without_an_adapter_is_told(checkpoint, make_run, tmp_path):
+def test_a_run_without_an_adapter_is_told(model_folder, make_run, tmp_path):
     with pytest.raises(RunFolderError, match="no trained adapter in .*; finish the training with"):
-        load_trained(checkpoint, make_run(), tmp_path)
+        load_trained(model_folder, make_run(), tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.train.model.load import load_without_tower
 from lookonce.train.model.sync_free import add_features, without_waiting
 
@@ -16,7 +16,7 @@ SEED = 0
 
 @pytest.fixture(scope="module")
 def model(sample: Path):
-    return load_without_tower(Checkpoint.open(str(sample / "model")), torch.float32)
+    return load_without_tower(ModelFolder.open(str(sample / "model")), torch.float32)
 
 
 def logits(model, token_ids: torch.Tensor, features: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:

@@ -21,15 +21,16 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
-from lookonce.hub import FILES, first_line, locate
+from lookonce.hub import FILES, locate
+from lookonce.text import first_line
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
 """Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A model folder with a vision tower; open one with `Checkpoint.open`."""
+class ModelFolder:
+    """A model folder with a vision tower; open one with `ModelFolder.open`."""
 
     folder: Path
     config: PreTrainedConfig
@@ -37,7 +38,7 @@ class Checkpoint:
     """For each of the tower's tensors, by its name in the checkpoint."""
 
     @classmethod
-    def open(cls, name: str, revision: str | None = None, *, is_local: bool = False) -> Checkpoint:
+    def open(cls, name: str, revision: str | None = None, *, is_local: bool = False) -> ModelFolder:
         """Open the folder `name`, or the Hub model `name` at `revision`, which is downloaded unless `is_local`.
 
         Raises:

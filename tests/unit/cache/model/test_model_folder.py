@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.model.checkpoint import Checkpoint
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.errors import ModelError
 
@@ -32,7 +32,7 @@ def model(sample: Path, tmp_path: Path) -> Path:
 
 
 def tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(Checkpoint.open(str(folder)).tower_tensors())
+    return dict(ModelFolder.open(str(folder)).tower_tensors())
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -48,14 +48,14 @@ def test_the_towers_tensors_are_all_there_in_order_of_their_names(sample):
 
 
 def test_a_checkpoint_knows_its_vision_configuration(sample):
-    checkpoint = Checkpoint.open(str(sample / "model"))
-    assert checkpoint.folder == sample / "model"
-    assert checkpoint.vision_config.deepstack_visual_indexes == [0, 1, 2]
+    model_folder = ModelFolder.open(str(sample / "model"))
+    assert model_folder.folder == sample / "model"
+    assert model_folder.vision_config.deepstack_visual_indexes == [0, 1, 2]
 
 
 def test_a_home_folder_is_found(model, monkeypatch):
     monkeypatch.setenv("HOME", str(model.parent))
-    assert Checkpoint.open("~/model").folder == model
+    assert ModelFolder.open("~/model").folder == model
 
 
 def test_a_checkpoint_in_several_files_reads_the_same(sample, model):
@@ -131,7 +131,7 @@ def drop_tower(model: Path) -> None:
 def test_a_folder_that_is_no_checkpoint_is_refused_by_name(model, damage, message):
     damage(model)
     with pytest.raises(ModelError, match=message) as caught:
-        Checkpoint.open(str(model))
+        ModelFolder.open(str(model))
     assert str(model) in str(caught.value)
 
 
@@ -139,25 +139,25 @@ def test_a_folder_that_is_no_checkpoint_is_refused_by_name(model, damage, messag
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="no model folder at .*set `model.path` to a folder or to a Hub id") as caught:
-        Checkpoint.open(name)
+        ModelFolder.open(name)
     assert str(tmp_path / name) in str(caught.value)
 
 
 def test_an_absent_folder_is_refused_by_its_whole_path(tmp_path):
     with pytest.raises(ModelError, match=f"no model folder at {tmp_path / 'absent'};"):
-        Checkpoint.open(str(tmp_path / "absent"))
+        ModelFolder.open(str(tmp_path / "absent"))
 
 
 def test_a_file_in_the_folders_place_is_refused(model):
     with pytest.raises(ModelError, match="no model folder at"):
-        Checkpoint.open(str(model / "config.json"))
+        ModelFolder.open(str(model / "config.json"))
 
 
 def test_a_hub_model_that_can_not_be_had_is_refused_with_the_way_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="owner/name at its newest .*offline.*run: lookonce fetch RUN.yaml"):
-        Checkpoint.open("owner/name")
+        ModelFolder.open("owner/name")
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown"])
@@ -170,14 +170,14 @@ def test_a_tower_that_does_not_fit_its_configuration_is_refused_by_tensor(model,
     save_file(tensors, model / "model.safetensors")
     named = {"missing": "pos_embed.weight", "unknown": "extra.weight"}[change]
     with pytest.raises(ModelError, match=f"does not fit its configuration: .* for example {named}"):
-        Tower(Checkpoint.open(str(model)), torch.float32)
+        Tower(ModelFolder.open(str(model)), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["./model", "../model", "a--b/c", "-a/b", "a/b.", "a/b/c", "model"])
 def test_a_folder_that_is_not_there_is_told(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="no model folder at|neither a folder here nor a model"):
-        Checkpoint.open(name)
+        ModelFolder.open(name)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
@@ -185,7 +185,7 @@ def test_a_broken_index_is_refused_by_name(model, content):
     path = model / "model.safetensors.index.json"
     path.write_text(content)
     with pytest.raises(ModelError, match=f"{path} is broken .*download it again"):
-        Checkpoint.open(str(model))
+        ModelFolder.open(str(model))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_missing_or_broken_part_is_refused_by_name(model, damage):
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     damage(model / "part-1.safetensors")
     with pytest.raises(ModelError, match="can not read .*part-1.safetensors: .*download it again"):
-        list(Checkpoint.open(str(model)).tower_tensors())
+        list(ModelFolder.open(str(model)).tower_tensors())
 
 
 def test_a_tower_that_does_not_fit_its_configuration_is_refused(model):
@@ -205,4 +205,4 @@ def test_a_tower_that_does_not_fit_its_configuration_is_refused(model):
     name = "model.visual.merger.norm.weight"
     save_file(tensors | {name: tensors[name][:-1].clone()}, model / "model.safetensors")
     with pytest.raises(ModelError, match="does not fit its configuration: 1 tensors .*merger.norm.weight"):
-        Tower(Checkpoint.open(str(model)), torch.float32)
+        Tower(ModelFolder.open(str(model)), torch.float32)
