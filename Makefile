@@ -6,11 +6,11 @@ SAMPLE_RUN := experiments/sample.yaml
 BIN := .venv/bin
 READY := .venv/.ready
 LOOKONCE := $(BIN)/lookonce
-# A file of tests at a time a process, each on one thread, else they are in each other's way.
+# Each process runs one test file at a time, on one thread, so that the processes do not compete for cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample cache train eval test unit slurm-test check format clean
+.PHONY: help setup sample cache train eval test unit coverage slurm-test check format docs docs-pages clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ setup: $(READY)  ## Make .venv with the tested versions of everything
 $(READY): constraints.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lookonce needs Python 3.11 or later; name one with PYTHON=")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,track]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,track]'
 	@touch $@
 
 sample: $(READY)  ## Write the sample set and its tiny model to data/sample
@@ -37,13 +37,16 @@ train: cache  ## Phase 2: train RUN from the cache, evaluate, summarise (the sam
 eval: $(READY)  ## Evaluate what RUN has trained on its test split
 	$(LOOKONCE) eval $(RUN) --split test
 
-test: $(READY)  ## Run all tests but those of slurm/, side by side
+test: $(READY)  ## Run all tests except those of slurm/, in parallel
 	$(PYTEST) tests/unit tests/integration
 
-unit: $(READY)  ## Run the unit tests alone
+unit: $(READY)  ## Run only the unit tests
 	$(PYTEST) tests/unit
 
-slurm-test: $(READY)  ## Test slurm/ under a real Slurm, installed for it if that is possible (Debian, root)
+coverage: $(READY)  ## Run all tests and list the modules with uncovered lines (subprocesses do not count)
+	$(PYTEST) --cov --cov-report=term tests/unit tests/integration
+
+slurm-test: $(READY)  ## Test slurm/ under a real Slurm, which is installed first if possible (Debian, root)
 	tests/slurm/install.sh
 	$(BIN)/pytest tests/slurm
 
@@ -56,6 +59,14 @@ format: $(READY)  ## Put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)  ## Build the site in docs/_build/html; a warning or a broken link is an error
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs . docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+docs-pages: $(READY)  ## Write docs/run-file.md and docs/pack.svg from the code again
+	$(BIN)/python docs/generate_run_file.py
+	$(BIN)/python docs/draw_pack.py
+
 clean:  ## Remove the environment and what tools left; keeps data, caches and runs
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist docs/_build src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find cache datasets train eval src tests -name __pycache__ -type d -prune -exec rm -rf {} +

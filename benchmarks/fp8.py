@@ -1,10 +1,11 @@
-"""What storing features in 8 bits does: to the features, to logits, to the loss and to LoRA gradients.
+"""Measure what 8-bit features change: the features themselves, logits, loss and LoRA gradients.
 
     python benchmarks/fp8.py RUN.yaml [--examples 32] [--json]
 
-Makes the run's cache in float32, bfloat16 and fp8_e4m3 and gives the same language model, in float32, the same batches
-with features from each. float32 features are the truth; bfloat16 is the yardstick, being what everyone trains on. The
-adapter's B matrices are drawn at random, so that all LoRA gradients are there.
+Builds the run's cache in float32, bfloat16 and fp8_e4m3, and passes the same batches with features from each through
+the same language model, in float32. float32 features are the truth; bfloat16 is the yardstick, because everyone
+trains with it. LoRA's B matrices are drawn at random, since they start at zero and the gradients of A would be zero
+too.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from lookonce import read_run_file
 from lookonce.cache.store.reader import VisionCache
 from lookonce.environment import best_device
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import Inputs
-from lookonce.train.data.collate_rows import Collator
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import CachedFeatures
 from lookonce.train.loop.session import Session
-from lookonce.train.loop.trainer import token_mean_loss
 from lookonce.train.model.load import add_lora, load_without_tower
+from lookonce.train.model.loss import weighted_loss
 
 DTYPES = ("float32", "bfloat16", "fp8_e4m3")
 
@@ -46,25 +47,25 @@ def main() -> None:
 
 
 def open_session(run: RunFile, dtype: str) -> Session:
-    inputs = Inputs.open(run.model_copy(update={"cache": run.cache.model_copy(update={"dtype": dtype})}))
+    inputs = RunInputs.open(run.model_copy(update={"cache": run.cache.model_copy(update={"dtype": dtype})}))
     inputs.build()
     return Session.open(inputs)
 
 
 def compare_features(truth: VisionCache, other: VisionCache) -> list[dict[str, float]]:
-    """For each level, over all images: relative error (norms) and the mean and lowest cosine of a token."""
-    wanted, found = (torch.cat([cache[key].float() for key in truth.keys()]) for cache in (truth, other))
+    """For each level, over all images: the relative error (of norms), and the mean and lowest cosine of a token."""
+    expected, found = (torch.cat([cache[key].float() for key in truth.keys()]) for cache in (truth, other))
     levels = []
-    for level in range(wanted.shape[1]):
-        mine, theirs = found[:, level], wanted[:, level]
-        cosine = torch.nn.functional.cosine_similarity(mine, theirs, dim=-1)
-        error = float((mine - theirs).norm() / theirs.norm())
+    for level in range(expected.shape[1]):
+        stored, exact = found[:, level], expected[:, level]
+        cosine = torch.nn.functional.cosine_similarity(stored, exact, dim=-1)
+        error = float((stored - exact).norm() / exact.norm())
         levels.append({"relative_error": error, "mean_cosine": float(cosine.mean()), "lowest": float(cosine.min())})
     return levels
 
 
 def compare_model(sessions: dict[str, Session], num_examples: int) -> dict[str, dict[str, float]]:
-    """Relative differences to what float32 features give."""
+    """Logits, loss and gradients: relative differences from those with float32 features."""
     session = sessions["float32"]
     inputs = session.inputs
     model = add_lora(
@@ -75,7 +76,7 @@ def compare_model(sessions: dict[str, Session], num_examples: int) -> dict[str, 
     examples, _ = session.examples("train")
     step = max(len(examples) // num_examples, 1)
     batches = list(chunks(examples[::step][:num_examples], 4))
-    outcomes = {dtype: run_batches(model, session.prompter, sessions[dtype].cache, batches) for dtype in DTYPES}
+    outcomes = {dtype: run_batches(model, session.chat_tokenizer, sessions[dtype].cache, batches) for dtype in DTYPES}
     truth = outcomes["float32"]
     return {
         dtype: {name: float((outcomes[dtype][name] - truth[name]).norm() / truth[name].norm()) for name in truth}
@@ -90,19 +91,19 @@ def draw_b_matrices(model: Any) -> None:
             parameter.data.normal_(0, 0.02, generator=generator)
 
 
-def run_batches(model: Any, prompter: Any, cache: VisionCache, batches: list[Any]) -> dict[str, torch.Tensor]:
-    collator = Collator(CachedFeatures(cache), prompter.image_token_id, prompter.tokenizer.pad_token_id)
+def run_batches(model: Any, chat_tokenizer: Any, cache: VisionCache, batches: list[Any]) -> dict[str, torch.Tensor]:
+    collator = RowCollator(CachedFeatures(cache), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
     model.zero_grad()
     logits, losses = [], []
     for examples in batches:
         batch = {name: tensor.to(best_device()) for name, tensor in collator(examples).items()}
         if "pixel_values" in batch:
             batch["pixel_values"] = batch["pixel_values"].float()
-        labels = batch.pop("labels")
-        output = model(**batch, use_cache=False)
-        loss = token_mean_loss(output, labels) / len(batches)
+        targets, weights = batch.pop("targets"), batch.pop("weights")
+        found = model(**batch, use_cache=False).logits
+        loss = weighted_loss(found, targets, weights) / len(batches)
         loss.backward()
-        logits.append(output.logits[labels[:, 1:] != -100].detach().flatten().cpu())
+        logits.append(found[targets != IGNORED].detach().flatten().cpu())
         losses.append(loss.detach().cpu())
     gradients = [p.grad.flatten().cpu() for p in model.parameters() if p.requires_grad]
     return {"logits": torch.cat(logits), "loss": torch.stack(losses).sum(), "gradients": torch.cat(gradients)}

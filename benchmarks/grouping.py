@@ -1,11 +1,11 @@
-"""Does it hurt learning that the questions about an image stay together in a step?
+"""Measure whether learning suffers when the questions about an image stay together in a step.
 
     python benchmarks/grouping.py --folder /tmp/grouping --images 2000 --processes 6
 
 Trains the sample's tiny model on a larger sample in several orders, three seeds each, and asks held-out questions at
-marks on the way: exact match against samples seen and against seconds of training. Everything goes through the engine
-as users run it. Writes a file for each training to `FOLDER/curves`, so that an interrupted study goes on where it was,
-prints a table, and draws `samples.png` and `seconds.png` if matplotlib is there.
+marks on the way: exact match against samples seen and against seconds of training. Writes a file for each training to
+`FOLDER/curves`, so that an interrupted study resumes, prints a table, and draws `samples.png` and `seconds.png` if
+matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.run import evaluate
 from lookonce.files import write_text
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session, make_trainer
 from lookonce.train.loop.trainer import training_arguments
 from lookonce.train.model.compile import training_on_packs
@@ -38,12 +38,12 @@ from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
 
 ORDERS = {"random": 1, "4 an image": 4, "all of an image": None}
 STEPS = {16: 2.5e-3, 64: 5e-3}
-"""Samples a step and learning rate, which grows with the root of it."""
+"""Learning rate by samples a step; it grows with the square root."""
 SEEDS = (0, 1, 2)
 NUM_MARKS = 12
 ENOUGH = 0.98
 NUM_ASKED = 1000
-"""Held-out questions, the same at every mark."""
+"""Number of held-out questions, the same at every mark."""
 
 
 def name_of(order: str, samples_per_step: int, seed: int) -> str:
@@ -74,31 +74,31 @@ def run_file(folder: Path, order: str, samples_per_step: int, seed: int, epochs:
 
 
 class Marks(TrainerCallback):
-    """Asks the held-out questions at marks; the time for that does not count."""
+    """Evaluates the held-out questions at marks; the time for that is not counted."""
 
     def __init__(self, session: Session, model: Any, num_steps: int) -> None:
         self.session, self.model = session, model
         self.points: list[dict[str, float]] = []
         self._every = max(num_steps // NUM_MARKS, 1)
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self._every and state.global_step != state.max_steps:
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._started
         found = evaluate(self.session, self.model, "val").overall
         samples = state.global_step * self.session.inputs.run.batch.samples_per_step
         self.points.append(
             {"samples": samples, "seconds": seconds, "exact_match": found.exact_match, "majority": found.majority}
         )
-        self._began = time.perf_counter() - seconds
+        self._started = time.perf_counter() - seconds
 
 
 def train_one(run: RunFile) -> list[dict[str, float]]:
-    """Train and give the points of its curve."""
-    session = Session.open(Inputs.open(run))
+    """Train, and return the points of the curve."""
+    session = Session.open(RunInputs.open(run))
     examples, _ = session.examples("train")
     model = load_without_tower(session.inputs.model_folder, PRECISIONS[run.train.precision])
     model = add_lora(model, session.inputs.model_folder, run.lora, run.train.seed)
@@ -106,7 +106,7 @@ def train_one(run: RunFile) -> list[dict[str, float]]:
         run, Path(run.output), eval_strategy="no", save_strategy="no", report_to="none", logging_steps=1000
     )
     trainer = make_trainer(session, model, arguments, examples)
-    num_steps = round(len(trainer.feed.order) * run.train.epochs)
+    num_steps = round(len(trainer.batch_maker.sampler) * run.train.epochs)
     marks = Marks(session, model, num_steps)
     trainer.add_callback(marks)
     with training_on_packs(model, compiled=False):
@@ -119,26 +119,28 @@ def prepare(folder: Path, num_images: int) -> None:
     write_sample(sample, num_images=num_images)
     held_out = read_records(sample / "val.jsonl")
     write_records(sample / "asked.jsonl", random.Random(0).sample(held_out, min(NUM_ASKED, len(held_out))))
-    Inputs.open(run_file(folder, "random", 16, 0, 1)).build()
+    RunInputs.open(run_file(folder, "random", 16, 0, 1)).build()
 
 
 def all_curves(folder: Path, epochs: float, num_processes: int) -> dict[str, list[dict[str, float]]]:
-    def one(of: tuple[str, int, int]) -> tuple[str, list[dict[str, float]]]:
-        path = folder / "curves" / f"{name_of(*of)}.json"
+    def curve(training: tuple[str, int, int]) -> tuple[str, list[dict[str, float]]]:
+        path = folder / "curves" / f"{name_of(*training)}.json"
         if not path.exists():
             command = [sys.executable, __file__, "--folder", str(folder), "--epochs", str(epochs)]
-            done = subprocess.run([*command, "--one", json.dumps(of)], check=True, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(
+                [*command, "--one", json.dumps(training)], check=True, stdout=subprocess.PIPE, text=True
+            )
             write_text(path, done.stdout.splitlines()[-1])
-            print(name_of(*of), file=sys.stderr, flush=True)
-        return name_of(*of), json.loads(path.read_text())
+            print(name_of(*training), file=sys.stderr, flush=True)
+        return name_of(*training), json.loads(path.read_text())
 
-    every = [(order, size, seed) for seed, size, order in itertools.product(SEEDS, STEPS, ORDERS)]
+    trainings = [(order, size, seed) for seed, size, order in itertools.product(SEEDS, STEPS, ORDERS)]
     with ThreadPoolExecutor(num_processes) as threads:
-        return dict(threads.map(one, every))
+        return dict(threads.map(curve, trainings))
 
 
 def table(curves: dict[str, list[dict[str, float]]]) -> str:
-    """Exact match after parts of all samples, thousands of samples until `ENOUGH`, and seconds; over seeds."""
+    """Mean over seeds: exact match after parts of the samples, thousands of samples to reach `ENOUGH`, and seconds."""
     lines = [f"{'':32}{'quarter':>16}{'half':>16}{'3 quarters':>16}{'end':>16}{f'to {ENOUGH:.0%}':>10}{'seconds':>10}"]
     for order, size in itertools.product(ORDERS, STEPS):
         found = [curves[name_of(order, size, seed)] for seed in SEEDS]
@@ -154,7 +156,7 @@ def table(curves: dict[str, list[dict[str, float]]]) -> str:
 
 
 def samples_to(enough: float, curve: list[dict[str, float]]) -> float:
-    """Samples seen when exact match first was `enough`, on the line between two marks; not a number if it never was."""
+    """Samples seen when exact match first reached `enough`, interpolated between two marks; NaN if it never did."""
     before = {"samples": 0.0, "exact_match": curve[0]["majority"]}
     for point in curve:
         if point["exact_match"] >= enough:
@@ -167,20 +169,20 @@ def samples_to(enough: float, curve: list[dict[str, float]]) -> float:
 def draw(curves: dict[str, list[dict[str, float]]], folder: Path) -> None:
     from matplotlib import pyplot
 
-    for axis, label in (("samples", "samples seen"), ("seconds", "seconds of training")):
-        figure, places = pyplot.subplots(1, len(STEPS), figsize=(11, 4.2), sharey=True)
-        for place, size in zip(places, STEPS, strict=True):
+    for quantity, label in (("samples", "samples seen"), ("seconds", "seconds of training")):
+        figure, axes = pyplot.subplots(1, len(STEPS), figsize=(11, 4.2), sharey=True)
+        for axis, size in zip(axes, STEPS, strict=True):
             for color, order in zip(("tab:blue", "tab:orange", "tab:green"), ORDERS, strict=True):
                 for seed in SEEDS:
                     curve = curves[name_of(order, size, seed)]
-                    x, y = [point[axis] for point in curve], [point["exact_match"] for point in curve]
-                    place.plot(x, y, color=color, alpha=0.8, label=order if seed == SEEDS[0] else None)
-            place.axhline(curve[-1]["majority"], color="gray", linestyle=":")
-            place.set(title=f"{size} samples a step", xlabel=label)
-        places[0].set(ylabel="exact match, held-out images")
-        places[0].legend()
+                    x, y = [point[quantity] for point in curve], [point["exact_match"] for point in curve]
+                    axis.plot(x, y, color=color, alpha=0.8, label=order if seed == SEEDS[0] else None)
+            axis.axhline(curve[-1]["majority"], color="gray", linestyle=":")
+            axis.set(title=f"{size} samples a step", xlabel=label)
+        axes[0].set(ylabel="exact match, held-out images")
+        axes[0].legend()
         figure.tight_layout()
-        figure.savefig(folder / f"{axis}.png", dpi=110)
+        figure.savefig(folder / f"{quantity}.png", dpi=110)
 
 
 def main() -> None:
@@ -200,7 +202,7 @@ def main() -> None:
     try:
         draw(curves, options.folder)
     except ImportError:
-        print("matplotlib is not here, so nothing is drawn", file=sys.stderr)
+        print("matplotlib is not installed; no plots drawn", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""How long packs may be on cards of 24, 40, 80 and 141 GB: peaks of a few trainings, and the line through them.
+"""Find how long packs may be on cards of 24, 40, 80 and 141 GB, from the peak memory of a few trainings.
 
     python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer
 
-Trains two steps with packs of several lengths, with and without gradient checkpointing, everything as users run it:
-LoRA of rank 16 on all linear layers, bf16, AdamW, compiled, recorded as CUDA graphs where that is possible. Memory
-grows by the token, so two lengths make a line and a third shows whether it is one. The peak is what the training says
-before its first step that it needs. A tenth of a card is left to spare, for what is not PyTorch's (CUDA itself, the
-graphs), for what it reserves and does not use, and for packs that are on their way.
+Trains two steps with packs of several lengths, with and without gradient checkpointing, with the settings of users:
+LoRA of rank 16 on all linear layers, bf16, AdamW, compiled, CUDA graphs where possible. Memory grows linearly with
+the tokens, so two lengths determine a line and a third shows whether it is one. The peak is the memory that the
+training reports before its first step. A tenth of a card is left free for memory outside PyTorch (CUDA itself, the
+graphs), for what PyTorch reserves without using it, and for prefetched packs.
 
-With `--check` it then trains with the packs that it found, and PyTorch gets no more memory than the card has. Packs are
-balanced, so the longest are somewhat shorter than they may be; both lengths are told.
+With `--check` it then trains with the lengths that it found, and limits PyTorch to the memory of the card. Packs are
+balanced, so the longest is somewhat shorter than the limit; both lengths are printed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from lookonce.bench.synthetic import make_run
-from lookonce.bench.variants import WAYS, set_up
+from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.errors import TrainingError
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
 from lookonce.train.loop.session import Session
@@ -37,31 +37,31 @@ from lookonce.train.model.compile import training_on_packs
 CARDS_GB = (24, 40, 80, 141)
 SPARE = 0.1
 LENGTHS = (2048, 8192, 4096)
-"""Of packs; the line goes through the first two."""
+"""Lengths of packs in tokens; the line goes through the first two."""
 LEAST, MOST = 1024, 16384
-"""What is looked for: from about two of Kvasir-VQA's images to as far as anyone has asked."""
+"""The range of pack lengths in tokens; the least holds about two of Kvasir-VQA's images."""
 
 
 def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | None = None) -> tuple[int, float]:
-    """Tokens of the longest pack of two steps, padding included, and the peak in GB, in as much memory as a card has.
+    """Train two steps; return the tokens of the longest pack, padding included, and the peak in GB.
 
-    Both are 0 without a GPU. Records that are longer than a pack are left out.
+    PyTorch may use `card_gb` of memory. Without a GPU both results are 0. Records longer than a pack are left out.
 
     Raises:
-        TrainingError: it does not fit.
+        TrainingError: the training does not fit.
     """
     changes = [
         f"batch.tokens_per_pack={length}",
         "batch.samples_per_step=256",
         f"train.gradient_checkpointing={str(checkpointing).lower()}",
     ]
-    inputs = Inputs.open(make_run(options.place, options.model, options.images, options.tokenizer, changes))
+    inputs = RunInputs.open(make_run(options.place, options.model, options.images, options.tokenizer, changes))
     inputs.build()
     session = Session.open(inputs)
     examples, _ = session.examples("train")
     limit_memory(card_gb)
     with tempfile.TemporaryDirectory() as folder:
-        model, trainer = set_up(WAYS["shared"], session, examples, 2, Path(folder), lambda note: None)
+        model, trainer = set_up(VARIANTS["shared"], session, examples, 2, Path(folder), lambda note: None)
         with training_on_packs(model, compiled=inputs.run.train.compile and torch.cuda.is_available()):
             trainer.train()
     trials = [one.trial for one in trainer.callback_handler.callbacks if isinstance(one, WarmUp) and one.trial]
@@ -69,7 +69,7 @@ def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | Non
 
 
 def limit_memory(card_gb: float | None) -> None:
-    """Free what the training before has left, and let PyTorch have as much as a card has; all of the GPU's if None."""
+    """Free the memory of the previous training and limit PyTorch to `card_gb`, or to all of the GPU if None."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -78,7 +78,7 @@ def limit_memory(card_gb: float | None) -> None:
 
 
 def largest(points: list[tuple[int, float]], card_gb: float) -> int:
-    """Of the packs on the line through two points that fit a card, in tokens; 0 if none does."""
+    """The longest pack, in tokens, that fits a card according to the line through the first two points; 0 if none."""
     (one, low), (other, high) = points[:2]
     if other == one:
         return 0
@@ -87,7 +87,7 @@ def largest(points: list[tuple[int, float]], card_gb: float) -> int:
 
 
 def check(options: Any, length: int, checkpointing: bool, card_gb: float) -> str:
-    """Whether a training with such packs fits such a card."""
+    """Train with packs of this length in the memory of a card; return the peak, or the error."""
     try:
         num_tokens, peak = peak_of(options, length, checkpointing, card_gb)
     except TrainingError as error:
@@ -95,8 +95,8 @@ def check(options: Any, length: int, checkpointing: bool, card_gb: float) -> str
     return f"{peak:.1f} GB with packs of up to {num_tokens:,} tokens"
 
 
-def tell(*what: Any) -> None:
-    print(json.dumps(what), file=sys.stderr, flush=True)
+def log(*values: Any) -> None:
+    print(json.dumps(values), file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -105,14 +105,14 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--place", type=Path, default=Path("bench"))
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--check", action="store_true", help="train with what was found")
+    parser.add_argument("--check", action="store_true", help="train with the lengths that were found")
     options = parser.parse_args()
     lines, found = [], []
     for checkpointing in (False, True):
         points = []
         for length in LENGTHS:
             points.append(peak_of(options, length, checkpointing))
-            tell(options.model, checkpointing, *points[-1])
+            log(options.model, checkpointing, *points[-1])
         lengths = [largest(points, card) for card in CARDS_GB]
         name = f"{options.model}{', checkpointing' if checkpointing else ''}"
         peaks = [f"{peak:.1f} at {tokens:,}" for tokens, peak in points]
@@ -120,7 +120,7 @@ def main() -> None:
         found += [(length, checkpointing, card) for length, card in zip(lengths, CARDS_GB, strict=True) if length]
     print(table(("", *(["peak GB"] * len(LENGTHS)), *(f"{card} GB" for card in CARDS_GB)), lines), flush=True)
     for length, checkpointing, card in found if options.check else ():
-        tell(options.model, checkpointing, card, length, check(options, length, checkpointing, card))
+        log(options.model, checkpointing, card, length, check(options, length, checkpointing, card))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How a cache of millions of images behaves: sizes, times and memory of plan, receipts and index.
+"""Measure a cache of millions of images: sizes, times and memory of plan, receipts and index.
 
     python benchmarks/scale.py --images 1000000
 
-Receipts, plan and index are real, shards are sparse files of their size. Each figure is taken in a process of its own,
-with files in the system's memory; memory is what comes on top of the imports. Takes some minutes and 0.6 kB an image.
+Receipts, plan and index are real, shards are sparse files of the right size. Each figure is measured in a fresh process
+with a warm page cache; memory excludes the imports. Takes some minutes and 0.6 kB of disk space an image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.index import INDEX, write_index
-from lookonce.cache.store.manifest import extend_plan, read_plan, settle
+from lookonce.cache.store.manifest import ensure_manifest, extend_plan, read_plan
 from lookonce.cache.store.plan import PlannedImage, shard_name
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import RECEIPTS, Entry, Receipt, finished_shards, receipt_path, to_text
@@ -35,7 +35,7 @@ STAMP = (123_456, 1_763_712_345_123_456_789)
 NUM_LOOKUPS = 100_000
 FINGERPRINT = Fingerprint(2, "0" * 64, {"out_hidden_size": 4096}, {}, 4, "bfloat16")
 IMAGE_BYTES = NUM_TOKENS * FINGERPRINT.bytes_per_token
-Work = Callable[[], object]
+Task = Callable[[], object]
 
 
 def key_of(number: int) -> str:
@@ -43,16 +43,16 @@ def key_of(number: int) -> str:
 
 
 def write_receipts(folder: Path, num_images: int) -> None:
-    """Receipts, and shards of their size."""
+    """Write receipts, and empty shard files of the sizes that they state."""
     (folder / RECEIPTS).mkdir()
     (folder / SHARDS).mkdir()
     levels = (1.234, 2.345, 3.456, 4.567)
     for shard, first in enumerate(range(0, num_images, IMAGES_PER_SHARD)):
         keys = sorted(key_of(number) for number in range(first, min(first + IMAGES_PER_SHARD, num_images)))
-        places = {key: HEADER_BYTES + place * IMAGE_BYTES for place, key in enumerate(keys)}
+        offsets = {key: HEADER_BYTES + row * IMAGE_BYTES for row, key in enumerate(keys)}
         images = {
-            key: Entry(place, IMAGE_BYTES, NUM_TOKENS, (1, 64, 80), key[:16], levels, levels)
-            for key, place in places.items()
+            key: Entry(offset, IMAGE_BYTES, NUM_TOKENS, (1, 64, 80), key[:16], levels, levels)
+            for key, offset in offsets.items()
         }
         size = HEADER_BYTES + len(keys) * IMAGE_BYTES
         name = shard_name(shard)
@@ -62,8 +62,8 @@ def write_receipts(folder: Path, num_images: int) -> None:
         os.truncate(shard_path(folder, name), size)
 
 
-def write_plan(folder: Path, num_images: int) -> Work:
-    """In two parts: most images, then a tenth more."""
+def write_plan(folder: Path, num_images: int) -> Task:
+    """Write the plan in two parts: nine tenths of the images, then the rest."""
     files = (f"/data/kvasir/images/frame-{number:08d}.jpg" for number in range(num_images))
     images = [PlannedImage(key_of(number), NUM_TOKENS, (file,), (STAMP,)) for number, file in enumerate(files)]
     first = num_images // 10 * 9
@@ -77,35 +77,35 @@ def write_plan(folder: Path, num_images: int) -> Work:
     return write
 
 
-def look_up(folder: Path, num_images: int, ask: Callable[[VisionCache, str], object]) -> Work:
+def look_up(folder: Path, num_images: int, ask: Callable[[VisionCache, str], object]) -> Task:
     cache, numbers = VisionCache.open(folder), random.Random(0)
     keys = [key_of(numbers.randrange(num_images)) for _ in range(NUM_LOOKUPS)]
     return lambda: [ask(cache, key) for key in keys]
 
 
-MEASURES: dict[str, Callable[[Path, int], Work]] = {
+MEASURES: dict[str, Callable[[Path, int], Task]] = {
     "write the plan": write_plan,
     "read the plan": lambda folder, _: lambda: read_plan(folder),
     "list finished shards": lambda folder, _: lambda: finished_shards(folder),
     "open without index": lambda folder, _: lambda: VisionCache.open(folder),
     "write the index": lambda folder, _: lambda: write_index(folder, FINGERPRINT.sha256),
     "open with index": lambda folder, _: lambda: VisionCache.open(folder),
-    f"{NUM_LOOKUPS:,} x cache.entry(key)": lambda *where: look_up(*where, VisionCache.entry),
-    f"{NUM_LOOKUPS:,} x key in cache": lambda *where: look_up(*where, VisionCache.__contains__),
+    f"{NUM_LOOKUPS:,} x cache.entry(key)": lambda *arguments: look_up(*arguments, VisionCache.entry),
+    f"{NUM_LOOKUPS:,} x key in cache": lambda *arguments: look_up(*arguments, VisionCache.__contains__),
 }
 
 
-def memory_bytes(what: str) -> int:
-    """VmRSS, what is in memory now, or VmHWM, the most there was."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
+def memory_bytes(name: str) -> int:
+    """The process's resident memory: VmRSS is the current value, VmHWM the peak."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024
 
 
 def measure(name: str, folder: Path, num_images: int) -> dict[str, Any]:
-    work = MEASURES[name](folder, num_images)
-    Path("/proc/self/clear_refs").write_text("5")  # begins VmHWM anew
+    task = MEASURES[name](folder, num_images)
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before, start = memory_bytes("VmRSS"), time.perf_counter()
-    result = work()
+    result = task()
     seconds = time.perf_counter() - start
     kept, peak = memory_bytes("VmRSS") - before, memory_bytes("VmHWM") - before
     del result
@@ -115,7 +115,9 @@ def measure(name: str, folder: Path, num_images: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=1_000_000, metavar="N")
-    parser.add_argument("--folder", type=Path, help="where to build the cache; removed afterwards (default: temporary)")
+    parser.add_argument(
+        "--folder", type=Path, help="build the cache in this folder; removed afterwards (default: temporary)"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -124,7 +126,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="scale-", dir=options.folder))
     try:
         start = time.perf_counter()
-        settle(folder, FINGERPRINT, {})
+        ensure_manifest(folder, FINGERPRINT, {})
         write_receipts(folder, options.images)
         num_shards = len(finished_shards(folder))
         print(f"{options.images:,} images in {num_shards:,} shards, built in {time.perf_counter() - start:.0f} s")
@@ -136,8 +138,8 @@ def main() -> None:
         for name, pattern in {"plan": "plan*.json", "receipts": f"{RECEIPTS}/*", "index": INDEX}.items():
             num_bytes = sum(path.stat().st_size for path in folder.glob(pattern))
             print(f"{name + ', bytes an image':32}{num_bytes / options.images:10.1f}")
-        for place in ("", RECEIPTS, SHARDS):
-            print(f"{'files in ' + (place or 'the folder'):32}{len(os.listdir(folder / place)):10,}")
+        for name in ("", RECEIPTS, SHARDS):
+            print(f"{'files in ' + (name or 'the folder'):32}{len(os.listdir(folder / name)):10,}")
     finally:
         shutil.rmtree(folder)
 

@@ -1,9 +1,9 @@
-"""Where a step's time goes on a GPU: kernels, and the gaps between them with what the CPU did meanwhile.
+"""Profile training steps on a GPU: the longest kernels, and the gaps between kernels with what the CPU did meanwhile.
 
     python benchmarks/step_profile.py run.yaml --samples 96
 
-Trains with shared passes as `lookonce bench step` does, and profiles three steps after a few. For a run file of made-up
-data and a model of real size, run `lookonce bench step --model 8b` once; it leaves one in `bench/`.
+Trains the variant `shared` of `lookonce bench step`, and profiles three steps after some warm-up. To get a run file
+with made-up data and a model of real size, run `lookonce bench step --model 8b` once; it writes one to `bench/`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
-from lookonce.bench.variants import WAYS, set_up
+from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.run.config import read_run_file
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.text import table
 from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 
-FIRST, NUM_STEPS = 6, 3
-"""The step before the first that is profiled, and how many are."""
+NUM_WARM_UP, NUM_STEPS = 6, 3
+"""Steps before the profile, and steps in it."""
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_CPU = ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")
 NUM_SHOWN = 16
@@ -34,25 +34,25 @@ Event = dict[str, Any]
 
 
 class Profiled(TrainerCallback):
-    """Profiles some steps of a training."""
+    """Profiles `NUM_STEPS` steps of a training after `NUM_WARM_UP`."""
 
     def __init__(self) -> None:
         self.profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == FIRST:
+        if state.global_step == NUM_WARM_UP:
             self.profile.start()
-        if state.global_step == FIRST + NUM_STEPS:
+        if state.global_step == NUM_WARM_UP + NUM_STEPS:
             self.profile.stop()
 
 
 def events_of(run: Path, samples: int) -> list[Event]:
-    """What the profiler saw: Chrome's trace format, times in microseconds."""
-    session = Session.open(Inputs.open(read_run_file(run, [f"batch.samples_per_step={samples}"])))
+    """Train, and return the profiler's events in Chrome's trace format, with times in microseconds."""
+    session = Session.open(RunInputs.open(read_run_file(run, [f"batch.samples_per_step={samples}"])))
     examples, _ = session.examples("train")
     profiled = Profiled()
     with tempfile.TemporaryDirectory() as folder:
-        model, trainer = set_up(WAYS["shared"], session, examples, FIRST + NUM_STEPS, Path(folder), print)
+        model, trainer = set_up(VARIANTS["shared"], session, examples, NUM_WARM_UP + NUM_STEPS, Path(folder), print)
         trainer.add_callback(profiled)
         with training_on_packs(model, compiled=session.inputs.run.train.compile):
             trainer.train()
@@ -62,7 +62,7 @@ def events_of(run: Path, samples: int) -> list[Event]:
 
 
 def gaps_of(on_gpu: list[Event]) -> list[tuple[float, float, str]]:
-    """When nothing ran on the GPU: how long, since when, and what ended it."""
+    """Intervals in which the GPU was idle: length, start, and the name of the kernel that ended them."""
     found, busy_until = [], on_gpu[0]["ts"]
     for event in on_gpu:
         if event["ts"] > busy_until:
@@ -72,7 +72,7 @@ def gaps_of(on_gpu: list[Event]) -> list[tuple[float, float, str]]:
 
 
 def meanwhile(on_cpu: list[Event], start: float, length: float) -> str:
-    """What the CPU was at longest in that time."""
+    """The three CPU operations that took the most time in an interval."""
     shares = defaultdict(float)
     for event in on_cpu:
         shared = min(event["ts"] + event["dur"], start + length) - max(event["ts"], start)
@@ -84,7 +84,7 @@ def meanwhile(on_cpu: list[Event], start: float, length: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--samples", type=int, default=96, help="a step")
+    parser.add_argument("--samples", type=int, default=96, help="samples a step (default: %(default)s)")
     options = parser.parse_args()
     events = events_of(options.run, options.samples)
     on_gpu = sorted((event for event in events if event.get("cat") in ON_GPU), key=lambda event: event["ts"])
@@ -93,12 +93,12 @@ def main() -> None:
     total = max(event["ts"] + event["dur"] for event in on_gpu) - on_gpu[0]["ts"]
     idle = sum(gap[0] for gap in gaps) / total
     print(
-        f"a step takes {total / NUM_STEPS / 1e3:.1f} ms, in {idle:.1%} of which nothing runs on the GPU: "
-        f"{len(gaps) // NUM_STEPS:,} gaps"
+        f"a step takes {total / NUM_STEPS / 1e3:.1f} ms; the GPU is idle {idle:.1%} of it, "
+        f"in {len(gaps) // NUM_STEPS:,} gaps"
     )
     longest = sorted(gaps, reverse=True)[:NUM_SHOWN]
     lines = [(name[:40], f"{length / 1e3:.2f}", meanwhile(on_cpu, start, length)) for length, start, name in longest]
-    print(table(("longest gaps, before", "ms", "the CPU meanwhile"), lines), end="\n\n")
+    print(table(("longest gaps, before", "ms", "CPU meanwhile"), lines), end="\n\n")
     kernels: dict[str, list[float]] = defaultdict(list)
     for event in on_gpu:
         kernels[event["name"][:60]].append(event["dur"])

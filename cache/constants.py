@@ -1,4 +1,4 @@
-"""What is said of caches where torch is not wanted: the choices of a run file, and the commands to run next."""
+"""Cache constants that can be imported without torch: format version, allowed values, commands to suggest."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Literal
 FORMAT_VERSION = 2
 
 Backend = Literal["pil", "torchvision"]
-"""Of the image processor."""
+"""The library that the image processor resizes with."""
 DtypeName = Literal["bfloat16", "float32", "fp8_e4m3"]
-"""Of what is stored. float16 is left out on purpose: a tower's outliers overflow it."""
+"""How features are stored. float16 is left out on purpose: the outliers of a tower overflow it."""
+Grid = tuple[int, int, int]
+"""The patch grid of an image (t, h, w): frames, rows and columns of patches."""
 BUILD_COMMAND = "lookonce cache build RUN.yaml"
 REPAIR_COMMAND = "lookonce cache repair RUN.yaml"
 VERIFY_COMMAND = "lookonce cache verify RUN.yaml"

@@ -1,4 +1,4 @@
-"""Images inside of archives: tar files, and parquet files in which they are embedded.
+"""Images inside archives: tar files, and parquet files in which they are embedded.
 
 An image's path may lead into an archive:
 
@@ -6,17 +6,13 @@ An image's path may lead into an archive:
     /data/train-0000.parquet/17         row 17, counted from 0
     /data/train-0000.parquet/a.jpg      the row whose image is named a.jpg
 
-In a parquet file images are a struct column with `bytes` and `path`, as Hugging Face's Image feature writes it, or a
-plain binary column. Where a name occurs twice, the first is meant. A folder that is called `x.tar` is a folder.
+If a name occurs twice, it means the first. A folder that is called `x.tar` is a folder.
 
-Design: an archive is streamed through once, by webdataset and by pyarrow, and only what is wanted is kept. It is not
-unpacked, and no table of its members is stored that could be wrong. The cost: a tar file is read from its beginning to
-the last member wanted, each time that members are asked for, about half a second a gigabyte that the system still has
-in memory; so ask for many at once. Parquet skips row groups in which nothing is wanted, and takes two to three times
-the memory of one row group. Compressed tar files are refused: they would be decompressed from the beginning each time,
-and images hardly shrink.
-
-Both libraries take long to import and are imported when the first such archive is met.
+Design: an archive is streamed through once and only the wanted members are kept. It is not unpacked, and no table of
+its members is stored, which could be wrong. The cost: a tar file is read from its beginning to the last wanted member,
+each time that members are requested, about half a second per gigabyte that the system has cached; so request many at
+once. Parquet skips row groups without wanted rows, and needs two to three times the memory of one row group. Compressed
+tar files are refused: they would be decompressed from the beginning each time, and images hardly shrink.
 """
 
 from __future__ import annotations
@@ -28,26 +24,25 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.readers.image_column import ambiguous, find_image_column
+from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_values, row_group_starts
+from lookonce.datasets.readers.tar import read_members as read_tar_members
 from lookonce.errors import ImageError
+from lookonce.text import first_line
 
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
 ROW = re.compile(r"0|[1-9][0-9]{0,17}")
 """A row number; `007` is a name."""
-BUFFER_BYTES = 1 << 20
-IMAGE_ROWS = 8
-PATH_ROWS = 1024
-"""Rows of a parquet file that are decoded at once."""
 
 
 def find_archive(path: Path, is_file: Callable[[str], bool] = os.path.isfile) -> Path | None:
-    """The archive that a path leads into, or None if it leads into none.
+    """The archive that a path leads into, or None.
 
-    The disk is not asked about a path that leads out of the image root.
+    The disk is not accessed for a path that leads out of the image root.
     """
     name = str(path)
     ends = [match.end() for match in ARCHIVE.finditer(name)]
@@ -57,7 +52,7 @@ def find_archive(path: Path, is_file: Callable[[str], bool] = os.path.isfile) ->
 
 
 def by_archive(paths: Iterable[Path]) -> tuple[list[Path], dict[Path, list[Path]]]:
-    """Single files, and the members of each archive; paths that occur twice once, all in the order given."""
+    """Single files, and the members of each archive, in the order given; duplicate paths are returned once."""
     is_file = cache(os.path.isfile)
     files: list[Path] = []
     members_of: dict[Path, list[Path]] = {}
@@ -68,20 +63,20 @@ def by_archive(paths: Iterable[Path]) -> tuple[list[Path], dict[Path, list[Path]
 
 
 def leads_out(path: Path) -> bool:
-    """Whether a record's image lies outside of the image root: then, and only then, its path keeps `..` parts."""
+    """Whether a record's image lies outside the image root: then, and only then, its path keeps `..` components."""
     return os.pardir in path.parts
 
 
 def unreadable(path: Path, reason: str) -> ImageError:
-    """The error for an image that gives no bytes; what can not be printed of its name is shown with escapes."""
-    message = f"can not read image {path}: {reason}"
+    """The error for an image that cannot be read; unprintable characters of its name are escaped."""
+    message = f"cannot read image {path}: {reason}"
     return ImageError("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message))
 
 
 def read_members(archive: Path, paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:
-    """The bytes of some members of an archive, in their order in it, then the errors of those that can not be had."""
+    """The bytes of some members of an archive, in the order of the archive, then the errors of those not found."""
     waiting = {path.relative_to(archive).as_posix(): path for path in paths}
-    reason = "the archive has no such member, or is cut short before it"
+    reason = "the archive has no such member, or is cut off before it"
     try:
         with closing(_open(archive, waiting.keys())) as members:
             for name, data in members:
@@ -91,27 +86,27 @@ def read_members(archive: Path, paths: Iterable[Path]) -> Iterator[tuple[Path, b
                     return
     except ImageError as error:
         reason = str(error)
-    except ImportError:  # the installation is damaged, and not the archive
+    except ImportError:  # the installation is damaged, not the archive
         raise
-    except Exception as error:  # what tarfile, zlib and pyarrow raise for damaged files has no base of its own
+    except Exception as error:  # the errors of tarfile, zlib and pyarrow for damaged files have no common base
         reason = _damage(error)
     for path in waiting.values():
         yield path, unreadable(path, reason)
 
 
 def _open(archive: Path, wanted: Collection[str]) -> Any:
-    """A generator of names in `wanted` and their bytes, or the reason why there are none."""
+    """A generator of names in `wanted` with their bytes, or with the reason why there are none."""
     suffix = archive.suffix.lower()
     if suffix in (".gz", ".tgz"):
-        raise ImageError(f"compressed tar files are not read; decompress it once, with `gunzip {archive}`")
+        raise ImageError(f"compressed tar files are not supported; decompress it once, with `gunzip {archive}`")
     return _read_parquet(archive, wanted) if suffix == ".parquet" else _read_tar(archive, wanted)
 
 
 def _damage(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"the archive can not be read ({error.strerror})"
-    text = str(error).partition(" @ <")[0]  # webdataset adds the repr of the open file
-    return f"the archive is cut short or damaged ({text.partition(chr(10))[0] or type(error).__name__})"
+        return f"the archive cannot be read ({error.strerror})"
+    text = first_line(error).partition(" @ <")[0]  # webdataset appends the repr of the open file
+    return f"the archive is cut off or damaged ({text or type(error).__name__})"
 
 
 def _normal(name: str) -> str:
@@ -120,59 +115,34 @@ def _normal(name: str) -> str:
 
 
 def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    from webdataset.tariterators import tar_file_iterator
-
-    with archive.open("rb", buffering=BUFFER_BYTES) as file:
-        for member in tar_file_iterator(file, skip_meta=None, select_files=lambda name: _normal(name) in wanted):
-            yield _normal(member["fname"]), member["data"]
+    with closing(read_tar_members(archive, lambda name: _normal(name) in wanted)) as members:
+        for name, data in members:
+            yield _normal(name), data
 
 
 def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(archive, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-        bytes_column, path_column = image_columns(file.schema_arrow)
-        rows = _find_rows(file, path_column, wanted)
+    with open_parquet(archive) as file:
+        image = find_image_column(file.schema_arrow)
+        if image is None:
+            raise ambiguous(file.schema_arrow)
+        rows = _find_rows(file, image.path_field, wanted)
         for group, names_of in _by_row_group(file, rows):
             try:
-                for row, value in enumerate(_values(file, bytes_column, IMAGE_ROWS, [group])):
+                for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group])):
                     for name in names_of.pop(row, ()):
                         yield name, _image_bytes(value.as_py())
                     if not names_of:
                         break
-            except Exception as error:  # as in `read_members`; the other row groups may be sound
+            except Exception as error:  # as in `read_members`; the other row groups may be intact
                 yield from ((name, _damage(error)) for names in names_of.values() for name in names)
 
 
-def image_columns(schema: Any) -> tuple[str, str | None]:
-    """The columns with the bytes of the images and, where there is one, with their paths.
-
-    Raises:
-        ImageError: there is none, or there are several and none is called `image`.
-    """
-    from pyarrow import types
-
-    structs = {field.name: field.type for field in schema if types.is_struct(field.type)}
-    structs = {name: kind for name, kind in structs.items() if kind.get_field_index("bytes") >= 0}
-    plain = [field.name for field in schema if types.is_binary(field.type) or types.is_large_binary(field.type)]
-    columns = list(structs) or plain
-    name = "image" if "image" in columns else columns[0] if len(columns) == 1 else None
-    if name is None:
-        raise ImageError(
-            "the archive must have one column of images (a struct with `bytes`, or binary), or one of that kind that "
-            f"is called `image`; its columns are {schema.names}"
-        )
-    if name not in structs:
-        return name, None
-    return f"{name}.bytes", f"{name}.path" if structs[name].get_field_index("path") >= 0 else None
-
-
-def _find_rows(file: Any, path_column: str | None, wanted: Collection[str]) -> dict[str, int]:
-    """The rows of those names that are row numbers or stand in the column of paths."""
+def _find_rows(file: Any, path_field: str | None, wanted: Collection[str]) -> dict[str, int]:
+    """The rows of those names that are row numbers or are found in the column of paths."""
     rows = {name: int(name) for name in wanted if ROW.fullmatch(name)}
     names = set(wanted) - rows.keys()
-    if names and path_column:
-        for row, value in enumerate(_values(file, path_column, PATH_ROWS)):
+    if names and path_field:
+        for row, value in enumerate(read_values(file, path_field, TEXT_ROWS)):
             name = _normal((value.as_py() or {}).get("path") or "")
             if name in names:
                 rows.setdefault(name, row)
@@ -180,25 +150,18 @@ def _find_rows(file: Any, path_column: str | None, wanted: Collection[str]) -> d
 
 
 def _by_row_group(file: Any, rows: dict[str, int]) -> list[tuple[int, dict[int, list[str]]]]:
-    """The row groups in which something is wanted: for each, the names of the rows, counted from its start."""
-    num_groups = file.metadata.num_row_groups
-    starts = list(accumulate((file.metadata.row_group(group).num_rows for group in range(num_groups)), initial=0))
+    """The row groups with wanted rows: for each, the names of its rows, counted from its start."""
+    starts = row_group_starts(file)
     groups: dict[int, dict[int, list[str]]] = {}
     for name, row in rows.items():
         group = bisect_right(starts, row) - 1
-        if group < num_groups:
+        if group < len(starts) - 1:
             groups.setdefault(group, {}).setdefault(row - starts[group], []).append(name)
     return sorted(groups.items())
-
-
-def _values(file: Any, column: str, batch_rows: int, groups: list[int] | None = None) -> Iterator[Any]:
-    """The values of a column, as pyarrow's scalars, a few rows decoded at a time."""
-    for batch in file.iter_batches(batch_rows, row_groups=groups, columns=[column], use_threads=False):
-        yield from batch.column(0)
 
 
 def _image_bytes(value: Any) -> bytes | str:
     data = value.get("bytes") if isinstance(value, dict) else value
     if isinstance(data, bytes):
         return data
-    return "its row holds no image bytes; write the archive with the images embedded"
+    return "its row has no image bytes; write the archive with the images embedded"

@@ -1,9 +1,9 @@
-"""Records from one form into another, and embedded images out of them.
+"""Convert records from one format into another, and extract embedded images.
 
-Design: images stay where they are, and what is written names them there: by their path relative to the new file or to
-another image root, by their whole path where they lie elsewhere. Only bytes that no path leads to, `data:` URLs and
-lists of embedded images, are written out, byte for byte, each once, under its image key. Records are read one by one
-and stay in memory, some hundred bytes each; embedded bytes do not.
+Design: images stay where they are. The new file refers to them by a path relative to itself or to another image root,
+and by an absolute path if they lie elsewhere. Only embedded images without a path (`data:` URLs, lists of embedded
+images) are written to files, byte for byte, each once, under its image key. Records are read one by one and kept in
+memory, some hundred bytes each; embedded bytes are not.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from lookonce.datasets.formats.registry import FormName
+from lookonce.datasets.formats.registry import FormatName
+from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
-from lookonce.datasets.records import Record, RecordsFile, form_of_file, write_records
+from lookonce.datasets.records import Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
 from lookonce.files import temporary_name
 from lookonce.text import count, rows
 
-SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "GIF": ".gif", "WEBP": ".webp", "BMP": ".bmp", "TIFF": ".tif"}
 UNKNOWN_SUFFIX = ".bin"
-"""Of bytes that are no image; whoever reads them says so."""
+"""The suffix of embedded bytes that are not a known image format; reading them as an image reports that."""
 IMAGES = "images"
-"""The folder beside the records that embedded images are written to."""
+"""The folder beside the records to which embedded images are written."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class ConvertReport:
     num_several_images: int
     """Records with more than one image."""
     num_text_only: int
-    """Records without."""
+    """Records without an image."""
     images_folder: Path
     num_embedded: int
     """Distinct images that were embedded."""
     num_written: int
-    """Of these, those that were not there already."""
+    """Embedded images that were not there before."""
     num_unknown: int
-    """Of these, those that are no image of a known format."""
+    """Embedded images whose format is unknown."""
 
     def text(self) -> str:
         several, none = self.num_several_images, self.num_text_only
@@ -80,14 +80,14 @@ class Extractor:
 
     folder: Path
     written: dict[str, Path] = field(default_factory=dict)
-    """By image key, those that were there already among them."""
+    """The path of each image by its key, also of those that were there before."""
     num_new: int = 0
 
     def keep(self, data: bytes) -> Path:
-        """Write an image, unless it is there; gives its path.
+        """Write an image, unless it is there, and return its path.
 
-        Without waiting for the disk, which would be most of the time: a file is whole after a kill, and one that a
-        power cut has spoiled is found by its content and written again.
+        Files are not flushed, which would take most of the time: after a kill they are complete, and one that a power
+        cut has damaged is recognised by its content and written again.
         """
         key = bytes_key(data)
         if key not in self.written:
@@ -111,44 +111,43 @@ class Extractor:
 def _suffix(data: bytes) -> str:
     try:
         with Image.open(io.BytesIO(data)) as image:
-            name = image.format or ""
+            return suffix_of_format(image.format or "")
     except (*UNDECODABLE, MemoryError):
         return UNKNOWN_SUFFIX
-    return SUFFIX.get(name, f".{name.lower()}")
 
 
 def convert(
     source: Path,
     target: Path,
     *,
-    source_form: FormName | None = None,
-    target_form: FormName | None = None,
+    source_format: FormatName | None = None,
+    target_format: FormatName | None = None,
     image_root: Path | None = None,
     target_root: Path | None = None,
     overwrite: bool = False,
 ) -> ConvertReport:
-    """Write the records of `source` to `target` in another form, or in another kind of file.
+    """Write the records of `source` to `target` in another format, or in another type of file.
 
-    `image_root` is what the image paths of `source` are relative to, `target_root` what those of `target` are to be
-    relative to; without it, to its own folder, and images elsewhere are named by their whole path.
+    The image paths of `source` are relative to `image_root`, those of `target` to `target_root`. Without it they are
+    relative to its own folder, and images elsewhere get absolute paths.
 
     Raises:
-        UsageError: there is no `source`, `target` is there already, or is what images are read from.
-        RecordsError: a record can not be read, or not be held by the form; names it.
+        UsageError: there is no `source`, or `target` exists, or it is an archive with images of the records.
+        RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
-    _check_places(source, target, overwrite)
-    written_form = form_of_file(target, target_form)
+    _check_paths(source, target, overwrite)
+    written_format = format_of_file(target, target_format)
     extractor = Extractor((target_root or target.parent) / IMAGES)
-    file = RecordsFile(source, image_root, form=source_form, keep=extractor.keep)
+    file = RecordsFile(source, image_root, format=source_format, keep=extractor.keep)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
     images = {image for record in records for image in record.images}
     _check_not_among(target, images)
-    write_records(target, records, target_root, form=target_form, absolute=target_root is None)
+    write_records(target, records, target_root, format=target_format, absolute=target_root is None)
     return ConvertReport(
         source,
-        file.form or "",
+        file.format or "",
         target,
-        written_form,
+        written_format,
         len(records),
         sum(len(record.turns) for record in records),
         len(images),
@@ -165,16 +164,16 @@ def _count(records: list[Record], num_images: int) -> int:
     return sum(len(record.images) >= num_images for record in records)
 
 
-def _check_places(source: Path, target: Path, overwrite: bool) -> None:
+def _check_paths(source: Path, target: Path, overwrite: bool) -> None:
     if not source.is_file():
         raise UsageError(f"no records file at {source.absolute()}; name a JSONL, JSON, CSV or parquet file")
     if target.exists() and target.samefile(source):
-        raise UsageError(f"{target} is what is read; name another file to write")
+        raise UsageError(f"{target} is also the file to read; name another file to write")
     if target.exists() and not overwrite:
         raise UsageError(f"{target} exists; name another file, or replace it with --overwrite")
 
 
 def _check_not_among(target: Path, images: set[Path]) -> None:
-    whole = Path(os.path.abspath(target))
-    if whole.exists() and any(image == whole or whole in image.parents for image in images):
+    path = Path(os.path.abspath(target))
+    if path.exists() and any(image == path or path in image.parents for image in images):
         raise UsageError(f"{target} holds images of these records; name another file to write")

@@ -1,13 +1,13 @@
 """Image files and their keys: the sha256 of the file's bytes, full width.
 
 Design: content, not path. Two files with the same bytes are one image and are encoded once; an edited file is another
-image whatever its name, so its old features can not be taken for new ones. The cost is reading every image file once
-a run, about a second a gigabyte from a local disk. Names, sizes and modification times are never trusted, and a key
-is never cut short: truncated keys have shown models the wrong image (https://github.com/LMCache/LMCache/issues/4086).
+image whatever its name, so stale features are never used for it. The cost is reading every image file once, about a
+second per gigabyte from a local disk. Names, sizes and modification times are never trusted, and a key is never
+truncated: truncated keys have shown models the wrong image (https://github.com/LMCache/LMCache/issues/4086).
 
-Images are single files or members of archives (archives.py). One that can not be read does not stop the others: it is
-kept aside with the reason. Only when none can be read is it an error, since then the image root is wrong. Bytes are
-never all in memory: a few files and one member an archive are.
+Images are single files or members of archives (archives.py). One that cannot be read does not stop the others: it is
+listed with the reason. It is an error only if none can be read, since then the image root is wrong. Only the bytes of a
+few files, and of one member per archive, are in memory.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from lookonce.datasets.records import Record
 from lookonce.datasets.stamps import Stamp, stamps
 from lookonce.errors import ImageError
 from lookonce.text import count
-from lookonce.threads import ahead
+from lookonce.threads import threaded_map
 
 NUM_NAMED = 5
 """How many unusable images a message names."""
 MAX_FILE_BYTES = 1 << 30
-"""No honest image is larger, and reading what is could take all memory."""
+"""The largest file that is read as an image, since a larger one could exhaust the memory."""
 
 UNDECODABLE = (
     *(OSError, ValueError, SyntaxError, RuntimeError, TypeError, LookupError, ArithmeticError, struct.error),
     Image.DecompressionBombError,
 )
-"""What Pillow raises for files that are no images, or broken ones; most of it was found with random damage."""
+"""The errors of Pillow for broken images and other files; most were found with random damage."""
 
 Size = tuple[int, int]
 
@@ -52,23 +52,23 @@ class ImageIndex:
     """The images of some records."""
 
     key_of: dict[Path, str]
-    """Of each file that can be read."""
+    """The key of each file that can be read."""
     path_of: dict[str, Path]
-    """One file for each key, in the order in which they are best read: single files by key, then archive by archive
-    the members in their order."""
+    """One file for each key, in the best order for reading: single files by key, then archive by archive the members
+    in their order."""
     size_of: dict[str, Size | None] = field(default_factory=dict)
-    """Width and height by key, as the header says; None if it is of no known image format."""
+    """Width and height by key, from the header; None if the image format is unknown."""
     unusable: dict[Path, str] = field(default_factory=dict)
-    """Why the others can not be read."""
+    """Why each of the other files cannot be read."""
     stamp_of: dict[Path, Stamp] = field(default_factory=dict)
-    """Of the files whose change would show in it, as it was before they were read."""
+    """The stamps of files before they were read, without those that were just written."""
     former: dict[str, Path] = field(default_factory=dict)
-    """What a plan that is trusted says of files that may have changed since: their keys then. No record asks for them,
-    but a planned shard is made with the others if they are missing."""
+    """The keys in a trusted plan of files that may have changed since. No record refers to them, but a planned shard is
+    built without them if they are missing."""
 
     @property
     def num_files(self) -> int:
-        """All that the records name, usable or not."""
+        """The number of files that the records name, usable or not."""
         return len(self.key_of) + len(self.unusable)
 
     @property
@@ -76,7 +76,7 @@ class ImageIndex:
         return len(self.path_of)
 
     def first(self, number: int) -> ImageIndex:
-        """The first so many distinct images."""
+        """The first `number` distinct images."""
         path_of = dict(list(self.path_of.items())[:number])
         key_of = {path: key for path, key in self.key_of.items() if key in path_of}
         return ImageIndex(key_of, path_of, {key: size for key, size in self.size_of.items() if key in path_of})
@@ -86,7 +86,7 @@ def image_key(path: Path) -> str:
     """The sha256 of the file's bytes, 64 hexadecimal digits.
 
     Raises:
-        ImageError: it can not be read.
+        ImageError: it cannot be read.
     """
     return bytes_key(read_bytes(path))
 
@@ -97,7 +97,7 @@ def bytes_key(data: bytes) -> str:
 
 
 def image_size(data: bytes) -> Size | None:
-    """Width and height from the header of an image file, or None if it is no image."""
+    """Width and height from the header of an image file, or None if it is not an image."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return image.size
@@ -109,7 +109,7 @@ def read_bytes(path: Path) -> bytes:
     """The bytes of an image: a file, or a member of an archive.
 
     Raises:
-        ImageError: it can not be read; says why.
+        ImageError: it cannot be read; says why.
     """
     archive = find_archive(path)
     data = _read_file(path) if archive is None else next(_read_archive(archive, [path]))[1]
@@ -119,22 +119,22 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:
-    """The bytes of images, each path once, and the error where there are none.
+    """The bytes of images, each path once, or the error of those that cannot be read.
 
-    Single files come first, in order, read on threads a few ahead; then archive after archive, each streamed once,
-    the members in their order in it. In the order of `ImageIndex.path_of` that is the order asked for.
+    Single files come first, in order, prefetched on threads; then each archive is streamed once, with the members in
+    its order. If the paths are in the order of `ImageIndex.path_of`, that order is kept.
     """
     files, members_of = by_archive(paths)
-    yield from zip(files, ahead(_read_file, files), strict=True)
+    yield from zip(files, threaded_map(_read_file, files), strict=True)
     for archive, members in members_of.items():
         yield from _read_archive(archive, members)
 
 
 def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> ImageIndex:
-    """Find the key and the size of every image that the records name; those that are `known` are not read.
+    """Find the key and the size of every image that the records name; `known` images are not read again.
 
     Raises:
-        ImageError: not one of them can be read; names the first few with the record that asks for them.
+        ImageError: none of them can be read; names the first few with their records.
     """
     known = known or ImageIndex({}, {})
     origin_of: dict[Path, str] = {}
@@ -166,13 +166,13 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> 
 
 
 class _Look(NamedTuple):
-    """What is known of an image after its bytes have gone by."""
+    """What is kept of an image after its bytes were read."""
 
     key: str
     path: Path
     size: Size | None = None
     reason: str = ""
-    """Why there were no bytes."""
+    """Why the image could not be read."""
 
 
 def _look_at(path: Path, data: bytes | ImageError) -> _Look:
@@ -182,7 +182,7 @@ def _look_at(path: Path, data: bytes | ImageError) -> _Look:
 
 
 def _look_at_all(paths: list[Path]) -> tuple[list[_Look], list[_Look]]:
-    """The single files in order, then the members of archives as they stand there. Archives are read side by side."""
+    """The single files in order, then the members in the order of their archives. Archives are read in parallel."""
     files, members_of = by_archive(paths)
     with tqdm(total=len(paths), desc="hash images", unit="image", leave=False, disable=None) as progress:
 
@@ -197,10 +197,10 @@ def _look_at_all(paths: list[Path]) -> tuple[list[_Look], list[_Look]]:
             return looks
 
         seen = []
-        for look in ahead(look_at_file, files):
+        for look in threaded_map(look_at_file, files):
             seen.append(look)
             progress.update()
-        return seen, [look for looks in ahead(look_at_members, sorted(members_of)) for look in looks]
+        return seen, [look for looks in threaded_map(look_at_members, sorted(members_of)) for look in looks]
 
 
 def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
@@ -208,7 +208,7 @@ def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> Image
     more = f"\n  and {len(unusable) - NUM_NAMED} more" if len(unusable) > NUM_NAMED else ""
     return ImageError(
         f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}{more}\n"
-        "Check `data.image_root` in the run file; it is what image paths are relative to."
+        "Check `data.image_root` in the run file; image paths are relative to it."
     )
 
 
@@ -232,20 +232,22 @@ def _read_file(path: Path) -> bytes | ImageError:
 
 
 def _open_at_once(name: str, flags: int) -> int:
-    """Opening a FIFO that nobody writes to would wait for ever otherwise."""
+    """Do not block: opening a FIFO without a writer would wait forever."""
     return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _too_large(num_bytes: int) -> str:
     if num_bytes <= MAX_FILE_BYTES:
         return ""
-    return f"it has {num_bytes:,} bytes, more than any honest image (the limit is {MAX_FILE_BYTES:,}); is it an image?"
+    return f"it has {num_bytes:,} bytes, more than an image may have (the limit is {MAX_FILE_BYTES:,}); is it an image?"
 
 
 def _why(path: Path, error: Exception) -> str:
     if not isinstance(error, OSError):
-        return "there is not enough memory" if isinstance(error, MemoryError) else f"no file has such a name ({error})"
+        return (
+            "there is not enough memory" if isinstance(error, MemoryError) else f"it is not a valid file name ({error})"
+        )
     if error.errno == errno.ENOENT and path.is_symlink():
-        return f"it is a link to {path.readlink()}, which is not there"
+        return f"it is a link to {path.readlink()}, which does not exist"
     kind = {errno.EISDIR: "a folder", errno.ENXIO: "a socket"}.get(error.errno or 0)
     return f"it is {kind}; expected a file" if kind else error.strerror or str(error)

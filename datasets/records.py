@@ -1,21 +1,21 @@
-"""Records: conversations about images, read from and written to the forms that people have them in.
+"""Records: conversations about images, read from and written to the record formats in use elsewhere.
 
-The canonical form, which is the one written if no other is asked for, is JSONL:
+The canonical format, which is written by default, is JSONL:
 
     {"images": ["images/a.jpg"], "turns": [{"question": "Is there text?", "answer": "yes"}],
      "system": "Answer briefly.", "metadata": {"source": "polyps"}}
 
-The others are in forms/. A form says what keys a record has, and is known by those of a file's first record. The file
-may be JSONL, a JSON array, CSV or parquet, which is known by its first bytes and, for CSV, by its name.
+The others are in formats/. A format defines the keys of a record and is recognised by those of a file's first record.
+The file may be JSONL, a JSON array, CSV or parquet, recognised by its first bytes and, for CSV, by its name.
 
-Design: strict. A line that is not just so is an error that names file, line and what was expected, because a record
-skipped in silence is a hole in somebody's training set. What is written is read back before it takes its name, so a
-form that can not hold a record refuses it, whatever the reason; that costs as much as reading does.
+Design: strict. A malformed record is an error that names file, line and what was expected, because a record that is
+silently skipped is missing from the training set. What is written is read back before the file gets its name, so that a
+format that cannot hold a record refuses it, for whatever reason; that costs as much as reading does.
 
-Image paths are relative to the records file or to an image root, or absolute (forms/places.py), and may lead into an
-archive (archives.py); links inside the root are followed, since shared image folders are often links. Whether an image
-can be read is not asked here. A path that leads out of the root keeps its `..` parts, which no other path has; it is
-never opened, and counts as an image that can not be read.
+Image paths are relative to the records file or to an image root, or absolute (formats/image_refs.py), and may lead into
+an archive (archives.py); links inside the root are followed, since shared image folders are often links. Images are not
+opened here. A path that leads out of the root keeps its `..` components, which no other path has; it is never opened,
+and counts as an image that cannot be read.
 """
 
 from __future__ import annotations
@@ -33,32 +33,23 @@ from lookonce.datasets.formats.checks import Row, shown
 from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
 from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write_parquet
 from lookonce.datasets.formats.record import Record, Turn
-from lookonce.datasets.formats.registry import FORMS, FormName, Reader, form_of
-from lookonce.datasets.formats.text_files import (
-    Named,
-    Rows,
-    as_cell,
-    read_array,
-    read_csv,
-    read_jsonl,
-    write_array,
-    write_csv,
-    write_jsonl,
-)
+from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of
+from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
+from lookonce.datasets.readers.text import Rows, is_array, read_array, read_head, read_jsonl
 from lookonce.errors import RecordsError, UsageError
 from lookonce.files import atomic_write
 
-__all__ = ["Record", "RecordsFile", "Turn", "form_of_file", "read_records", "write_records"]
+__all__ = ["Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
 Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-"""All other files are JSONL."""
+"""The type of file by suffix; all others are JSONL."""
 TABLES = (".csv", ".tsv")
 READ: dict[Container, Callable[[Path], Rows]] = {
     "jsonl": read_jsonl,
     "array": read_array,
-    "csv": read_csv,
-    "tsv": partial(read_csv, delimiter="\t"),
+    "csv": read_table,
+    "tsv": partial(read_table, delimiter="\t"),
     "parquet": read_parquet,
 }
 WRITE: dict[Container, Callable[[Path, Named], None]] = {
@@ -68,44 +59,44 @@ WRITE: dict[Container, Callable[[Path, Named], None]] = {
     "tsv": partial(write_csv, delimiter="\t"),
     "parquet": write_parquet,
 }
-HEAD_BYTES = 4096
-MOMENT_S = 1.0
-EXPECTED = "expected one JSON object a line, an array of them, CSV with a head, or parquet"
+PARQUET_MAGIC = b"PAR1"
+PROGRESS_DELAY_S = 1.0
+EXPECTED = "expected one JSON object per line, an array of them, CSV with a header, or parquet"
 
 
 def read_records(
-    path: Path, image_root: Path | None = None, *, form: FormName | None = None, keep: Keep | None = None
+    path: Path, image_root: Path | None = None, *, format: FormatName | None = None, keep: Keep | None = None
 ) -> list[Record]:
     """The records of a file, in order.
 
-    `image_root` is what image paths are relative to and may not lead out of; without it, relative ones begin at the
-    records file's own folder. `form` is what to expect, instead of what the first record is. `keep` is given the bytes
-    of embedded images that no path leads to, and gives the place where it has put them.
+    Image paths are relative to `image_root` and may not lead out of it; by default they are relative to the folder of
+    the records file. `format` is the expected format instead of that of the first record. `keep` stores the bytes of
+    embedded images without a path, and returns the path of the new file.
 
     Raises:
-        RecordsError: the file is missing, empty, or a record of it is broken or of another form.
+        RecordsError: the file is missing, empty, or a record of it is malformed or has another format.
     """
-    return list(RecordsFile(path, image_root, form=form, keep=keep))
+    return list(RecordsFile(path, image_root, format=format, keep=keep))
 
 
 class RecordsFile:
-    """The records of a file, one at a time; each iteration reads it anew."""
+    """The records of a file, one at a time; each iteration reads the file again."""
 
     def __init__(
-        self, path: Path, image_root: Path | None = None, *, form: FormName | None = None, keep: Keep | None = None
+        self, path: Path, image_root: Path | None = None, *, format: FormatName | None = None, keep: Keep | None = None
     ) -> None:
-        self.path, self.form = path, form
-        """If no form was named, it is known after the first record."""
-        self._new_reader = partial(Reader, Finder(path, image_root, keep), form)
+        self.path, self.format = path, format
+        """Without an expected format it is that of the first record, once that was read."""
+        self._new_reader = partial(Reader, Finder(path, image_root, keep), format)
 
     def __iter__(self) -> Iterator[Record]:
         reader, is_empty = self._new_reader(), True
         for origin, value in self._values():
             record, is_empty = reader.read(value, origin), False
-            self.form = reader.form
+            self.format = reader.format
             yield record
         if is_empty:
-            raise RecordsError(f"{self.path} holds no records; {EXPECTED}")
+            raise RecordsError(f"{self.path} has no records; {EXPECTED}")
 
     def _values(self) -> Rows:
         path = self.path
@@ -116,19 +107,18 @@ class RecordsFile:
             raise RecordsError(f"no records file at {where}; check the `data` section of the run file") from None
         except (OSError, UnicodeDecodeError) as error:
             kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
-            raise RecordsError(f"can not read {path}: {error}; expected a {kind} file in UTF-8") from None
+            raise RecordsError(f"cannot read {path}: {error}; expected a {kind} file in UTF-8") from None
 
 
 def _container(path: Path) -> Container:
-    """What kind of file it is: by its name if it is CSV, else by how it begins."""
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    if head.startswith(b"PAR1"):
+    """The type of a file: by its name if it is CSV, else by its first bytes."""
+    head = read_head(path)
+    if head.startswith(PARQUET_MAGIC):
         return "parquet"
     named = SUFFIXES.get(path.suffix.lower())
     if named in ("csv", "tsv"):
         return named
-    return "array" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[") else "jsonl"
+    return "array" if is_array(head) else "jsonl"
 
 
 def write_records(
@@ -136,65 +126,65 @@ def write_records(
     records: Iterable[Record],
     image_root: Path | None = None,
     *,
-    form: FormName | None = None,
+    format: FormatName | None = None,
     absolute: bool = False,
 ) -> None:
-    """Write records, images relative to `image_root` or to the file's own folder.
+    """Write records, with image paths relative to `image_root` or to the file's own folder.
 
-    The suffix says what file it is: .json, .csv, .tsv, .parquet, else JSONL. The form is canonical if none is named,
-    and flat in CSV. `absolute` names images by their whole path that lie outside of the file's folder.
+    The suffix chooses the type of file: .json, .csv, .tsv, .parquet, else JSONL. The format is canonical by default,
+    and flat in CSV. With `absolute`, images outside the file's folder get absolute paths.
 
     Raises:
-        RecordsError: an image lies outside of the folder, or the form can not hold a record; names it. What was at
-            `path` before is still there.
-        UsageError: a CSV file is to hold another form than flat.
+        RecordsError: an image lies outside the folder, or the format cannot hold a record; names the record. The old
+            content of `path` is kept.
+        UsageError: another format than flat was requested for CSV.
     """
     container = SUFFIXES.get(path.suffix.lower(), "jsonl")
-    form = form_of_file(path, form)
+    format = format_of_file(path, format)
     everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
-        rows = ((name, _row(record, name, form, namer)) for name, record in _bar(everything, "write records"))
+        rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
         WRITE[container](temporary, rows)
         finder, again = Finder(path, image_root), READ[container](temporary) if everything else iter(())
         for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
-            if lost := _lost(record, value, name, form, finder, container):
-                raise RecordsError(f"{name}: the form {form}, in {path.name}, can not hold this record: {lost}")
+            if lost := _lost(record, value, name, format, finder, container):
+                raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
 
 
 def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
-    """Shown where it takes longer than a moment."""
-    return tqdm(everything, desc=what, unit="record", leave=False, disable=None, delay=MOMENT_S)
+    """A progress bar, if it takes longer than a moment."""
+    return tqdm(everything, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
 
 
-def form_of_file(path: Path, form: FormName | None) -> FormName:
-    """The form that is written to a file of that name, where `form` is asked for.
+def format_of_file(path: Path, format: FormatName | None) -> FormatName:
+    """The format to write to a file of that name; `format` is the requested one.
 
     Raises:
-        UsageError: such a file can not hold it.
+        UsageError: a file of that type cannot hold it.
     """
     if path.suffix.lower() not in TABLES:
-        return form or "canonical"
-    if form not in (None, "flat"):
-        raise UsageError(f"{path}: CSV holds flat records, and not the form {form}; write JSONL or parquet")
+        return format or "canonical"
+    if format not in (None, "flat"):
+        raise UsageError(f"{path}: CSV holds flat records, not the format {format}; write JSONL or parquet")
     return "flat"
 
 
-def _row(record: Record, name: str, form: FormName, namer: Namer) -> Row:
+def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
     images = [namer.name(image, name) for image in record.images]
     try:
-        return FORMS[form].write(record, images)
+        return FORMATS[format].write(record, images)
     except RecordsError as error:
-        raise RecordsError(f"{name}: the form {form} can not hold this record: {error}") from None
+        raise RecordsError(f"{name}: the format {format} cannot hold this record: {error}") from None
 
 
-def _lost(record: Record, value: Any, name: str, form: FormName, finder: Finder, container: Container) -> str:
-    """What of a record is not read back from what was written; nothing if all is."""
-    if (found := form_of(value)) != form:
-        return f"with its metadata it would be read as the form {found}"
+def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Finder, container: Container) -> str:
+    """What of a record would be lost when it is read back; empty if nothing."""
+    if (found := format_of(value)) != format:
+        return f"with its metadata it would be read as the format {found}"
     try:
-        again = FORMS[form].read(value, finder, name)
+        again = FORMATS[format].read(value, finder, name)
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
     if again.images != tuple(Path(os.path.abspath(image)) for image in record.images):
@@ -209,7 +199,7 @@ def _lost(record: Record, value: Any, name: str, form: FormName, finder: Finder,
 
 
 def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], container: Container, name: str) -> bool:
-    """Whether a file holds metadata as well as it can: in JSON's types, in parquet without nulls, in CSV as texts."""
+    """Whether metadata was read back: in the types of JSON, in parquet without nulls, in CSV as texts."""
     if container in ("csv", "tsv"):
         cells = {key: as_cell(value, name) for key, value in metadata.items()}
         return found == {key: cell for key, cell in cells.items() if cell}
@@ -218,5 +208,5 @@ def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], container: C
 
 
 def _as_json(value: Any) -> Any:
-    """A value as JSON would give it back, but NaN as text, which equals itself."""
+    """A value as JSON would return it, with NaN as text, which equals itself."""
     return json.loads(json.dumps(value), parse_constant=str)

@@ -1,9 +1,9 @@
-"""Whether an image file is still the one that was hashed: its size and its time of writing.
+"""Stamps: the size and modification time of image files, by which changed files are found.
 
-Design: a stamp only ever raises doubt. Who trusts a plan's keys would have to read all images to know that none has
-changed; it compares stamps, hashes those files again that have another one, and the bytes of every image are compared
-with its key before it is encoded all the same. A file that was written just before it was hashed has no stamp, since it
-may be written once more in the same tick of its filesystem's clock. The cost is a `stat` a file.
+Design: a changed stamp only means that a file may have changed. A process that trusts the keys of a plan compares
+stamps instead of reading all images, and hashes the files with another stamp again. The bytes of every image are
+compared with its key before it is encoded anyway. A file that was written just before it was hashed has no stamp, since
+it may be written again in the same tick of the filesystem's clock. The cost is one `stat` per file.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from functools import cache
 from pathlib import Path
 
 from lookonce.datasets.archives import by_archive
-from lookonce.threads import ahead
+from lookonce.threads import threaded_map
 
 Stamp = tuple[int, int]
-"""Size in bytes and time of writing in nanoseconds."""
+"""Size in bytes and modification time in nanoseconds."""
 TICK_S = 2
-"""No filesystem's clock is coarser."""
+"""The resolution of the coarsest filesystem clocks."""
 
 
 def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
-    """The stamp of the file that holds each image: its own, or its archive's; None if it can say nothing."""
+    """The stamp of each image's file, or of its archive; None if there is none."""
     files, members_of = by_archive(paths)
     of_archive = cache(stamp)
     members = {path: of_archive(archive) for archive, paths in members_of.items() for path in paths}
-    return dict(zip(files, ahead(stamp, files), strict=True)) | members
+    return dict(zip(files, threaded_map(stamp, files), strict=True)) | members
 
 
 def stamp(path: Path) -> Stamp | None:
-    """The stamp of a file; None if it is not there or was written a moment ago."""
+    """The stamp of a file; None if it does not exist or was written a moment ago."""
     with contextlib.suppress(OSError, ValueError):
         found = path.stat()
         if found.st_mtime < time.time() - TICK_S:

@@ -1,22 +1,21 @@
-"""Images into WebDataset tars, and records that point into them.
+"""Write images into WebDataset tar shards, and records that point into them: `lookonce data tar`.
 
-    DIR/images-00000.tar     <key>.jpg, ...: each distinct image once, its bytes unchanged, named by its key
-    DIR/images.ndjson         one line an image: where it is, which files it was, its bytes and its size
-    DIR/train.jsonl          the records, their images as images-00000.tar/<key>.jpg
+    DIR/images-00000.tar     <key>.jpg, ...: each distinct image once, its bytes unchanged, named by its image key
+    DIR/images.ndjson        one line per image: where it is, which files it was, its bytes and its size
+    DIR/train.jsonl          the records, with images like images-00000.tar/<key>.jpg
 
-Design: images come in the order of `ImageIndex.path_of`, in which a cache is planned, so that a shard's images lie side
-by side and a cache made from tars has the shards of one made from the files. Tars hold images and nothing else, unless
-their questions are asked for: then a correction of a question leaves every tar as it is. The same input gives the same
-bytes (times and owners are fixed). images.ndjson is written first and says what belongs into each tar; tars appear
-whole under their names, and those that are there are kept, so a run that was interrupted goes on. A killed one leaves
-a file with `.tmp-` in its name. The cost: every image is read twice, once to know its key and its size.
+Design: images come in the order of `ImageIndex.path_of`, in which a cache is planned, so that a cache shard's images
+are contiguous, and a cache built from tar shards has the same shards as one built from the files. Tar shards hold
+images only, unless questions are requested, so that correcting a question changes no tar shard. The same input gives
+the same bytes. images.ndjson is written first and defines the content of each tar shard. Tar shards get their names
+when they are complete, and existing ones are kept, so that an interrupted run resumes. A killed one leaves a file with
+`.tmp-` in its name. The cost: every image is read twice, first for its key and its size.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,56 +24,56 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.audit.corpus import Material
-from lookonce.datasets.audit.pictures import distinct
+from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.image_info import distinct
 from lookonce.datasets.images import bytes_key
 from lookonce.datasets.records import Record, write_records
-from lookonce.datasets.tars import Tar, plan_tars, tar_size, write_tar
-from lookonce.errors import DiskFull, ImageError, UsageError
+from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shard
+from lookonce.disk_space import check_room
+from lookonce.errors import ImageError, UsageError
 from lookonce.files import TEMPORARY_MARK, temporary_name, write_text
 from lookonce.text import count, rows, size
 
 INDEX = "images.ndjson"  # not .jsonl: `*.jsonl` are the records
 NUM_NAMED = 5
-MARGIN = 1.02
-"""Room that is asked for, as a multiple of what is to be written."""
+"""How many unusable images a message names."""
 
 
 @dataclass(frozen=True)
-class PackReport:
-    """What `pack` made."""
+class TarReport:
+    """What `write_tar_shards` has written."""
 
     folder: str
     num_images: int
     num_files: int
-    """Names that the records had for them."""
+    """The number of files that the records name, duplicates included."""
     num_bytes: int
-    """Of all tars."""
+    """Bytes of all tar shards."""
     tars: tuple[str, ...]
     num_kept: int
-    """Tars that were there already."""
+    """Tar shards that existed before."""
     records: Mapping[str, int]
     """Records written, by file."""
     left_out: Mapping[str, int]
-    """Records without their images, by file."""
+    """Records left out because of their images, by file."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def text(self) -> str:
         copies = f" ({self.num_files:,} names)" if self.num_files != self.num_images else ""
-        kept = f", {self.num_kept:,} of them there already" if self.num_kept else ""
+        kept = f", {self.num_kept:,} of them existed before" if self.num_kept else ""
         lines = [
             ("images", f"{self.num_images:,}{copies}"),
-            ("tars", f"{len(self.tars):,}, {size(self.num_bytes)}{kept}"),
+            ("tar shards", f"{len(self.tars):,}, {size(self.num_bytes)}{kept}"),
         ]
         for name, number in self.records.items():
-            without = f", {self.left_out[name]:,} left out without their images" if self.left_out[name] else ""
+            without = f", {self.left_out[name]:,} left out because of their images" if self.left_out[name] else ""
             lines.append((name, f"{count(number, 'record')}{without}"))
         return f"\n{self.folder}\n\n{rows(lines)}\n"
 
 
-def pack(
+def write_tar_shards(
     paths: Sequence[Path],
     folder: Path,
     image_root: Path | None = None,
@@ -82,38 +81,39 @@ def pack(
     tar_bytes: int,
     skip_missing: bool = False,
     with_questions: bool = False,
-) -> PackReport:
-    """Write the images of some records files into tars below `folder`, and the records beside them.
+) -> TarReport:
+    """Write the images of some records files into tar shards below `folder`, and the records beside them.
 
-    `with_questions` puts a JSON file beside each image, with its questions and answers by records file.
+    `with_questions` adds a JSON file for each image, with its questions and answers by records file.
 
     Raises:
-        RecordsError: a records file is missing or broken.
-        ImageError: an image is missing, is none, or changed while it was packed; not with `skip_missing`.
+        RecordsError: a records file is missing or malformed.
+        ImageError: an image is missing, broken (both unless `skip_missing`), or changed while it was written.
         UsageError: the folder holds something else, or two records files have the same name.
         DiskFull: there is no room.
     """
-    material = Material.read(paths, image_root)
+    corpus = Corpus.read(paths, image_root)
     names = _names(paths)
-    refuse_unusable(material, skip_missing)
-    pictures = [picture for picture in distinct(material.pictures).values() if not picture.problem]
-    questions = _questions(material) if with_questions else {}
-    tars = plan_tars(pictures, tar_bytes)
-    sizes = {tar.name: tar_size(tar, questions) for tar in tars}
-    kept = {tar.name for tar in tars if _is_there(folder / tar.name, sizes[tar.name])}
-    _check_room(folder, sum(number for name, number in sizes.items() if name not in kept))
-    _claim(folder, _index(tars, material, image_root, questions))
-    with tqdm(total=len(pictures), desc="pack images", unit="image", leave=False, disable=None) as progress:
-        for tar in tars:
-            if tar.name not in kept:
-                write_tar(folder, tar, questions, progress.update)
+    refuse_unusable(corpus, skip_missing)
+    images = [image for image in distinct(corpus.images).values() if not image.problem]
+    questions = _questions(corpus) if with_questions else {}
+    shards = plan_tar_shards(images, tar_bytes)
+    sizes = {shard.name: tar_size(shard, questions) for shard in shards}
+    kept = {shard.name for shard in shards if _exists(folder / shard.name, sizes[shard.name])}
+    new_bytes = sum(number for name, number in sizes.items() if name not in kept)
+    check_room(folder, new_bytes, f"the tar shards in {folder}", "Make room, or name a folder on another disk")
+    _write_index(folder, _index(shards, corpus, image_root, questions))
+    with tqdm(total=len(images), desc="write images", unit="image", leave=False, disable=None) as progress:
+        for shard in shards:
+            if shard.name not in kept:
+                write_tar_shard(folder, shard, questions, progress.update)
             else:
-                progress.update(len(tar.pictures))
-    written = dict(_write_records(material, names, folder, tars))
-    return PackReport(
+                progress.update(len(shard.images))
+    written = dict(_write_records(corpus, names, folder, shards))
+    return TarReport(
         str(folder),
-        len(pictures),
-        sum(not picture.problem for picture in material.pictures.values()),
+        len(images),
+        sum(not image.problem for image in corpus.images.values()),
         sum(sizes.values()),
         tuple(sizes),
         len(kept),
@@ -122,34 +122,34 @@ def pack(
     )
 
 
-def refuse_unusable(material: Material, skip_missing: bool) -> None:
-    """Make sure that every image can be packed; with `skip_missing`, that each file has a record left.
+def refuse_unusable(corpus: Corpus, skip_missing: bool) -> None:
+    """Check that every image is usable; with `skip_missing`, that each file has a record left.
 
     Raises:
-        ImageError: names the first few images that can not, with the records that ask for them.
+        ImageError: names the first few unusable images with their records.
     """
-    left = [any(_is_whole(record, material) for record in file.records) for file in material.files]
+    left = [any(_is_usable(record, corpus) for record in file.records) for file in corpus.files]
     if skip_missing and all(left):
         return
-    places: dict[Path, str] = {}
-    for file in material.files:
+    origins: dict[Path, str] = {}
+    for file in corpus.files:
         for record in file.records:
             for image in record.images:
-                if material.pictures[image].problem:
-                    places.setdefault(image, file.place(record))
-    if not places:
+                if corpus.images[image].problem:
+                    origins.setdefault(image, file.origin(record))
+    if not origins:
         return
-    named = [f"  {material.pictures[image].problem} ({place})" for image, place in list(places.items())[:NUM_NAMED]]
-    more = [f"  and {len(places) - NUM_NAMED:,} more"] if len(places) > NUM_NAMED else []
+    named = [f"  {corpus.images[image].problem} ({origin})" for image, origin in list(origins.items())[:NUM_NAMED]]
+    more = [f"  and {len(origins) - NUM_NAMED:,} more"] if len(origins) > NUM_NAMED else []
     raise ImageError(
-        "\n".join([f"{len(places):,} of {count(len(material.pictures), 'image')} can not be packed:", *named, *more])
+        "\n".join([f"{len(origins):,} of {count(len(corpus.images), 'image')} cannot be used:", *named, *more])
         + "\nName their folder with --image-root"
-        + (", or leave their records out with --skip-missing." if all(left) else "; a file would have no records left.")
+        + (", or leave out their records with --skip-missing." if all(left) else "; a file would have no records left.")
     )
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What the records files are called in the pack."""
+    """The names of the new records files."""
     names = [f"{path.stem}.jsonl" for path in paths]
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -158,105 +158,94 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _questions(material: Material) -> dict[str, bytes]:
+def _questions(corpus: Corpus) -> dict[str, bytes]:
     """For each image its questions and answers by records file, as JSON."""
     found: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for file, name in zip(material.files, _names([file.path for file in material.files]), strict=True):
+    for file, name in zip(corpus.files, _names([file.path for file in corpus.files]), strict=True):
         for record in file.records:
-            for key in dict.fromkeys(material.identity(image) for image in record.images):
+            for key in dict.fromkeys(corpus.identity(image) for image in record.images):
                 found[key][name] += [{"question": turn.question, "answer": turn.answer} for turn in record.turns]
     return {key: json.dumps(value, ensure_ascii=False).encode() for key, value in found.items()}
 
 
-def _index(tars: Iterable[Tar], material: Material, image_root: Path | None, questions: Mapping[str, bytes]) -> str:
-    """images.ndjson: where each image is, and which files it was; the sha256 of its questions if they lie beside it."""
+def _index(shards: Iterable[TarShard], corpus: Corpus, image_root: Path | None, questions: Mapping[str, bytes]) -> str:
+    """images.ndjson: where each image is, and which files it was; the sha256 of its questions if they are written."""
     files: dict[str, set[str]] = defaultdict(set)
-    for file in material.files:
+    for file in corpus.files:
         root = (image_root or file.path.parent).absolute()
         for image in {image for record in file.records for image in record.images}:
-            files[material.identity(image)].add(os.path.relpath(image, root))
+            files[corpus.identity(image)].add(os.path.relpath(image, root))
     lines = (
         {
-            "image": tar.member(picture),
-            "files": sorted(files[picture.key]),
-            "bytes": picture.num_bytes,
-            "width": picture.size and picture.size[0],
-            "height": picture.size and picture.size[1],
+            "image": shard.member(info),
+            "files": sorted(files[info.key]),
+            "bytes": info.num_bytes,
+            "width": info.size and info.size[0],
+            "height": info.size and info.size[1],
         }
-        | ({"questions": bytes_key(questions[picture.key])} if questions else {})
-        for tar in tars
-        for picture in tar.pictures
+        | ({"questions": bytes_key(questions[info.key])} if questions else {})
+        for shard in shards
+        for info in shard.images
     )
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def _claim(folder: Path, index: str) -> None:
-    """Make the folder and its images.ndjson, or find that it holds the same.
+def _write_index(folder: Path, index: str) -> None:
+    """Write images.ndjson, or check that the folder has the same one.
 
     Raises:
-        UsageError: it holds something else.
+        UsageError: the folder holds something else.
     """
-    place = folder / INDEX
+    path = folder / INDEX
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder to write to")
-    if place.exists():
-        if place.read_text(encoding="utf-8") != index:
+    if path.exists():
+        if path.read_text(encoding="utf-8") != index:
             raise UsageError(
-                f"{folder} holds a pack of other images, in tars of another size or with other questions in them; "
+                f"{folder} holds other tar shards: of other images, of another size or with other questions; "
                 "name another folder"
             )
         return
     others = [path.name for path in folder.iterdir() if TEMPORARY_MARK not in path.name] if folder.exists() else []
     if others:
-        raise UsageError(f"{folder} is not empty ({sorted(others)[0]}) and holds no pack; name another folder")
-    write_text(place, index)
+        raise UsageError(f"{folder} is not empty ({sorted(others)[0]}) and has no {INDEX}; name another folder")
+    write_text(path, index)
 
 
-def _is_there(path: Path, num_bytes: int) -> bool:
+def _exists(path: Path, num_bytes: int) -> bool:
     return path.exists() and path.stat().st_size == num_bytes
 
 
-def _check_room(folder: Path, num_bytes: int) -> None:
-    absolute = folder.absolute()
-    free = shutil.disk_usage(next(place for place in (absolute, *absolute.parents) if place.exists())).free
-    needed = int(num_bytes * MARGIN)
-    if num_bytes and free < needed:
-        raise DiskFull(
-            f"no room for the tars in {folder}: they need {size(needed)}, {size(free)} are free, "
-            f"{size(needed - free)} are missing; name a folder on another disk"
-        )
-
-
 def _write_records(
-    material: Material, names: Sequence[str], folder: Path, tars: Iterable[Tar]
+    corpus: Corpus, names: Sequence[str], folder: Path, shards: Iterable[TarShard]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Write each records file; its name, how many records it has and how many were left out."""
-    place_of = {picture.key: folder.absolute() / tar.member(picture) for tar in tars for picture in tar.pictures}
-    for file, name in zip(material.files, names, strict=True):
-        packed = [
-            replace(record, images=tuple(place_of[material.identity(image)] for image in record.images))
+    """Write each records file; yields its name, the number of its records, and how many were left out."""
+    path_of = {image.key: folder.absolute() / shard.member(image) for shard in shards for image in shard.images}
+    for file, name in zip(corpus.files, names, strict=True):
+        records = [
+            replace(record, images=tuple(path_of[corpus.identity(image)] for image in record.images))
             for record in file.records
-            if _is_whole(record, material)
+            if _is_usable(record, corpus)
         ]
-        _write_once(folder / name, packed)
-        yield name, (len(packed), len(file.records) - len(packed))
+        _write_once(folder / name, records)
+        yield name, (len(records), len(file.records) - len(records))
 
 
 def _write_once(path: Path, records: Sequence[Record]) -> None:
-    """Write a records file, unless it is there already.
+    """Write a records file, unless it exists.
 
     Raises:
-        UsageError: it is, with other records.
+        UsageError: it exists with other records.
     """
     temporary = temporary_name(path)
     try:
         write_records(temporary, records)
         if path.exists() and path.read_bytes() != temporary.read_bytes():
-            raise UsageError(f"{path} holds other records; move it away if it may be written anew")
+            raise UsageError(f"{path} holds other records; move it away to have it written again")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _is_whole(record: Record, material: Material) -> bool:
-    return not any(material.pictures[image].problem for image in record.images)
+def _is_usable(record: Record, corpus: Corpus) -> bool:
+    return not any(corpus.images[image].problem for image in record.images)

@@ -1,6 +1,6 @@
-"""Phase 3: answers of a trained model, and their scores.
+"""Phase 3: evaluation. Answers of a trained model, and their scores.
 
-answers      greedy answers to a split's questions, or to one question
+answers      greedy answers to the questions of a split, or to one question
 scores       exact match beside the majority baseline
 run          evaluate a run: questions, answers, scores, files
 

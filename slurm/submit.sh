@@ -1,27 +1,27 @@
 #!/bin/bash
-# A whole run as a chain of jobs: slurm/submit.sh RUN.yaml [--force]
+# Submit a whole run as a chain of jobs: slurm/submit.sh RUN.yaml [--force]
 #
-# Asks what the run still lacks, says it, and submits just that: cache array -> finalize -> train -> eval. After a
-# crash of anything the same command goes on. --force submits although jobs of this run are still in the queue.
-# LOOKONCE_TASKS: how many tasks make the cache, at most one a missing shard (4). More in site.env.example.
+# Asks `lookonce status` what the run still lacks, prints it, and submits only that: cache array -> finalize -> train ->
+# eval. After any failure, run the same command again. --force submits even if jobs of this run are still in the queue.
+# LOOKONCE_TASKS: number of cache tasks (default 4), at most one per missing shard. More settings: site.env.example.
 set -euo pipefail
 # shellcheck source=slurm/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
-mark="lookonce $(realpath "$run_file")" # by which a run's jobs are known
+mark="lookonce $(realpath "$run_file")" # the comment that identifies the jobs of a run
 queued=$(squeue -h -u "$(id -un)" -o '%k|%F' | awk -F '|' '$1 == mark {print $2}' mark="$mark" | sort -nu | xargs)
 if [ -n "$queued" ] && [ "${2:-}" != --force ]; then
   echo "jobs of $run_file are still in the queue:" >&2
   squeue -h -j "${queued// /,}" -o '  %i %j: %T (%r)' >&2
-  echo "follow them: lookonce status $run_file --watch 10; end them: scancel $queued; submit beside them: --force" >&2
+  echo "follow them: lookonce status $run_file --watch 10; cancel them: scancel $queued; submit anyway: --force" >&2
   exit 1
 fi
 
-# Images are hashed here, once, so that no task has to; LOOKONCE_PLAN_WITH="srun --time=30" does it on another node.
+# Images are hashed here, once for all tasks. LOOKONCE_PLAN_WITH="srun --time=30" does it on a compute node.
 missing=$(lookonce status "$run_file" --missing)
 if grep -q '^plan' <<<"$missing"; then
-  echo "there is no plan of the cache yet, or it lacks images; making it"
+  echo "the cache has no plan yet, or its plan lacks images; planning"
   ${LOOKONCE_PLAN_WITH:-} lookonce cache plan "$run_file" --write --pilot 0
   missing=$(lookonce status "$run_file" --missing)
 fi
@@ -31,7 +31,7 @@ fi
 shown=$(sed -E 's/^cache (.+)/cache (\1 shards)/' <<<"$missing")
 echo "missing: ${shown//$'\n'/, }"
 
-mkdir -p logs # Slurm does not make it, and a job without a log fails in silence
+mkdir -p logs # Slurm does not create it, and without it a job fails silently
 submitted=()
 undo() {
   [ ${#submitted[@]} -eq 0 ] || scancel "${submitted[@]}"
@@ -39,12 +39,12 @@ undo() {
   exit 1
 }
 
-# job KIND OPTIONS ARGUMENT...: leaves its number in `id`, and in `after` what makes a job wait for its success
+# job KIND OPTIONS ARGUMENT...: submits a job; sets `id`, and `after` to the options of a job that needs its success.
 job() {
   local options=LOOKONCE_${1^^}_OPTIONS given
   read -ra given <<<"$2 ${!options:-}"
   id=$(sbatch --parsable --comment="$mark" "${given[@]}" "$LOOKONCE_SLURM/$1.sbatch" "$run_file" "${@:3}") || undo
-  id=${id%%;*} # a cluster's name may follow
+  id=${id%%;*} # the name of a cluster may follow
   submitted+=("$id")
   after="--dependency=afterok:$id --kill-on-invalid-dep=yes"
   printf '  %-8s  job %-6s  %s\n' "$1" "$id" "$2"
@@ -55,15 +55,16 @@ num_shards=$(sed -n 's/^cache //p' <<<"$missing")
 if [ -n "$num_shards" ]; then
   tasks=${LOOKONCE_TASKS:-4} ids=
   num_tasks=$((tasks < num_shards ? tasks : num_shards))
-  max=$(scontrol show config | awk '$1 == "MaxArraySize" {print $3}') # an array's highest number is below it
+  max=$(scontrol show config | awk '$1 == "MaxArraySize" {print $3}') # the highest index of an array is max - 1
   for ((offset = 0; offset < num_tasks; offset += max)); do
     size=$((num_tasks - offset < max ? num_tasks - offset : max))
     job cache "--array=0-$((size - 1))" "$num_tasks" "$offset"
     ids=$ids:$id
   done
-  job finalize "--dependency=afterany$ids" # not afterok: a failed task whose shards another has made is no failure
+  # afterany and not afterok: a failed task does no harm if another task has built its shards.
+  job finalize "--dependency=afterany$ids"
 fi
 for kind in train eval; do
   if grep -q "^$kind" <<<"$missing"; then job "$kind" "$after"; fi
 done
-echo "logs are in logs/; follow: lookonce status $run_file --watch 10"
+echo "logs: logs/; follow: lookonce status $run_file --watch 10"

@@ -1,4 +1,4 @@
-"""A cache and a training by submitit: python slurm/submitit_example.py run.yaml (pip install submitit)."""
+"""Build a cache and train with submitit: python slurm/submitit_example.py run.yaml (pip install submitit)."""
 
 import subprocess
 import sys
@@ -14,6 +14,6 @@ executor.update_parameters(gpus_per_node=1, cpus_per_task=8, mem_gb=64, timeout_
 commands = [[*lookonce, "cache", "build", run_file, "--worker", f"{i}/{num_workers}"] for i in range(num_workers)]
 workers = executor.map_array(subprocess.check_call, commands)
 for worker in workers:
-    worker.wait()  # not result(): what a task that failed has left, the others have made
+    worker.wait()  # not result(): the other tasks build the shards of a failed one
 executor.submit(subprocess.check_call, [*lookonce, "train", run_file, "--resume"]).result()
 subprocess.run([*lookonce, "status", run_file], check=True)

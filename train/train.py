@@ -1,8 +1,7 @@
-"""One training: open what it reads, claim the run folder, train, save the adapter.
+"""One training: open its inputs, claim the run folder, train, save the adapter.
 
-Design: this is all that `lookonce.train` does. Answers, scores and the summary come after it, put together in
-`lookonce.workflow`, so that training imports nothing that is built on training. A `Training` is opened before the model
-is loaded: everything that can be refused is refused first.
+Design: evaluation and summary follow in `lookonce.workflow`, so that training imports neither. A `Training` is opened
+before the model is loaded, so that errors in its inputs are reported first.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from lookonce.errors import Stopped
 from lookonce.files import follow_umask, write_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, Trained
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.heartbeat import Heartbeat
-from lookonce.train.loop.metrics_log import StepLines
-from lookonce.train.loop.preemption import GO_ON, StopAfterStep
+from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.preemption import RESUME_HINT, StopAfterStep
 from lookonce.train.loop.resume import Start, claim, is_finished
 from lookonce.train.loop.session import Session, make_trainer
 from lookonce.train.loop.trainer import training_arguments
@@ -36,7 +35,7 @@ from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
 
 @dataclass(frozen=True)
 class Training:
-    """A training that holds its run folder, on one of its ranks."""
+    """A training that has claimed its run folder, on one of its ranks."""
 
     session: Session
     folder: RunFolder
@@ -48,7 +47,7 @@ class Training:
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[Heartbeat]:
-        """Keep `progress.json` up to date for as long as this lasts."""
+        """Keep `progress.json` up to date within the block."""
         samples_per_step = self.session.inputs.run.batch.samples_per_step
         with Heartbeat(self.folder.progress, samples_per_step, self.ranks.is_first) as heartbeat:
             yield heartbeat
@@ -57,42 +56,42 @@ class Training:
         """Train and save the adapter.
 
         Returns:
-            The trained model; None where it is not in this process: the adapter was trained before, or the weights are
-            sharded over the ranks.
+            The trained model; None if it is not in this process, because the adapter was trained before or the
+            weights are sharded over the ranks.
 
         Raises:
-            Stopped: a signal asked for it; a checkpoint or the adapter is saved.
-            LookonceError: anything else that a user can mend.
+            Stopped: a signal asked the training to stop; a checkpoint or the adapter is saved.
+            LookonceError: any other error that a user can fix.
         """
         if self.start.is_trained:
             return None
         examples, num_too_long = self._examples("train")
         held_out, _ = self._examples("val") if self.session.inputs.records["val"] else ([], 0)
         model = self._load_model()
-        lines, stop = StepLines(self.folder.log, self._run.batch.samples_per_step), StopAfterStep(self.ranks)
-        callbacks = [lines, stop, heartbeat]
+        log, stop = MetricsLog(self.folder.log, self._run.batch.samples_per_step), StopAfterStep(self.ranks)
+        callbacks = [log, stop, heartbeat]
         trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, notify=self.notify)
-        lines.attach(trainer)
-        with stop.heeding():
+        log.attach(trainer)
+        with stop.recording_signals():
             result = self._fit(trainer, model)
-            self.ranks.part()
+            self.ranks.disband()
             if not self.ranks.is_first:
                 return model
             model.save_pretrained(str(self.folder.adapter))
-            for written in (self.folder.checkpoints, self.folder.adapter):
-                follow_umask(written)
+            for folder in (self.folder.checkpoints, self.folder.adapter):
+                follow_umask(folder)
             trained = Trained(
                 num_steps=result.global_step,
-                first_step=lines.first_step,
+                first_step=log.first_step,
                 num_samples=round(len(examples) * float(trainer.state.epoch or 0)),
                 num_too_long=num_too_long,
                 seconds=float(result.metrics["train_runtime"]),
-                wait_share=lines.wait_share,
+                wait_share=log.wait_share,
             )
             write_json(self.folder.trained, asdict(trained))
         if stop.signal:
             raise Stopped(
-                f"stopped by {stop.signal.name} after the last step; the adapter is saved; {GO_ON}: it evaluates"
+                f"stopped by {stop.signal.name} after the last step, the adapter is saved; {RESUME_HINT} (evaluation)"
             )
         return None if is_sharded(model) else model
 
@@ -100,7 +99,7 @@ class Training:
         run, model_folder = self._run, self.session.inputs.model_folder
         model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
         model = add_lora(model, model_folder, run.lora, run.train.seed)
-        return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.number > 1 else model
+        return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.num_ranks > 1 else model
 
     def _fit(self, trainer: Any, model: Any) -> Any:
         checkpoint = self.start.checkpoint
@@ -113,7 +112,7 @@ class Training:
         examples, num_too_long = self.session.examples(split)
         if num_too_long:
             limit, num_records = self._run.batch.longest_record, len(self.session.inputs.records[split])
-            self.notify(f"left out {num_too_long} of {num_records} {split} records, longer than {limit} tokens")
+            self.notify(f"left out {num_too_long} of {num_records} {split} records with more than {limit} tokens")
         return examples, num_too_long
 
     @property
@@ -124,18 +123,18 @@ class Training:
 def open_training(
     run: RunFile, *, resume: bool = False, restart: bool = False, notify: Notify = print
 ) -> tuple[Ranks, Training | None]:
-    """Open the inputs of a run and claim its folder; no training if the run is finished.
+    """Open a run's inputs and claim its folder; returns no training if the run is finished.
 
-    `resume` continues from the last checkpoint, `restart` moves what the folder holds away first. Needs the cache.
+    `resume` continues from the last checkpoint; `restart` first moves the run in the folder away. The cache must exist.
 
     Raises:
-        LookonceError: something that the run reads is missing or broken, or the folder holds another run.
+        LookonceError: an input is missing or broken, or the folder holds another run.
     """
     folder = RunFolder(run.output)
-    arguments = training_arguments(run, folder.checkpoints)  # refuses what it can before anything is read
+    arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     ranks = Ranks.of(arguments)
     notify = notify if ranks.is_first else _ignore
-    inputs = Inputs.open(run)
+    inputs = RunInputs.open(run)
     identity = ranks.first_decides(inputs.identity)
     if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
         return ranks, None
@@ -146,16 +145,16 @@ def open_training(
 
 
 def _ignore(note: str) -> None:
-    """Takes the notes of all ranks but the first."""
+    """Drop the notes of all ranks but the first."""
 
 
 def _warn(session: Session, ranks: Ranks, notify: Notify) -> None:
     run = session.inputs.run
-    if run.train.fsdp and ranks.number == 1:
-        notify("train.fsdp spreads the model over several processes, started by torchrun; here is one, and it is whole")
+    if run.train.fsdp and ranks.num_ranks == 1:
+        notify("train.fsdp has no effect in one process; start several with torchrun")
     if run.cache.stage and run.cache.stage not in session.cache.folder.parents:
-        notify(f"no complete copy of the cache in {run.cache.stage}; reads {session.cache.folder}")
+        notify(f"no complete copy of the cache in {run.cache.stage}; reading {session.cache.folder}")
     if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):
         notify(
-            "features are stored in bfloat16, so this fp32 training sees them rounded; cache.dtype: float32 keeps them"
+            "features are stored in bfloat16, so this fp32 training gets rounded ones; cache.dtype: float32 avoids that"
         )

@@ -1,11 +1,11 @@
-"""Making a cache.
+"""Building a cache.
 
-estimate     what it will cost, from headers and a pilot
-planner      what is there, what is planned, what is missing
-decode       images ahead of the tower
-encode       images through the tower
-worker       one worker's part: claim, encode, write
+estimate     what a build will cost, from image headers and a pilot
+planner      which images are stored, planned or missing
+decode       decode images ahead of the tower
+encode       run images through the tower
+worker       claim shards, encode and write them
 preemption   signals that ask to stop
 report       what a build did
-status       how far it is, and who is at work
+status       progress of a cache, and its workers
 """

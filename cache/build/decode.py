@@ -1,13 +1,12 @@
-"""Image files as 8-bit pixels, decoded ahead of the tower.
+"""Decode image files to 8-bit pixels, ahead of the tower.
 
-Design: PyTorch's own DataLoader, an item of which is all images of one forward, already joined into one piece of shared
-memory that is pinned on the way. Where there is a GPU to feed, processes decode: threads would do it as fast, but take
-Python's lock so often that the thread which launches kernels, hundreds a forward, mostly waits for it (8B: 200 ms to
-launch a forward of 170 ms, with 8 decoding threads). On a CPU the tower needs the cores, and images are decoded when
-their turn comes.
+Design: PyTorch's DataLoader; one item is all images of one tower batch, joined in one block of shared memory, which is
+pinned on the way. For a GPU, worker processes decode. Threads would be as fast, but would hold Python's lock so often
+that the thread that launches kernels, hundreds a tower batch, mostly waits (8B: 200 ms to launch a tower batch of
+170 ms, with 8 decoding threads). On a CPU the tower needs the cores, so images are decoded when the tower needs them.
 
-What can not be *decoded* is told apart from what can not be *read*: a file that the disk does not give, or whose bytes
-are no longer those that were hashed, may be there for the next build.
+Images that cannot be *decoded* are distinguished from those that cannot be *read*: a file that is missing, or that
+changed since it was hashed, may be readable for the next build.
 """
 
 from __future__ import annotations
@@ -34,50 +33,51 @@ MAX_WORKERS = 8
 
 
 def num_workers(device: torch.device) -> int:
-    """How many processes decode for a device."""
+    """Number of decoding processes for a device; 0 decodes in this process."""
     return min(MAX_WORKERS, max(len(os.sched_getaffinity(0)) - 1, 1)) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)
 class Request:
-    """The images of a forward."""
+    """The images of a tower batch."""
 
     images: tuple[PlannedImage, ...]
     archived: Mapping[Path, bytes | ImageError] = field(default_factory=dict)
-    """What was read from archives already."""
+    """Bytes that were already read from archives, by path."""
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """The images of a forward after decoding."""
+class DecodedBatch:
+    """The images of a tower batch after decoding."""
 
     images: tuple[PlannedImage, ...]
-    """Those that could be decoded."""
+    """The images that could be decoded."""
     shapes: tuple[torch.Size, ...]
-    """Of each, `[height, width, 3]`."""
+    """The shape of each image, `[height, width, 3]`."""
     pixels: torch.Tensor
-    """All of them one after the other, uint8."""
+    """All pixels, image after image, uint8."""
     failed: Mapping[str, Failure]
+    """The images that could not be read or decoded, by key."""
     seconds: Mapping[str, float]
-    """By phase."""
+    """Time spent reading, decoding and resizing."""
 
-    def pin_memory(self) -> Decoded:
-        """For DataLoader."""
+    def pin_memory(self) -> DecodedBatch:
+        """DataLoader calls this."""
         return replace(self, pixels=self.pixels.pin_memory())
 
     def on(self, device: torch.device) -> list[torch.Tensor]:
-        """Each image on a device; from pinned memory it is one copy that nobody waits for."""
+        """Each image on a device, by one copy; from pinned memory it is asynchronous."""
         pieces = torch.split(self.pixels.to(device, non_blocking=True), [shape.numel() for shape in self.shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 
-class _Decoder(Dataset[Decoded]):
-    """Answers each request; what DataLoader's processes run."""
+class _Decoder(Dataset[DecodedBatch]):
+    """Decodes the images of each request, in DataLoader's processes."""
 
     def __init__(self, files: Mapping[str, Path], processor: ImageProcessor) -> None:
         self.files, self.processor = files, processor
 
-    def __getitem__(self, request: Request) -> Decoded:
+    def __getitem__(self, request: Request) -> DecodedBatch:
         seconds: dict[str, float] = defaultdict(float)
         pixels: dict[PlannedImage, torch.Tensor] = {}
         failed: dict[str, Failure] = {}
@@ -88,10 +88,10 @@ class _Decoder(Dataset[Decoded]):
             except ImageError as error:
                 failed[image.key] = Failure(str(path), str(error), retry=not isinstance(error, BadImage))
         joined = torch.cat([piece.flatten() for piece in pixels.values()] or [torch.empty(0, dtype=torch.uint8)])
-        return Decoded(tuple(pixels), tuple(piece.shape for piece in pixels.values()), joined, failed, seconds)
+        return DecodedBatch(tuple(pixels), tuple(piece.shape for piece in pixels.values()), joined, failed, seconds)
 
     def _decode_any(self, image: PlannedImage, path: Path, request: Request, seconds: dict[str, float]) -> torch.Tensor:
-        """The image out of its file, or of another with the same bytes if that one is gone."""
+        """Decode an image from its file, or from another file with the same bytes if that one is gone."""
         try:
             return self._decode(image, path, request.archived.get(path), seconds)
         except BadImage:
@@ -104,10 +104,10 @@ class _Decoder(Dataset[Decoded]):
             raise
 
     def _decode(
-        self, image: PlannedImage, path: Path, found: bytes | ImageError | None, seconds: dict[str, float]
+        self, image: PlannedImage, path: Path, archived: bytes | ImageError | None, seconds: dict[str, float]
     ) -> torch.Tensor:
         times = [time.perf_counter()]
-        data = read_bytes(path) if found is None else found
+        data = read_bytes(path) if archived is None else archived
         if isinstance(data, ImageError):
             raise data
         if bytes_key(data) != image.key:
@@ -123,7 +123,7 @@ class _Decoder(Dataset[Decoded]):
 
 
 class _Requests:
-    """An iterable that can be set anew: DataLoader keeps its processes, and asks again."""
+    """An iterable whose source can be replaced, so that DataLoader keeps its processes between shards."""
 
     def __init__(self) -> None:
         self.source: Iterable[Request] = ()
@@ -133,35 +133,35 @@ class _Requests:
 
 
 class DecodeAhead:
-    """Decodes the images of requests, some ahead of the caller."""
+    """Decodes the images of requests, ahead of the caller."""
 
     def __init__(self, files: Mapping[str, Path], processor: ImageProcessor, device: torch.device) -> None:
-        """`files` has the file of each image key; `device` is where the pixels will go."""
+        """`files` maps image keys to files; `device` is where the pixels will go."""
         options: dict[str, Any] = {}
         if workers := num_workers(device):
             options = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
         self._requests = _Requests()
-        self._loader: DataLoader[Decoded] = DataLoader(
+        self._loader: DataLoader[DecodedBatch] = DataLoader(
             _Decoder(files, processor),
             sampler=self._requests,
             batch_size=None,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=device.type == "cuda",
             **options,
         )
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Decoded]:
-        """The answers in order; a request is asked for when there is somebody to work on it."""
+    def run(self, requests: Iterable[Request]) -> Iterator[DecodedBatch]:
+        """Decode requests in order; a request is drawn when a process is free for it."""
         self._requests.source = requests
         return iter(self._loader)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the decoding processes."""
         iterator = self._loader._iterator
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
 
 
-def _as_it_is(decoded: Any) -> Any:
+def _unchanged(decoded: Any) -> Any:
     return decoded

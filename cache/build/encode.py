@@ -1,14 +1,13 @@
-"""Images through the tower: decoded ahead, several a forward, copied back while the next are encoded.
+"""Run images through the tower: decoded ahead, in tower batches, copied back while the next batch is encoded.
 
-Design: a shard's images go through the tower in the order of their size, as many a forward as
-`Tower.tokens_per_forward` allows, so a forward's images are of about one size and the GPU is full. Which images share a
-forward follows from the plan alone: a shard is made of the same forwards whoever makes it, and on the same hardware has
-the same bits. On a CPU each image goes alone. Three things happen at once: the images of coming forwards are decoded,
-of the next shard too; the tower encodes; what it has put out is copied to pinned memory, for the writer to take from
-there.
+Design: a shard's images are sorted by size and cut into tower batches of at most `Tower.tokens_per_tower_batch` tokens,
+so the images of a batch have about the same size and the GPU is full. The plan alone decides which images share a
+batch, so on the same hardware a shard has the same bits whichever worker builds it. On a CPU each image is encoded
+alone. Three things overlap: decoding of the next batches, those of the next shard included; the tower; the copy of its
+output to pinned memory, from which it is written.
 
-An image that can not be read or decoded is left out and the others go on. If most of a shard can not be read, the disk
-is gone and not an image, and the build stops.
+An image that cannot be read or decoded is left out and the others continue. If most images of a shard cannot be read,
+the disk is suspected and the build stops.
 """
 
 from __future__ import annotations
@@ -20,33 +19,34 @@ from pathlib import Path
 
 import torch
 
-from lookonce.cache.build.decode import DecodeAhead, Decoded, Request
+from lookonce.cache.build.decode import DecodeAhead, DecodedBatch, Request
+from lookonce.cache.constants import Grid
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.plan import Shard, cut
-from lookonce.cache.store.receipts import Failure, Grid
-from lookonce.cache.store.shards import Packed
-from lookonce.cache.store.stopwatch import Stopwatch
 from lookonce.cache.store.dtypes import Storage
+from lookonce.cache.store.plan import Shard, cut
+from lookonce.cache.store.receipts import Failure
+from lookonce.cache.store.shards import StoredImage
+from lookonce.cache.store.stopwatch import Stopwatch
 from lookonce.datasets.archives import by_archive
 from lookonce.datasets.images import read_many
 from lookonce.errors import ImageError
 
-ON_DEVICE = 2
-"""Forwards that the device has in its queue while what came before them is written and flushed."""
+MAX_ON_DEVICE = 2
+"""Tower batches in the device's queue while earlier ones are written and flushed."""
 MAX_UNREAD = 8
-"""So many images of a shard may be unreadable before the disk is suspected."""
+"""At most this many images of a shard may be unreadable before the disk is suspected."""
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """What has become of the images of a forward."""
+class EncodedBatch:
+    """The images of a tower batch after encoding, on the CPU."""
 
     shard: Shard
-    images: list[Packed] = field(default_factory=list)
+    images: list[StoredImage] = field(default_factory=list)
     failed: dict[str, Failure] = field(default_factory=dict)
     is_last: bool = True
-    """Of its shard."""
+    """Whether this is the last batch of its shard."""
 
 
 class Encoder:
@@ -60,97 +60,97 @@ class Encoder:
         storage: Storage,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        """`files` has the file of each image key."""
+        """`files` maps image keys to files."""
         self.files, self.processor, self.tower, self.storage = files, processor, tower, storage
         self.stopwatch = stopwatch or Stopwatch()
         self._patcher = processor.patcher().to(tower.device, tower.dtype)
         self._decoder = DecodeAhead(files, processor, tower.device)
         self._num_unread = 0
-        """Images of the shard in work that could not be read."""
+        """Images of the current shard that could not be read."""
 
     def close(self) -> None:
-        """End the processes that decode."""
+        """Stop the decoding processes."""
         self._decoder.close()
 
-    def run(self, shards: Iterable[Shard]) -> Iterator[Encoded]:
-        """Encode shards one after the other, in pieces; a shard is asked for when its images may be decoded.
+    def run(self, shards: Iterable[Shard]) -> Iterator[EncodedBatch]:
+        """Encode shards one after the other, batch by batch; a shard is drawn when its images can be decoded.
 
         Raises:
-            ImageError: most images of a shard can not be read.
+            ImageError: most images of a shard cannot be read.
         """
-        asked: deque[tuple[Shard, bool]] = deque()
-        waiting: deque[_OnDevice] = deque()
-        decoded = self._decoder.run(self._requests(shards, asked))
-        while (piece := self._next(decoded)) is not None:
-            waiting.append(self._launch(piece, *asked.popleft()))
-            if len(waiting) > ON_DEVICE:
+        requested: deque[tuple[Shard, bool]] = deque()
+        waiting: deque[_BatchOnDevice] = deque()
+        decoded = self._decoder.run(self._requests(shards, requested))
+        while (batch := self._next(decoded)) is not None:
+            waiting.append(self._launch(batch, *requested.popleft()))
+            if len(waiting) > MAX_ON_DEVICE:
                 yield waiting.popleft().wait()
         while waiting:
             yield waiting.popleft().wait()
 
-    def _requests(self, shards: Iterable[Shard], asked: deque[tuple[Shard, bool]]) -> Iterator[Request]:
-        """The forwards of shards; notes in `asked` which shard each is of, and whether it is its last."""
+    def _requests(self, shards: Iterable[Shard], requested: deque[tuple[Shard, bool]]) -> Iterator[Request]:
+        """The tower batches of shards; adds to `requested` the shard of each and whether it is the shard's last."""
         for shard in shards:
             _, members_of = by_archive(self.files[key] for key in shard.keys)
             archived = dict(read_many(path for paths in members_of.values() for path in paths))
             ordered = sorted(shard.images, key=lambda image: (image.num_tokens, image.key))
-            groups = cut(ordered, self.tower.tokens_per_forward)
-            for number, group in enumerate(groups, start=1):
-                asked.append((shard, number == len(groups)))
-                paths = [self.files[image.key] for image in group]
-                yield Request(group, {path: archived[path] for path in paths if path in archived})
+            batches = cut(ordered, self.tower.tokens_per_tower_batch)
+            for number, batch in enumerate(batches, start=1):
+                requested.append((shard, number == len(batches)))
+                paths = [self.files[image.key] for image in batch]
+                yield Request(batch, {path: archived[path] for path in paths if path in archived})
 
-    def _next(self, decoded: Iterator[Decoded]) -> Decoded | None:
-        with self.stopwatch.phase("wait for images"):
+    def _next(self, decoded: Iterator[DecodedBatch]) -> DecodedBatch | None:
+        with self.stopwatch.measure("wait for images"):
             return next(decoded, None)
 
-    def _launch(self, decoded: Decoded, shard: Shard, is_last: bool) -> _OnDevice:
+    def _launch(self, decoded: DecodedBatch, shard: Shard, is_last: bool) -> _BatchOnDevice:
         for name, seconds in decoded.seconds.items():
             self.stopwatch.add(name, seconds)
         unread = [failure.reason for failure in decoded.failed.values() if failure.retry]
         self._num_unread += len(unread)
         if unread and self._num_unread > max(len(shard.images) // 2, MAX_UNREAD):
-            raise ImageError(f"most images of {shard.name} can not be read, the last because: {unread[-1]}")
+            raise ImageError(f"most images of {shard.name} cannot be read; the last one: {unread[-1]}")
         if is_last:
             self._num_unread = 0
-        with self.stopwatch.phase("give to the device"):
-            return _OnDevice(self, decoded, shard, is_last)
+        with self.stopwatch.measure("give to the device"):
+            return _BatchOnDevice(self, decoded, shard, is_last)
 
 
-class _OnDevice:
-    """A forward in the device's queue, and its results on their way back."""
+class _BatchOnDevice:
+    """A tower batch in the device's queue, with the copy of its output to the CPU."""
 
-    def __init__(self, encoder: Encoder, decoded: Decoded, shard: Shard, is_last: bool) -> None:
+    def __init__(self, encoder: Encoder, decoded: DecodedBatch, shard: Shard, is_last: bool) -> None:
         self._encoder, self._decoded, self._shard, self._is_last = encoder, decoded, shard, is_last
         if not decoded.images:
             return
         device, stopwatch = encoder.tower.device, encoder.stopwatch
-        with stopwatch.device_phase("copy in and patch", device):
+        with stopwatch.measure_device("copy in and patch", device):
             pixels = decoded.on(device)
             patches = encoder._patcher(pixels)
         self._grids = [encoder._patcher.grid_thw(image) for image in pixels]
-        with stopwatch.device_phase("tower", device):
+        with stopwatch.measure_device("tower", device):
             features = encoder.tower.encode(patches, self._grids)
-        with stopwatch.device_phase("pack", device), torch.inference_mode():
+        with stopwatch.measure_device("pack", device), torch.inference_mode():
             norms = torch.linalg.vector_norm(features, dim=-1, dtype=torch.float32)
             peaks = features.abs().amax(dim=-1).float()
-            packed = encoder.storage.pack(features)
-        self._copy = HostCopy([norms, peaks, *packed], device, stopwatch)
+            stored = encoder.storage.quantize(features)
+        self._copy = HostCopy([norms, peaks, *stored], device, stopwatch)
 
-    def wait(self) -> Encoded:
-        """What has become of its images, on the CPU."""
-        encoded = Encoded(self._shard, [], dict(self._decoded.failed), self._is_last)
+    def wait(self) -> EncodedBatch:
+        """Wait for the copy and return the encoded images."""
+        encoded = EncodedBatch(self._shard, [], dict(self._decoded.failed), self._is_last)
         if not self._decoded.images:
             return encoded
-        with self._encoder.stopwatch.phase("wait for the tower"):
-            norms, peaks, *parts = self._copy.wait()
+        with self._encoder.stopwatch.measure("wait for the tower"):
+            tensors = self._copy.wait()
         merge = self._encoder.tower.merge_size**2
         counts = [t * h * w // merge for t, h, w in self._grids]
-        pieces = zip(*(torch.split(part, counts) for part in (norms, peaks, *parts)), strict=True)
-        for image, grid, (norm, peak, *features) in zip(self._decoded.images, self._grids, pieces, strict=True):
+        per_image = zip(*(torch.split(tensor, counts) for tensor in tensors), strict=True)
+        for image, grid, (norm, peak, *features) in zip(self._decoded.images, self._grids, per_image, strict=True):
             if torch.isfinite(peak).all():
-                packed = Packed(image.key, grid, tuple(features), _rounded(norm.mean(0)), _rounded(peak.amax(0)))
-                encoded.images.append(packed)
+                stored = StoredImage(image.key, grid, tuple(features), _rounded(norm.mean(0)), _rounded(peak.amax(0)))
+                encoded.images.append(stored)
             else:
                 path = str(self._encoder.files[image.key])
                 encoded.failed[image.key] = Failure(path, f"the tower's features of {path} are not finite")
@@ -158,18 +158,18 @@ class _OnDevice:
 
 
 def encode_image(path: Path, processor: ImageProcessor, tower: Tower, storage: Storage) -> tuple[torch.Tensor, Grid]:
-    """The features of one image as a cache would give them, `[num_tokens, num_levels, hidden]`, and its grid.
+    """The features of one image as a cache would return them, `[num_tokens, num_levels, hidden]`, and its grid.
 
     Raises:
-        ImageError: it can not be read or decoded, or its shape is not one the processor takes.
+        ImageError: it cannot be read or decoded, or the processor refuses its shape.
     """
     patches, grid = processor.read(path)
-    stored, *scale = storage.pack(tower.encode(patches, [grid]))
-    return storage.unpack(stored, scale[0] if scale else None).cpu(), grid
+    stored, *scale = storage.quantize(tower.encode(patches, [grid]))
+    return storage.dequantize(stored, scale[0] if scale else None).cpu(), grid
 
 
 class HostCopy:
-    """Copies tensors to pinned memory on a stream of its own, so that the device goes on meanwhile."""
+    """Copies tensors to pinned memory on a separate stream, so that the device continues meanwhile."""
 
     def __init__(self, tensors: list[torch.Tensor], device: torch.device, stopwatch: Stopwatch) -> None:
         self._source = self._tensors = tensors
@@ -177,7 +177,7 @@ class HostCopy:
         if device.type == "cuda":
             stream = _copy_stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream), stopwatch.device_phase("copy back", device):
+            with torch.cuda.stream(stream), stopwatch.measure_device("copy back", device):
                 self._tensors = [
                     torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
                     for tensor in tensors

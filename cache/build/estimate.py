@@ -1,8 +1,8 @@
-"""What a cache will cost before it is made: the report behind `cache plan`.
+"""What a cache will cost before it is built: the estimate behind `cache plan`.
 
-Design: sizes come from image headers, hours from a pilot, in which a few images of all sizes are decoded, encoded and
-written for real, beside the place where the cache will be, and removed. Nothing is extrapolated from data sheets. The
-pilot costs loading the tower and some seconds.
+Design: sizes come from image headers, times from a pilot: a few images of all sizes are decoded, encoded and written
+next to the future cache, and removed. Nothing is extrapolated from data sheets. The pilot costs loading the tower and
+some seconds.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lookonce.cache.build.encode import Encoder
-from lookonce.cache.build.planner import Settled, missing_shards, pending_shards, planned_images
+from lookonce.cache.build.planner import Finished, new_shards, pending_shards, planned_images
+from lookonce.cache.constants import DtypeName
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.constants import DtypeName
+from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.plan import PlannedImage, Shard
 from lookonce.cache.store.shards import ShardWriter
-from lookonce.disk_space import existing, free_bytes, with_margin
-from lookonce.cache.store.dtypes import STORAGE
 from lookonce.datasets.images import ImageIndex
+from lookonce.disk_space import existing, free_bytes, with_margin
 from lookonce.files import scratch_folder
 from lookonce.text import bars, count, duration, rows, size
 
 COMPARED: tuple[DtypeName, ...] = ("bfloat16", "fp8_e4m3")
 NUM_BINS = 8
 PILOT_BYTES = 2_000_000_000
-"""Room that a pilot is not run without; six forwards of the largest model take 1.6 GB."""
-PILOT_FORWARDS = 6
-"""That a pilot fills at least, where several images share one."""
+"""Free space that a pilot needs; six tower batches of the largest model take 1.6 GB."""
+PILOT_BATCHES = 6
+"""A pilot encodes at least this many tower batches, where a batch holds several images."""
 WORKERS = (4, 16)
+"""Numbers of workers for which the report gives a time."""
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """Some images, encoded and written, and how long that took."""
+    """How long it took to encode and write some images."""
 
     num_images: int
     num_tokens: int
@@ -52,34 +53,36 @@ class Pilot:
 
 
 @dataclass(frozen=True)
-class PlanReport:
-    """What building would do."""
+class Estimate:
+    """What a build will do and cost."""
 
     folder: Path
     num_files: int
     num_images: int
-    """Distinct."""
+    """Number of distinct images."""
     num_unusable: int
-    """Files whose bytes can not be had."""
+    """Number of files that cannot be read."""
     num_done: int
+    """Number of images that are encoded already or known to be impossible."""
     num_tokens: int
-    """Of all distinct images; the features are that many vectors for each level."""
+    """Tokens of all distinct images; the features are this many vectors for each level."""
     histogram: list[tuple[int, int, int]]
-    """Images by their tokens: from, up to, number."""
+    """Number of images by number of tokens: from, up to and including, images."""
     num_bytes: int
-    """Of all these images, in the dtype of the run file."""
+    """Bytes of the features of all these images, in the dtype of the run file."""
     bytes_by_dtype: dict[str, int]
     missing_bytes: int
-    """Still to be written."""
+    """Bytes that are still to be written."""
     num_new_shards: int
+    """Number of shards that are still to be built."""
     free_bytes: int
     epoch_bytes: int
-    """Read in an epoch if every question reads its images."""
+    """Bytes read in an epoch if every question reads its images."""
     pilot: Pilot | None
     build_seconds: float | None
-    """One worker on this machine, for what is missing."""
+    """Time that one worker on this machine needs for the missing images."""
     break_even_epochs: float | None
-    """After which running the tower once has cost less than running it for every question."""
+    """Number of epochs after which building the cache has cost less than running the tower for every question."""
 
     @property
     def mean_tokens(self) -> float:
@@ -104,7 +107,7 @@ class PlanReport:
         return f"{rows(lines)}\n\n  images by tokens\n{chart}"
 
     def _images(self) -> str:
-        unusable = f", {self.num_unusable:,} can not be read" if self.num_unusable else ""
+        unusable = f", {self.num_unusable:,} cannot be read" if self.num_unusable else ""
         done = f"{self.num_done:,} encoded already"
         return f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}, {done}"
 
@@ -137,29 +140,29 @@ def estimate(
     epoch_images: Sequence[str],
     load_tower: Callable[[], Tower] | None,
     num_pilot: int,
-) -> PlanReport:
-    """Describe what building would do. `epoch_images` are the keys that an epoch shows, one a question.
+) -> Estimate:
+    """Estimate a build. `epoch_images` are the image keys of an epoch, one for each question.
 
     `load_tower` is None for no pilot.
     """
     wanted = planned_images(images, processor)
-    plan, settled = read_plan(folder), Settled.of(folder)
+    plan, finished = read_plan(folder), Finished.read(folder)
     tokens_of = {image.key: image.num_tokens for image in wanted}
-    pending = pending_shards(plan, settled, tokens_of)
-    pending += missing_shards(plan, settled, wanted, fingerprint, shard_bytes)
+    pending = pending_shards(plan, finished, tokens_of)
+    pending += new_shards(plan, finished, wanted, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
     epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
     pilot = None
     if load_tower and free_bytes(folder) > with_margin(min(num_tokens * fingerprint.bytes_per_token, PILOT_BYTES)):
         pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
     build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
-    plain_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
-    return PlanReport(
+    epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
+    return Estimate(
         folder=folder,
         num_files=images.num_files,
         num_images=len(wanted),
         num_unusable=len(images.unusable),
-        num_done=len(tokens_of.keys() & settled.images),
+        num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
         histogram=histogram([number for number in tokens_of.values() if number]),
         num_bytes=num_tokens * fingerprint.bytes_per_token,
@@ -170,7 +173,7 @@ def estimate(
         epoch_bytes=epoch_tokens * fingerprint.bytes_per_token,
         pilot=pilot,
         build_seconds=build_seconds,
-        break_even_epochs=pilot.seconds_per_token * num_tokens / plain_seconds if pilot and plain_seconds else None,
+        break_even_epochs=pilot.seconds_per_token * num_tokens / epoch_seconds if pilot and epoch_seconds else None,
     )
 
 
@@ -183,27 +186,27 @@ def run_pilot(
     tower: Tower,
     num_images: int,
 ) -> Pilot | None:
-    """Encode and write images of all sizes, twice: the first time warms up. None if none can be encoded.
+    """Encode and write some images of all sizes, twice: the first time warms up. None if none can be encoded.
 
-    `num_images` of them, or as many as fill a GPU a few times over.
+    Takes `num_images`, or `PILOT_BATCHES` tower batches if that is more.
     """
     by_size = sorted((image for image in wanted if image.num_tokens), key=lambda image: image.num_tokens)
     mean = sum(image.num_tokens for image in by_size) / max(len(by_size), 1)
-    num_images = max(num_images, round(PILOT_FORWARDS * tower.tokens_per_forward / max(mean, 1)))
+    num_images = max(num_images, round(PILOT_BATCHES * tower.tokens_per_tower_batch / max(mean, 1)))
     step = max(len(by_size) // max(num_images, 1), 1)
     shard = Shard("pilot", tuple(by_size[step // 2 :: step][:num_images]))
     if not shard.images:
         return None
     encoder = Encoder(images.path_of, processor, tower, fingerprint.storage)
     try:
-        with scratch_folder(existing(folder.parent), "pilot") as place:
+        with scratch_folder(existing(folder.parent), "pilot") as scratch:
             for _ in range(2):
                 before, start = encoder.stopwatch.seconds().get("tower", 0.0), time.perf_counter()
-                with ShardWriter(place, shard.name, fingerprint, len(shard.images)) as writer:
+                with ShardWriter(scratch, shard.name, fingerprint, len(shard.images)) as writer:
                     num_encoded = 0
-                    for piece in encoder.run([shard]):
-                        writer.add(piece.images)
-                        num_encoded += len(piece.images)
+                    for batch in encoder.run([shard]):
+                        writer.add(batch.images)
+                        num_encoded += len(batch.images)
                     writer.commit()
                 seconds = time.perf_counter() - start
             tower_seconds = encoder.stopwatch.seconds()["tower"] - before if num_encoded else 0.0
@@ -213,7 +216,7 @@ def run_pilot(
 
 
 def histogram(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Images by their tokens, in bins of one width: from, up to and including, number."""
+    """Number of images by number of tokens, in bins of one width: from, up to and including, images."""
     if not tokens:
         return []
     low, high = min(tokens), max(tokens)

@@ -1,10 +1,10 @@
-"""What a build has to do: the images that are wanted, against those that are there and those that are planned.
+"""What a build has to do: compare the images of a run with those that are stored and those that are planned.
 
 Design: several workers may find at once that the plan lacks images. Each makes the same extension from the same plan;
-the first to write its part wins, the others read the plan again. A worker need not hash the files that a plan names (a
-hundred workers would read the whole data set a hundred times): the plan says their keys, and the bytes are compared
-with the key when the image is encoded. A file whose stamp is another than when it was planned is hashed all the same,
-so that an image that was edited since is not called done.
+the first to write its file wins, the others read the plan again. A worker does not hash files that the plan names (a
+hundred workers would read the whole dataset a hundred times): the plan has their keys, and the bytes are compared with
+the key when the image is encoded. A file whose stamp has changed since it was planned is hashed again, so that an
+edited image does not count as done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[PlannedImage]:
-    """The distinct images of some records, in reading order."""
+    """The distinct images of an index, in reading order."""
     files: dict[str, dict[str, Stamp | None]] = defaultdict(dict)
     for path, key in sorted(index.key_of.items()):
         files[key][str(path)] = index.stamp_of.get(path)
@@ -41,7 +41,7 @@ def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[Planned
 
 
 def planned_tokens(processor: ImageProcessor, size: tuple[int, int] | None) -> int:
-    """From the header; an image that has none, or of an impossible shape, is planned as nothing and found out later."""
+    """The tokens of an image by its header; 0 if it has none or an impossible shape, which encoding will report."""
     try:
         return processor.num_tokens(*size) if size else 0
     except ValueError:
@@ -49,19 +49,22 @@ def planned_tokens(processor: ImageProcessor, size: tuple[int, int] | None) -> i
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What of a cache is done, as its receipts said at one moment: others may be adding to it."""
+class Finished:
+    """What is finished in a cache, by its receipts at one moment; other workers may be adding to it."""
 
     images: set[str]
-    """Those whose features are there and, unless they are to be tried again, those known to be impossible."""
+    """Keys of stored images and of those that failed, except for failures that are to be retried."""
     shards: set[str]
+    """Names of the shards with a receipt."""
 
     @classmethod
-    def of(cls, folder: Path, *, retry_unread: bool = True, retry_quarantined: bool = False) -> Settled:
-        return cls.by(read_receipts(folder), retry_unread=retry_unread, retry_quarantined=retry_quarantined)
+    def read(cls, folder: Path, *, retry_unread: bool = True, retry_quarantined: bool = False) -> Finished:
+        return cls.from_receipts(read_receipts(folder), retry_unread=retry_unread, retry_quarantined=retry_quarantined)
 
     @classmethod
-    def by(cls, receipts: Iterable[Receipt], *, retry_unread: bool = True, retry_quarantined: bool = False) -> Settled:
+    def from_receipts(
+        cls, receipts: Iterable[Receipt], *, retry_unread: bool = True, retry_quarantined: bool = False
+    ) -> Finished:
         images: set[str] = set()
         shards: set[str] = set()
         for receipt in receipts:
@@ -73,30 +76,30 @@ class Settled:
         return cls(images, shards)
 
 
-def missing_shards(
+def new_shards(
     plan: Plan,
-    settled: Settled,
+    finished: Finished,
     images: Iterable[PlannedImage],
     fingerprint: Fingerprint,
     shard_bytes: int,
     former: Collection[str] = (),
 ) -> tuple[Shard, ...]:
-    """Shards to add to a plan for those of `images` that no shard can give.
+    """Shards to add to a plan for those of `images` that are neither finished nor in a pending shard.
 
-    A shard can give an image if it is finished, or if it can be made (`pending_shards`).
+    `former` are the keys that changed files had when they were planned.
     """
     wanted = {image.key: image for image in images}
-    to_come = {key for shard in pending_shards(plan, settled, wanted.keys(), former) for key in shard.keys}
-    tokens_of = {image.key: image.num_tokens for image in plan.images()}  # an index made of a plan has no sizes
+    pending = {key for shard in pending_shards(plan, finished, wanted.keys(), former) for key in shard.keys}
+    tokens_of = {image.key: image.num_tokens for image in plan.images()}  # `index_from_plan` has no image sizes
     new = [
         replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
         for key, image in wanted.items()
-        if key not in settled.images and key not in to_come
+        if key not in finished.images and key not in pending
     ]
-    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=settled.shards)
+    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=finished.shards)
 
 
-def agree_on_plan(
+def ensure_plan(
     folder: Path,
     images: Iterable[PlannedImage],
     fingerprint: Fingerprint,
@@ -104,39 +107,39 @@ def agree_on_plan(
     former: Collection[str] = (),
     **retry: bool,
 ) -> Plan:
-    """The plan of a cache, extended on disk by what these images need; `retry` as in `Settled.of`."""
+    """The plan of a cache, first extended on disk so that it covers these images; `retry` as in `Finished.read`."""
     images = list(images)
     while True:
         plan = read_plan(folder)
-        new = missing_shards(plan, Settled.of(folder, **retry), images, fingerprint, shard_bytes, former)
+        new = new_shards(plan, Finished.read(folder, **retry), images, fingerprint, shard_bytes, former)
         if not new:
             return plan
         extend_plan(folder, plan, new)
 
 
-def pending_shards(plan: Plan, settled: Settled, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
-    """The shards to be made: unfinished, all their images among `keys` or `former`, not all of `keys` there already.
+def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
+    """The shards to build: unfinished, all their images among `keys` or `former`, and some of `keys` not stored yet.
 
-    Those of `former`, whose files have changed, will be missing in it; where they are most, it is left alone.
+    Images of `former`, whose files have changed, will be missing in the shard; where they are most, it is not built.
     """
     keys = set(keys)
     known = keys.union(former)
 
     def is_pending(shard: Shard) -> bool:
-        asked = keys.intersection(shard.keys)
-        return 2 * len(asked) >= len(shard.keys) and not asked <= settled.images
+        wanted = keys.intersection(shard.keys)
+        return 2 * len(wanted) >= len(shard.keys) and not wanted <= finished.images
 
     return [
         shard
         for shard in plan.shards
-        if shard.name not in settled.shards and known.issuperset(shard.keys) and is_pending(shard)
+        if shard.name not in finished.shards and known.issuperset(shard.keys) and is_pending(shard)
     ]
 
 
-def index_of_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex:
-    """The keys of files as the plan has them, without reading one.
+def index_from_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex:
+    """The image keys of files by the plan, without reading the files.
 
-    Left out are files that it does not name, and those that may have changed since; `former` has the keys of these.
+    Files that the plan lacks, or that may have changed since, are left out; `former` has the planned keys of these.
     """
     planned = {file: (image.key, stamp) for image in plan.images() for file, stamp in _stamped(image)}
     found = stamps(path for path in paths if str(path) in planned)

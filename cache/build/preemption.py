@@ -1,7 +1,7 @@
-"""A build that is told to stop.
+"""Signals that ask a build to stop.
 
-Design: SIGUSR1 is notice (`--signal=B:USR1@120`), so the shard in work is finished first; SIGTERM means that a kill
-follows within seconds, so it is dropped; so does a second signal of either kind.
+Design: SIGUSR1 announces a stop (`--signal=B:USR1@120`), so the current shard is finished first. SIGTERM means that a
+kill follows within seconds, so the current shard is dropped. A second signal of either kind drops it too.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-from lookonce.signals import handling
+from lookonce.signals import handle_signals
 
 
 class StopSignals:
-    """Notes the signals that ask to stop; a context manager that gives the handlers back."""
+    """Records the signals that ask to stop; a context manager that restores the previous handlers."""
 
     def __init__(self) -> None:
         self.name = ""
-        """Of the first signal that came."""
-        self.finish_shard = True
-        """Whether there is time to."""
-        self._handling = handling(self._note)
+        """Name of the first signal; empty if none came."""
+        self._finish_shard = True
+        self._handling = handle_signals(self._record)
 
     def __enter__(self) -> StopSignals:
         self._handling.__enter__()
@@ -29,16 +28,16 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         self._handling.__exit__(None, None, None)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.finish_shard = not self.name and number == signal.SIGUSR1
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._finish_shard = not self.name and number == signal.SIGUSR1
         self.name = self.name or signal.Signals(number).name
 
     @property
     def now(self) -> bool:
-        """Drop the shard in work."""
-        return bool(self.name) and not self.finish_shard
+        """Whether to drop the current shard."""
+        return bool(self.name) and not self._finish_shard
 
     @property
     def soon(self) -> bool:
-        """Begin no other shard."""
+        """Whether to start no further shard."""
         return bool(self.name)

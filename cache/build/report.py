@@ -1,4 +1,4 @@
-"""What a build did, for people and programs; and the two files that sum up a cache for whoever comes next."""
+"""The report of a build, and the two summary files that it updates: the index and `quarantine.jsonl`."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import QUARANTINE, write_quarantine
 from lookonce.cache.store.index import read_index, write_index
+from lookonce.cache.store.manifest import QUARANTINE, write_quarantine
 from lookonce.cache.store.plan import Shard
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex
 from lookonce.text import count, duration, size
 
 NUM_NAMED = 5
-"""How many failed images a report names."""
+"""How many failed images the text of a report names."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What `build_cache` did and what there is now."""
+    """What `build_cache` did, and the state of the cache after it."""
 
     folder: Path
     num_wanted: int
     num_encoded: int
-    """By this worker."""
+    """Number of images that this worker encoded."""
     num_by_others: int
-    """In the same time, by other workers."""
+    """Number of images that other workers encoded meanwhile."""
     num_reused: int
-    """There before."""
+    """Number of images that were stored before."""
     num_missing: int
-    """Still in work elsewhere; 0 if the cache is complete."""
+    """Number of images that other workers are still encoding; 0 if the cache is complete."""
     quarantined: dict[str, str]
-    """Of the wanted images: key, or file if its bytes could not be had, to reason."""
+    """Reasons why wanted images have no features, by key, or by file if the file cannot be read."""
     num_shards: int
     size_bytes: int
     seconds: float
     phases: dict[str, float]
-    """Seconds of work by phase; they overlap."""
+    """Busy seconds by kind of work; they overlap."""
 
     def text(self) -> str:
         content = f"{count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
@@ -58,34 +58,34 @@ class BuildReport:
         return ", ".join([*encoded, reused] if self.num_reused else encoded)
 
     def _state(self) -> str:
-        return f"{count(self.num_missing, 'image')} in work elsewhere" if self.num_missing else "complete"
+        return f"{count(self.num_missing, 'image')} being encoded by other workers" if self.num_missing else "complete"
 
 
 def report(
     folder: Path,
     fingerprint: Fingerprint,
     images: ImageIndex,
-    have: set[str],
-    made: Sequence[Shard],
+    finished: set[str],
+    built: Sequence[Shard],
     phases: dict[str, float],
     seconds: float,
 ) -> BuildReport:
-    """Report on `made`, and bring the index and the quarantine's summary up to date; `have` was there before."""
-    if made or read_index(folder, fingerprint.sha256) is None:
+    """Report on the shards `built`, and update index and quarantine; the images `finished` were done before."""
+    if built or read_index(folder, fingerprint.sha256) is None:
         write_index(folder, fingerprint.sha256)
     cache = VisionCache.open(folder)
     write_quarantine(folder, cache.failed, images.unusable)
-    encoded = {key for shard in made for key in shard.keys if key in cache}
+    encoded = {key for shard in built for key in shard.keys if key in cache}
     wanted = set(images.path_of)
-    there = {key for key in wanted if key in cache}
-    failed = {key: cache.failed[key].reason for key in wanted - there if key in cache.failed}
+    stored = {key for key in wanted if key in cache}
+    failed = {key: cache.failed[key].reason for key in wanted - stored if key in cache.failed}
     return BuildReport(
         folder=folder,
         num_wanted=len(wanted),
         num_encoded=len(encoded & wanted),
-        num_by_others=len(there - have - encoded),
-        num_reused=len(there & have - encoded),
-        num_missing=len(wanted - there - failed.keys()),
+        num_by_others=len(stored - finished - encoded),
+        num_reused=len(stored & finished - encoded),
+        num_missing=len(wanted - stored - failed.keys()),
         quarantined=failed | {str(path): reason for path, reason in images.unusable.items()},
         num_shards=cache.num_shards,
         size_bytes=cache.size_bytes,

@@ -1,8 +1,8 @@
-"""How far a cache is, also while workers run: the report behind `cache status`.
+"""Progress of a cache, also while workers run: the report behind `cache status`.
 
-Everything is read from receipts and claims; nobody has to be asked. The rate is that of the shards finished in the last
-hour, all workers together, as long as one is alive. A worker is slow that has had its shard for `SLOW` times as long as
-shards of so many images take, by the median of those that are finished.
+Everything is read from receipts and claims; no process is asked. The rate counts the shards that all workers finished
+in the last hour, and is 0 if no worker is alive. A worker is slow if it has had its shard for `SLOW` times as long as
+a shard with that number of images takes, by the median of the finished shards.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.store.claims import EXPIRY_S, Work, works
+from lookonce.cache.store.claims import EXPIRY_S, Work, claimed_work
 from lookonce.cache.store.manifest import MANIFEST
 from lookonce.cache.store.receipts import Receipt, read_receipts
 from lookonce.text import duration, rows, size, table
 
 WINDOW_S = 3600
-"""Of which the rate is taken."""
+"""The rate counts shards that were finished within this time."""
 SLOW = 3
 SLOW_S = 60
-"""Nobody is called slow sooner: a worker's first shard waits for its tower."""
+"""No worker is reported as slow sooner: its first shard waits for the tower to load."""
 
 
 @dataclass(frozen=True)
-class AtWork:
-    """A worker and the shard it has in work."""
+class WorkerStatus:
+    """A worker and its current shard."""
 
     worker: str
     host: str
@@ -37,21 +37,21 @@ class AtWork:
     num_done: int
     num_images: int
     age_s: float
-    """Since it began the shard."""
+    """Seconds since it claimed the shard."""
     silent_s: float
-    """Since it was last heard of."""
+    """Seconds since its last heartbeat."""
     alive: bool
     slow: bool = False
 
     @property
     def state(self) -> str:
-        """What is wrong with it, in a word, or nothing."""
+        """`dead` or `slow`; empty if the worker is fine."""
         return "dead" if not self.alive else "slow" if self.slow else ""
 
 
 @dataclass(frozen=True)
 class StatusReport:
-    """What is there of the images that were asked for, and who is at work."""
+    """How many of the wanted images are stored, and which workers are encoding."""
 
     folder: Path
     num_images: int
@@ -61,10 +61,10 @@ class StatusReport:
     num_bytes: int
     encode_seconds: float
     images_per_second: float
-    """Of all workers together, lately; 0 if nothing was finished."""
+    """Recent rate of all workers together; 0 if no shard was finished."""
     eta_s: float | None
-    """Seconds until all is done at that rate."""
-    workers: list[AtWork]
+    """Seconds until everything is encoded at this rate; None without a rate."""
+    workers: list[WorkerStatus]
 
     @property
     def num_missing(self) -> int:
@@ -75,7 +75,7 @@ class StatusReport:
         lines = [
             ("images", f"{self.num_done:,} of {self.num_images:,} encoded, {state}"),
             ("quarantined", f"{self.num_quarantined:,}"),
-            ("shards", f"{self.num_shards:,}, {size(self.num_bytes)}, made in {duration(self.encode_seconds)}"),
+            ("shards", f"{self.num_shards:,}, {size(self.num_bytes)}, encoded in {duration(self.encode_seconds)}"),
             *self._progress(),
             ("folder", str(self.folder)),
         ]
@@ -87,8 +87,8 @@ class StatusReport:
         return [("rate", f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}")]
 
 
-def workers_table(workers: list[AtWork]) -> str:
-    """Who is at work: a line each."""
+def workers_table(workers: list[WorkerStatus]) -> str:
+    """A table of workers, one a line."""
     lines = [
         (
             f"{work.worker} ({work.state})" if work.state else work.worker,
@@ -100,18 +100,18 @@ def workers_table(workers: list[AtWork]) -> str:
         )
         for work in workers
     ]
-    return table(("worker", "where", "shard", "phase", "for", "last heard of"), lines)
+    return table(("worker", "where", "shard", "phase", "for", "heartbeat"), lines)
 
 
 def status(
     folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S, receipts: list[Receipt] | None = None
 ) -> StatusReport:
-    """Describe how many of some images the cache in `folder` holds; it need not exist. `expiry_s` is the builds'.
+    """How many of the images `keys` the cache in `folder` holds; it need not exist.
 
-    `receipts` are the cache's, if they are read already.
+    `receipts` are the cache's, if they are already read. `expiry_s` must be that of the builds.
 
     Raises:
-        CacheCorrupt: a receipt is not what was written.
+        CacheCorrupt: a receipt is damaged.
     """
     wanted = set(keys)
     if receipts is None:
@@ -119,7 +119,7 @@ def status(
     done = {key for receipt in receipts for key in receipt.images} & wanted
     failed = {key for receipt in receipts for key in receipt.failed} & wanted
     usual_s = _usual_seconds(receipts)
-    workers = [_at_work(*claim, usual_s) for claim in works(folder, expiry_s)]
+    workers = [_worker_status(*claim, usual_s) for claim in claimed_work(folder, expiry_s)]
     rate = _rate(receipts, workers)
     missing = len(wanted) - len(done) - len(failed - done)
     return StatusReport(
@@ -137,15 +137,15 @@ def status(
 
 
 def _usual_seconds(receipts: list[Receipt]) -> float | None:
-    """Seconds that an image takes in the median shard; None if no shard tells."""
+    """Seconds for one image in the median shard; None if no shard is finished."""
     each = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
     return statistics.median(each) if each else None
 
 
-def _at_work(work: Work, silent_s: float, alive: bool, usual_s: float | None) -> AtWork:
+def _worker_status(work: Work, silent_s: float, alive: bool, usual_s: float | None) -> WorkerStatus:
     worker = work.worker
     age_s = max(time.time() - work.started, 0.0) if work.started else 0.0
-    return AtWork(
+    return WorkerStatus(
         worker.name,
         worker.host,
         worker.job,
@@ -160,8 +160,8 @@ def _at_work(work: Work, silent_s: float, alive: bool, usual_s: float | None) ->
     )
 
 
-def _rate(receipts: list[Receipt], workers: list[AtWork]) -> float:
-    """Images a second, of the shards finished lately while workers are alive."""
+def _rate(receipts: list[Receipt], workers: list[WorkerStatus]) -> float:
+    """Images a second in recently finished shards; 0 if no worker is alive."""
     alive = [worker.age_s for worker in workers if worker.alive]
     if not alive:
         return 0.0

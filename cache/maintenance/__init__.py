@@ -1,13 +1,14 @@
-"""Looking after a cache.
+"""Maintaining a cache.
 
-checks       one shard against its receipt
-scan         all shards looked at, on threads where that is faster
-verify       the whole cache against its checksums
-recompute    some images encoded again and compared
-repair       mend what can be mended, remove what must be made again
-rebuild      receipts and plans put together from what is left
-show         all that is known of an image
-inventory    all that is known of each cache below a root
-gc           what of it may go, and deleting
-staging      a copy on a disk nearer by
+checks       compare one shard with its receipt
+scan         check all shards, on threads where that is faster
+verify       compare a cache with its checksums
+recompute    encode some images again and compare
+repair       restore what can be restored, remove what must be encoded again
+damaged      which images a damaged shard has, and where to find them again
+rebuild      rebuild receipts from shards, and the plan from receipts
+show         everything that a cache knows about one image
+inventory    list the caches below a folder
+gc           delete leftovers or a whole cache
+staging      copy a cache to a nearer disk
 """

@@ -1,8 +1,8 @@
-"""One shard against its receipt: what verify, repair and stage compare.
+"""Compare one shard with its receipt, for verify, repair and stage.
 
-Design: a shard is a header and, after it, images without a gap, and its receipt has a checksum of each. So every byte
-of the file is under exactly one checksum, and one flipped bit is told to the image. Files are read with `pread` in
-pieces: memory is bounded whatever the size of an image, and large requests are what network filesystems want.
+Design: a shard is a header followed by images without gaps, and its receipt has a checksum of each. So every byte of
+the file is covered by exactly one checksum, and a flipped bit is traced to its image. Files are read with `pread` in
+blocks: memory is bounded whatever the size of an image, and network filesystems are fastest with large requests.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ from lookonce.cache.store.receipts import Receipt
 from lookonce.cache.store.shards import FORMAT_NAME, shard_path
 from lookonce.text import size
 
-PIECE_BYTES = 8 << 20
-NUM_THREADS = 8
-"""Of those who read whole shards: reading and checksums release Python's lock."""
+BLOCK_BYTES = 8 << 20
 Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
-Take = Callable[[memoryview, int], object]
-"""Is given each piece that was read, and its offset."""
+OnBlock = Callable[[memoryview, int], object]
+"""Is called with each block that was read and its offset; may raise to end the reading."""
 
 
-def ignore(piece: memoryview, offset: int) -> None:
-    """Take nothing."""
+def ignore(block: memoryview, offset: int) -> None:
+    """Do nothing with a block."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it was written."""
+    """Something in a cache that differs from what was written."""
 
     shard: str
-    """Empty if it is none of a shard."""
+    """The shard's name; empty if the problem is not in a shard."""
     image: str
-    """The key, if it is one image's."""
+    """The image's key; empty if the problem is not in one image."""
     what: str
     part: Part
     file: str = ""
-    """The image's, if the plan names one."""
+    """The image's file, if the plan names one."""
 
     def text(self) -> str:
         file = f" ({self.file})" if self.file else ""
-        place = [self.shard, f"image {self.image}{file}" if self.image else ""]
-        return ": ".join([*(name for name in place if name), self.what])
+        where = [self.shard, f"image {self.image}{file}" if self.image else ""]
+        return ": ".join([*(name for name in where if name), self.what])
+
+
+def without_advice(error: Exception) -> str:
+    """The message of an error without the advice that follows its semicolon."""
+    return str(error).partition(";")[0]
 
 
 @dataclass(frozen=True)
 class Region:
-    """Bytes of a shard that have a checksum of their own."""
+    """Bytes of a shard with their own checksum: the header or an image."""
 
     key: str
-    """Of the image; empty for the header."""
+    """The image's key; empty for the header."""
     offset: int
     size_bytes: int
     xxh3_64: str
@@ -72,21 +75,21 @@ def regions(receipt: Receipt) -> list[Region]:
 
 
 class Unreadable(OSError):
-    """The disk does not give a piece of a shard."""
+    """A block of a shard cannot be read."""
 
 
-def checksum(descriptor: int, region: Region, take: Take = ignore) -> str:
-    """The xxh3_64 of what lies in a region; if the file ends before it does, of what there is.
+def checksum(descriptor: int, region: Region, on_block: OnBlock = ignore) -> str:
+    """The xxh3_64 of the bytes in a region, as far as the file reaches.
 
     Raises:
-        Unreadable: the disk does not give it.
+        Unreadable: they cannot be read.
     """
     digest = xxhash.xxh3_64()
     offset, end = region.offset, region.offset + region.size_bytes
-    while offset < end and (piece := _read(descriptor, min(PIECE_BYTES, end - offset), offset)):
-        digest.update(piece)
-        take(memoryview(piece), offset)
-        offset += len(piece)
+    while offset < end and (block := _read(descriptor, min(BLOCK_BYTES, end - offset), offset)):
+        digest.update(block)
+        on_block(memoryview(block), offset)
+        offset += len(block)
     return digest.hexdigest()
 
 
@@ -98,63 +101,63 @@ def _read(descriptor: int, num_bytes: int, offset: int) -> bytes:
 
 
 def check_shard(
-    folder: Path, receipt: Receipt, fingerprint: Fingerprint | None, *, every_byte: bool, take: Take
+    folder: Path, receipt: Receipt, fingerprint: Fingerprint | None, *, every_byte: bool, on_block: OnBlock
 ) -> list[Problem]:
-    """What is wrong with a shard: presence, size and header, or `every_byte` and the places of its tensors too.
+    """Problems of a shard: its presence, size and header; with `every_byte` also its images and the header's content.
 
-    Without a fingerprint, because the manifest is broken, the shapes of tensors are not compared.
+    Without a fingerprint, because the manifest is broken, the header's content is not compared.
     """
     path = shard_path(folder, receipt.shard)
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        what = f"{path} is missing" if missing else f"can not read {path}: {error.strerror}"
+        what = f"{path} is missing" if missing else f"cannot read {path}: {error.strerror}"
         return [Problem(receipt.shard, "", what, "shard")]
     try:
-        return list(_check_open_shard(descriptor, receipt, fingerprint, every_byte, take))
+        return list(_check_open_shard(descriptor, receipt, fingerprint, every_byte, on_block))
     finally:
         os.close(descriptor)
 
 
 def _check_open_shard(
-    descriptor: int, receipt: Receipt, fingerprint: Fingerprint | None, every_byte: bool, take: Take
+    descriptor: int, receipt: Receipt, fingerprint: Fingerprint | None, every_byte: bool, on_block: OnBlock
 ) -> Iterator[Problem]:
-    found = os.fstat(descriptor).st_size
-    if found != receipt.size_bytes:
-        what = f"the shard has {found:,} bytes, its receipt says {receipt.size_bytes:,}"
+    size_bytes = os.fstat(descriptor).st_size
+    if size_bytes != receipt.size_bytes:
+        what = f"the shard has {size_bytes:,} bytes, its receipt says {receipt.size_bytes:,}"
         yield Problem(receipt.shard, "", what, "shard")
     header, *images = regions(receipt)
-    broken = _check_region(descriptor, receipt, header, take)
+    broken = _check_region(descriptor, receipt, header, on_block)
     yield from broken
     if every_byte:
         for image in images:
-            yield from _check_region(descriptor, receipt, image, take)
-        yield from tiling(receipt)
+            yield from _check_region(descriptor, receipt, image, on_block)
+        yield from check_offsets(receipt)
         if fingerprint and not broken:
             content = os.pread(descriptor, header.size_bytes, 0)
-            yield from agreement(content, receipt, fingerprint)
+            yield from check_header(content, receipt, fingerprint)
 
 
-def _check_region(descriptor: int, receipt: Receipt, region: Region, take: Take) -> list[Problem]:
+def _check_region(descriptor: int, receipt: Receipt, region: Region, on_block: OnBlock) -> list[Problem]:
     try:
-        if checksum(descriptor, region, take) == region.xxh3_64:
+        if checksum(descriptor, region, on_block) == region.xxh3_64:
             return []
         what = "do not have the checksum of the receipt"
-    except Unreadable as error:  # and nothing that `take` may raise
-        what = f"can not be read: {error.strerror}"
+    except Unreadable as error:  # not OSError, which `on_block` may raise
+        what = f"cannot be read: {error.strerror}"
     if region.key:
         return [Problem(receipt.shard, region.key, f"its bytes {what}", "image")]
     return [Problem(receipt.shard, "", f"the bytes of its header {what}", "header")]
 
 
-def tiling(receipt: Receipt) -> Iterator[Problem]:
-    """Where the images of a receipt leave bytes of the shard to nobody, or to two."""
+def check_offsets(receipt: Receipt) -> Iterator[Problem]:
+    """Gaps and overlaps between the images of a receipt."""
     end = receipt.header_bytes
     for region in regions(receipt)[1:]:
         if region.offset != end:
-            how = "leave a hole" if region.offset > end else "overlap"
-            what = f"its place in the receipt, {region.offset:,}, should be {end:,}: images {how}"
+            how = "leave a gap" if region.offset > end else "overlap"
+            what = f"its offset in the receipt is {region.offset:,} and should be {end:,}: images {how}"
             yield Problem(receipt.shard, region.key, what, "receipt")
         end = region.offset + region.size_bytes
     if end != receipt.size_bytes:
@@ -162,27 +165,27 @@ def tiling(receipt: Receipt) -> Iterator[Problem]:
         yield Problem(receipt.shard, "", what, "receipt")
 
 
-def agreement(content: bytes, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
-    """Where the safetensors header of a shard, from its bytes, says something else than the receipt."""
+def check_header(content: bytes, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
+    """Differences between the safetensors header of a shard, as bytes, and its receipt."""
     try:
         found, metadata, _ = parse_header(content)
     except ValueError as error:
         yield Problem(receipt.shard, "", f"the header {error}", "header")
         return
     if metadata.get("fingerprint") != receipt.fingerprint:
-        yield Problem(receipt.shard, "", "the header names another fingerprint than the receipt", "header")
-    expected = tensors(receipt, fingerprint)
+        yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
+    expected = expected_tensors(receipt, fingerprint)
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
-            what = f"the header says {found.get(name)}, by its receipt it should be {expected.get(name)}"
+            what = f"the header says {found.get(name)}, the receipt {expected.get(name)}"
             yield Problem(receipt.shard, name.removesuffix(SCALE_SUFFIX), what, "header")
     grids = {key: list(entry.grid_thw) for key, entry in receipt.images.items()}
     if metadata["grid_thw"] != grids:
-        yield Problem(receipt.shard, "", "the header has other patch grids than the receipt", "header")
+        yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
 
 
-def tensors(receipt: Receipt, fingerprint: Fingerprint) -> dict[str, Any]:
-    """The tensors of a shard as its safetensors header must describe them."""
+def expected_tensors(receipt: Receipt, fingerprint: Fingerprint) -> dict[str, Any]:
+    """The tensors of a shard as its safetensors header should describe them."""
     storage, levels, hidden = fingerprint.storage, fingerprint.num_levels, fingerprint.hidden_size
     described: dict[str, Any] = {}
     for key, entry in receipt.images.items():
@@ -197,21 +200,21 @@ def tensors(receipt: Receipt, fingerprint: Fingerprint) -> dict[str, Any]:
 
 
 def parse_header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """The tensors and the metadata (patch grids read) in the first bytes of a shard, and where its features begin.
+    """Tensors and metadata (with parsed patch grids) from the first bytes of a shard, and the offset of its features.
 
     Raises:
-        ValueError: they are no header of a shard; says how not.
+        ValueError: the bytes are not the header of a shard; the message says why.
     """
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > len(content) - 8:
-        raise ValueError(f"claims {size(length)}, more than there is")
+        raise ValueError(f"claims {size(length)}, more than the file has")
     try:
         described = json.loads(content[8 : 8 + length])
         metadata = described.pop("__metadata__")
         metadata["grid_thw"] = json.loads(metadata["grid_thw"])
         name = metadata["format"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"can not be understood ({error!r})") from None
+        raise ValueError(f"cannot be parsed ({error!r})") from None
     if name != FORMAT_NAME:
         raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
     return described, metadata, 8 + length

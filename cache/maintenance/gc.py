@@ -1,9 +1,9 @@
-"""What lies below a root of caches, and what of it may go: the report behind `cache gc`, and deleting.
+"""List caches, and delete leftovers or a whole cache: the report behind `cache gc`.
 
-Design: nothing is deleted unless asked for, and a whole cache only by its name. Files that this program did not write
-are listed and never touched: a cache is deleted file by known file, and its folder only once it is empty. Receipts go
-first and the manifest last, so that a deletion that was interrupted leaves no shard that claims to be whole, and can be
-gone on with.
+Design: nothing is deleted without `--delete`, and a whole cache only by its name. Files that lookonce did not write are
+listed and never touched: a cache is deleted one known file after another, and its folder only once it is empty.
+Receipts are deleted first and the manifest last, so an interrupted deletion leaves no shard that looks finished, and
+can be resumed.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from lookonce.cache.maintenance.inventory import (
     CacheInfo,
     Leftover,
     cache_folders,
+    cache_info,
     files_below,
-    info,
     is_ours,
     scratch_leftovers,
 )
-from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, Claims, Worker, bury
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, Claims, Worker, remove_if_dead
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM
 from lookonce.cache.store.manifest import MANIFEST
 from lookonce.cache.store.receipts import RECEIPTS, has_receipt
 from lookonce.cache.store.shards import SHARDS
 from lookonce.cache.store.uses import USES
 from lookonce.errors import CacheError, UsageError
-from lookonce.text import count, size
+from lookonce.text import count, listed, size
 
 MIN_DIGITS = 8
-"""Of a cache's name, to delete it."""
+"""Digits of a cache's name that are needed to delete it."""
 
 
 @dataclass(frozen=True)
-class CollectReport:
+class GarbageReport:
     """All caches below a root, and what was deleted."""
 
     root: Path
     caches: list[CacheInfo]
     scratch: list[Leftover]
-    """Of killed measurements, beside the caches."""
+    """Scratch folders of killed measurements, next to the caches."""
     deleted: list[Path] = field(default_factory=list)
     deleted_bytes: int = 0
     deleted_cache: str = ""
-    """Its name, if it was a whole one."""
+    """Name of the cache that was deleted whole; empty if only leftovers were."""
     kept: list[Path] = field(default_factory=list)
-    """Of a cache that was deleted: what is not this program's."""
+    """Files of the deleted cache that lookonce did not write."""
 
     @property
     def leftovers(self) -> list[Leftover]:
@@ -67,7 +67,7 @@ class CollectReport:
 
     def _advice(self) -> str:
         if self.deleted:
-            kept = f"; {count(len(self.kept), 'file')} that are not ours stay: {self.kept[0]}" if self.kept else ""
+            kept = f"; kept what is not ours: {listed([str(path) for path in self.kept], 1)}" if self.kept else ""
             whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
             what = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
             return f"deleted {whole}{what}, {size(self.deleted_bytes)}{kept}"
@@ -77,24 +77,24 @@ class CollectReport:
         return "no leftovers" + ("; --delete --cache ID removes a whole cache" if self.caches else "")
 
 
-def collect(
-    place: Path, *, delete: bool = False, cache_id: str | None = None, expiry_s: float = EXPIRY_S
-) -> CollectReport:
-    """List the caches below a root, or the one at `place`; `delete` removes leftovers, or the cache `cache_id` whole.
+def collect_garbage(
+    root: Path, *, delete: bool = False, cache_id: str | None = None, expiry_s: float = EXPIRY_S
+) -> GarbageReport:
+    """List the caches at or below `root`; with `delete`, delete leftovers, or the whole cache `cache_id`.
 
     Raises:
-        UsageError: `cache_id` is too short, ambiguous, or none; or given without `delete`.
-        CacheError: that cache is in use; or there is nothing at `place`.
+        UsageError: `cache_id` is too short, ambiguous or unknown, or `delete` is missing.
+        CacheError: that cache is in use, or `root` is not a folder.
     """
     if cache_id is not None and not delete:
-        raise UsageError("--cache says which cache is to go; add --delete if it is to be deleted")
-    if not place.is_dir():
-        raise CacheError(f"no folder of caches at {place}; name one, or a run file")
-    found = look(place, expiry_s)
+        raise UsageError("--cache names the cache to delete; add --delete")
+    if not root.is_dir():
+        raise CacheError(f"no folder of caches at {root}; name one, or a run file")
+    found = list_caches(root, expiry_s)
     if not delete:
         return found
     if cache_id is not None:
-        cache = choose(place, found.caches, cache_id)
+        cache = choose(root, found.caches, cache_id)
         paths, num_bytes = delete_cache(cache)
         kept = [path for path in cache.folder.rglob("*") if path.is_file()] if cache.folder.exists() else []
         found.caches.remove(cache)
@@ -104,17 +104,17 @@ def collect(
         shutil.rmtree(left.path)
     deleted += found.scratch
     num_bytes = sum(left.size_bytes for left in deleted)
-    return replace(look(place, expiry_s), deleted=[left.path for left in deleted], deleted_bytes=num_bytes)
+    return replace(list_caches(root, expiry_s), deleted=[left.path for left in deleted], deleted_bytes=num_bytes)
 
 
-def look(root: Path, expiry_s: float) -> CollectReport:
-    """What is there."""
-    caches = [info(folder, expiry_s) for folder in cache_folders(root)]
-    return CollectReport(root, caches, scratch_leftovers(root))
+def list_caches(root: Path, expiry_s: float) -> GarbageReport:
+    """The report without deleting anything."""
+    caches = [cache_info(folder, expiry_s) for folder in cache_folders(root)]
+    return GarbageReport(root, caches, scratch_leftovers(root))
 
 
 def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Leftover]:
-    """Delete the leftovers of a cache that still are some; gives those."""
+    """Delete the leftovers of a cache, unless they are in use again; returns the deleted ones."""
     if not cache.leftovers:
         return []
     with Claims(cache.folder, Worker.this_process("gc"), expiry_s) as claims:
@@ -124,7 +124,7 @@ def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Lefto
 def _delete(leftover: Leftover, claims: Claims) -> bool:
     path = leftover.path
     if leftover.kind == "dead claim":
-        return bury(path, claims.expiry_s)
+        return remove_if_dead(path, claims.expiry_s)
     if leftover.kind == "temporary file":
         path.unlink(missing_ok=True)
         return True
@@ -140,34 +140,32 @@ def _delete(leftover: Leftover, claims: Claims) -> bool:
         claims.release(claim)
 
 
-def choose(place: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
-    """The cache that is meant by the first digits of its name, if it may be deleted.
+def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
+    """The cache whose name starts with `cache_id`, if it may be deleted.
 
     Raises:
-        UsageError: they are too few, or mean none or several.
-        CacheError: it is in use.
+        UsageError: `cache_id` is too short, or matches none or several.
+        CacheError: the cache is in use.
     """
     if len(cache_id) < MIN_DIGITS:
         raise UsageError(f"--cache {cache_id!r} is too short to delete by; give at least {MIN_DIGITS} digits")
-    meant = [cache for cache in caches if cache.id.startswith(cache_id)]
-    if len(meant) != 1:
-        names = ", ".join(cache.id for cache in meant or caches) or "nothing"
-        raise UsageError(f"--cache {cache_id} means {count(len(meant), 'cache')} in {place}; there is: {names}")
-    [cache] = meant
+    matching = [cache for cache in caches if cache.id.startswith(cache_id)]
+    if len(matching) != 1:
+        names = ", ".join(cache.id for cache in matching or caches) or "nothing"
+        raise UsageError(f"--cache {cache_id} matches {count(len(matching), 'cache')} in {root}; there is: {names}")
+    [cache] = matching
     if cache.num_workers:
-        raise CacheError(f"{count(cache.num_workers, 'worker')} alive in {cache.folder}; end them before it is deleted")
+        raise CacheError(f"{count(cache.num_workers, 'worker')} alive in {cache.folder}; stop them before deleting it")
     if cache.used_by:
-        raise CacheError(
-            f"{cache.folder} is used by {', '.join(cache.used_by)}; its use ends when that folder is moved or deleted"
-        )
+        raise CacheError(f"{cache.folder} is used by {', '.join(cache.used_by)}; delete or move that run folder first")
     return cache
 
 
 def delete_cache(cache: CacheInfo) -> tuple[list[Path], int]:
-    """Delete the files of a cache that are ours, and its folders if they are empty then; gives files and bytes."""
+    """Delete our files in a cache, and its folders if they are then empty; returns the files and their bytes."""
     paths = [path for path in files_below(cache.folder) if is_ours(cache.folder, path)]
     num_bytes = sum(path.lstat().st_size for path in paths)
-    for path in sorted(paths, key=lambda path: _turn(cache.folder, path)):
+    for path in sorted(paths, key=lambda path: _deletion_order(cache.folder, path)):
         path.unlink(missing_ok=True)
     for folder in (*(cache.folder / name for name in (RECEIPTS, SHARDS, CLAIMS, USES)), cache.folder):
         with contextlib.suppress(OSError):  # not empty
@@ -175,7 +173,7 @@ def delete_cache(cache: CacheInfo) -> tuple[list[Path], int]:
     return paths, num_bytes
 
 
-def _turn(folder: Path, path: Path) -> int:
-    """When a file is deleted: the index, then receipts, then the rest, the manifest last."""
+def _deletion_order(folder: Path, path: Path) -> int:
+    """Sorts files for deletion: the index, then receipts, then the rest, the manifest last."""
     name = path.relative_to(folder).as_posix()
     return 0 if name in (INDEX, INDEX_CHECKSUM) else 1 if name.startswith(RECEIPTS) else 3 if name == MANIFEST else 2

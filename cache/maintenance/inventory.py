@@ -1,8 +1,8 @@
-"""What lies below a root of caches: each cache as a whole, who uses it, and what killed processes left.
+"""List the caches below a folder, the runs that use them, and what killed processes left.
 
-Design: what counts as a leftover is what no reader and no builder can ever want (leftovers.py); "not in my data set"
-does not. Which files are this program's is known by their names alone, so that it can also be told of a cache that is
-damaged, or of another version.
+Design: a leftover is a file that no reader and no build can ever need (leftovers.py); features of images outside one's
+dataset are not leftovers. Our files are recognised by name alone, which also works for caches that are damaged or of
+another version.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lookonce.cache.constants import REPAIR_COMMAND
-from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, works
+from lookonce.cache.maintenance.checks import without_advice
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, claimed_work
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index
-from lookonce.cache.store.leftovers import dead_claims, scratch_folders, temporaries, unfinished_shards
-from lookonce.cache.store.manifest import BROKEN, MANIFEST, PLAN, QUARANTINE, read_manifest, read_plan
+from lookonce.cache.store.leftovers import dead_claims, scratch_folders, temporary_files, unfinished_shards
+from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, PLAN, QUARANTINE, read_manifest, read_plan
 from lookonce.cache.store.receipts import RECEIPTS, finished_shards
 from lookonce.cache.store.shards import SHARDS
 from lookonce.cache.store.uses import USES, uses
 from lookonce.errors import CacheError
 from lookonce.files import TEMPORARY_MARK
-from lookonce.text import count, size
+from lookonce.text import count, listed, size
 
 Kind = Literal["temporary file", "dead claim", "unfinished shard", "scratch folder"]
 KNOWN = re.compile(
@@ -34,14 +35,14 @@ KNOWN = re.compile(
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
     rf"|({RECEIPTS}|{CLAIMS})/shard-\d{{5,}}\.json|{SHARDS}/shard-\d{{5,}}\.safetensors"
 )
-"""The files of a cache, by their path in it."""
-NOT_OURS = 10
+"""Matches the files of a cache by their path in it."""
+NUM_FOREIGN = 10
 """How many foreign files a report names."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that a killed process left."""
+    """A file or folder that a killed process left."""
 
     path: Path
     kind: Kind
@@ -61,30 +62,28 @@ class CacheInfo:
     dtype: str
     created: str
     num_images: int | None
-    """None if that can not be told."""
+    """None if the cache cannot be read."""
     num_shards: int
     size_bytes: int
-    """Of all its files."""
+    """Size of all files in the folder."""
     is_complete: bool
-    """Whether everything that was planned is there."""
+    """Whether every planned image is stored or in quarantine."""
     num_workers: int
-    """Alive."""
+    """Number of workers that are alive."""
     used_by: list[str]
-    """Run folders."""
+    """Run folders that use the cache."""
     leftovers: list[Leftover]
     foreign: list[str]
-    """What this program did not write, by its path in the folder."""
+    """Files that lookonce did not write, by their path in the folder."""
     problem: str = ""
-    """Why it can not be read."""
+    """Why the cache cannot be read."""
 
     def lines(self) -> list[str]:
         lines = ["  ".join(cell for cell in self._cells() if cell)]
-        lines += [f"  can not be read: {self.problem}"] if self.problem else []
+        lines += [f"  cannot be read: {self.problem}"] if self.problem else []
         lines += [f"  used by {run}" for run in self.used_by]
         lines += [leftover.line(self.folder) for leftover in self.leftovers]
-        foreign = self.foreign[:NOT_OURS]
-        more = f" and {len(self.foreign) - NOT_OURS:,} more" if len(self.foreign) > NOT_OURS else ""
-        return [*lines, *([f"  not ours: {', '.join(foreign)}{more}"] if foreign else [])]
+        return [*lines, *([f"  not ours: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else [])]
 
     def _cells(self) -> tuple[str, ...]:
         images = "?" if self.num_images is None else f"{self.num_images:,}"
@@ -97,14 +96,14 @@ class CacheInfo:
         return f"{state}, {count(self.num_workers, 'worker')} alive" if self.num_workers else state
 
 
-def cache_folders(place: Path) -> list[Path]:
-    """The caches at or directly below a folder: what has a manifest that this program wrote, of whatever version."""
-    candidates = [place] if (place / MANIFEST).exists() else sorted(path.parent for path in place.glob(f"*/{MANIFEST}"))
+def cache_folders(root: Path) -> list[Path]:
+    """The caches at or directly below a folder: folders with a manifest that lookonce wrote, of any version."""
+    candidates = [root] if (root / MANIFEST).exists() else sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
     return [folder for folder in candidates if _manifest(folder)]
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """What the manifest says; empty if it is none of ours."""
+    """The content of a manifest; empty if lookonce did not write it."""
     with contextlib.suppress(OSError, ValueError):
         value = json.loads((folder / MANIFEST).read_text())
         if isinstance(value, dict) and {"format_version", "fingerprint", "sha256"} <= value.keys():
@@ -112,7 +111,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
+def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
     """Describe a cache."""
     manifest = _manifest(folder)
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
@@ -129,7 +128,7 @@ def info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         num_shards=len(finished_shards(folder)),
         size_bytes=sum(files.values()),
         is_complete=is_complete,
-        num_workers=sum(alive for _, _, alive in works(folder, expiry_s)),
+        num_workers=sum(alive for _, _, alive in claimed_work(folder, expiry_s)),
         used_by=[use.run for use in uses(folder)],
         leftovers=leftovers,
         foreign=[str(path.relative_to(folder)) for path in sorted(files) if not is_ours(folder, path)],
@@ -138,7 +137,7 @@ def info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
 
 
 def scratch_leftovers(root: Path) -> list[Leftover]:
-    """What killed measurements left in a folder of caches."""
+    """Scratch folders that killed measurements left in a folder of caches."""
     return [
         Leftover(path, "scratch folder", sum(file.lstat().st_size for file in files_below(path)))
         for path in scratch_folders(root)
@@ -146,7 +145,7 @@ def scratch_leftovers(root: Path) -> list[Leftover]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder; a link to a folder is one, and not looked into."""
+    """All files below a folder. A link to a folder counts as a file and is not followed."""
     for parent, folders, names in os.walk(folder):
         links = (name for name in folders if os.path.islink(os.path.join(parent, name)))
         yield from (Path(parent, name) for name in (*names, *links))
@@ -157,14 +156,14 @@ def is_ours(folder: Path, path: Path) -> bool:
 
 
 def _content(folder: Path) -> tuple[int | None, bool, str]:
-    """How many images there are, whether all that was planned is there, and why that can not be told."""
+    """The number of images, whether all planned images are done, and why the cache cannot be read."""
     try:
         index = Index.open(folder, read_manifest(folder).sha256)
         plan, finished = read_plan(folder), set(index.shards)
-    except (CacheError, OSError, *BROKEN) as error:
-        return None, False, str(error).partition(";")[0]
+    except (CacheError, OSError, *PARSE_ERRORS) as error:
+        return None, False, without_advice(error)
     if not finished and _has_shards(folder):
-        return None, False, f"it has lost its receipts; write them anew with: {REPAIR_COMMAND}"
+        return None, False, f"its receipts are lost; restore them with: {REPAIR_COMMAND}"
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
     return len(index), is_complete, ""
@@ -175,7 +174,7 @@ def _has_shards(folder: Path) -> bool:
 
 
 def _leftovers(folder: Path, expiry_s: float) -> Iterator[tuple[Path, Kind]]:
-    yield from ((path, "temporary file") for path in temporaries(folder, expiry_s))
+    yield from ((path, "temporary file") for path in temporary_files(folder, expiry_s))
     yield from ((path, "dead claim") for path in dead_claims(folder, expiry_s))
-    if finished_shards(folder):  # else all receipts are lost, and shards are what they can be made from
+    if finished_shards(folder):  # without any receipt, they are rebuilt from the shards
         yield from ((path, "unfinished shard") for path in unfinished_shards(folder, expiry_s))

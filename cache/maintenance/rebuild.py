@@ -1,10 +1,9 @@
-"""What damage has left, put together again: receipts from their shards, a plan from receipts.
+"""Rebuild receipts from shards, and the plan from receipts.
 
-Design: shards describe themselves (names, shapes, places and grids stand in their header), so a receipt that is lost or
-broken can be written anew. What only the receipt knew is gone: which images failed (they are tried again), norms and
-peaks, and how long it took. Checksums are then those of the file as it is now, so whether its bytes are still those
-that were written must be known from elsewhere: `is_confirmed` finds the new checksums in what is left of the old
-receipt.
+Design: the header of a shard has the names, shapes, offsets and grids of its images, so a lost or broken receipt can be
+written again. What only the receipt had is lost: which images failed (they are tried again), norms, peaks and times.
+The new checksums are those of the file as it is now, which does not prove that its bytes are intact. `is_confirmed`
+does: it finds the new checksums in what is left of the old receipt.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.maintenance.checks import Region, agreement, checksum, parse_header, regions, tiling
+from lookonce.cache.maintenance.checks import Region, check_header, check_offsets, checksum, parse_header, regions
 from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import BROKEN, plan_path, plan_text, read_plan_part
+from lookonce.cache.store.manifest import PARSE_ERRORS, plan_path, plan_text, read_plan_file
 from lookonce.cache.store.plan import PlannedImage, Shard, shard_name
 from lookonce.cache.store.receipts import Entry, Receipt, finished_shards, read_receipt
 from lookonce.cache.store.shards import SHARDS, shard_path
@@ -29,12 +28,12 @@ from lookonce.files import create_text, write_text
 KEY = re.compile(r"[0-9a-f]{64}")
 
 
-def receipt_of_shard(folder: Path, name: str, fingerprint: Fingerprint) -> Receipt:
-    """A receipt made from the shard alone, with the checksums of its bytes as they are.
+def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receipt:
+    """A receipt made from the shard alone, with the checksums of its current bytes.
 
     Raises:
-        CacheCorrupt: the file is no whole shard of this cache.
-        OSError: there is none, or the disk does not give it.
+        CacheCorrupt: the file is not a complete shard of this cache.
+        OSError: it is missing or cannot be read.
     """
     path = shard_path(folder, name)
     descriptor = os.open(path, os.O_RDONLY)
@@ -45,7 +44,7 @@ def receipt_of_shard(folder: Path, name: str, fingerprint: Fingerprint) -> Recei
         try:
             found, metadata, header_bytes = parse_header(content)
             images = _entries(found, metadata, header_bytes)
-        except BROKEN as error:
+        except PARSE_ERRORS as error:
             raise CacheCorrupt(f"the header of {path} is broken ({error})") from None
         receipt = Receipt(
             shard=name,
@@ -58,9 +57,9 @@ def receipt_of_shard(folder: Path, name: str, fingerprint: Fingerprint) -> Recei
             seconds=0.0,
             images=images,
         )
-        problems = [*tiling(receipt), *agreement(content, receipt, fingerprint)]
+        problems = [*check_offsets(receipt), *check_header(content, receipt, fingerprint)]
         if problems:
-            raise CacheCorrupt(f"{path} is no whole shard of this cache ({problems[0].what})")
+            raise CacheCorrupt(f"{path} is not a complete shard of this cache ({problems[0].what})")
         digest_of = {region.key: checksum(descriptor, region) for region in regions(receipt)}
     finally:
         os.close(descriptor)
@@ -73,7 +72,7 @@ def _entries(found: dict[str, Any], metadata: dict[str, Any], header_bytes: int)
         if name.endswith(SCALE_SUFFIX):
             continue
         if not KEY.fullmatch(name):
-            raise ValueError(f"{name!r} is no image key")
+            raise ValueError(f"{name!r} is not an image key")
         begin, _ = about["data_offsets"]
         _, end = found.get(name + SCALE_SUFFIX, about)["data_offsets"]
         grid_t, grid_h, grid_w = metadata["grid_thw"][name]
@@ -82,54 +81,54 @@ def _entries(found: dict[str, Any], metadata: dict[str, Any], header_bytes: int)
 
 
 def is_confirmed(receipt: Receipt, broken: bytes) -> bool:
-    """Whether all checksums of a receipt made from a shard stand in the broken one, each with one wrong digit at most.
+    """Whether the broken receipt has all checksums of the rebuilt one, each with at most one wrong digit.
 
-    Then the damage is in the receipt alone: that of a changed image would have some 15 wrong digits of 16.
+    Then only the receipt is damaged: the checksum of a changed image would differ in about 15 of 16 digits.
     """
-    return all(_stands_in(region.xxh3_64.encode(), broken) for region in regions(receipt))
+    return all(_is_nearly_in(region.xxh3_64.encode(), broken) for region in regions(receipt))
 
 
-def _stands_in(digits: bytes, content: bytes) -> bool:
+def _is_nearly_in(digits: bytes, content: bytes) -> bool:
     if digits in content:
         return True
     return any(re.search(digits[:at] + b"." + digits[at + 1 :], content, re.DOTALL) for at in range(len(digits)))
 
 
-def mend_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
-    """Write broken and lost parts of the plan anew from the receipts; gives their paths. No worker may be alive.
+def rebuild_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
+    """Write broken and lost plan files again from the receipts; returns their paths. No worker may be alive.
 
-    A part keeps its place and its shards their numbers. Those that had no receipt come back without images: whoever
-    wants these plans them again. `file_of` has the file of each image key, as far as known.
+    Plan files keep their numbers, and shards theirs. Shards without a receipt get no images; the next build that wants
+    these plans them again. `file_of` maps image keys to files, as far as they are known.
     """
-    parts = list(_parts(folder))
-    mended, first = [], 0
-    for number, (path, shards) in enumerate(parts):
+    plan_files = list(_plan_files(folder))
+    rebuilt, first = [], 0
+    for number, (path, shards) in enumerate(plan_files):
         if shards:
             first = shard_number(shards[-1].name) + 1
         elif shards is None:
-            after = [later[0].name for _, later in parts[number + 1 :] if later]
-            last = shard_number(after[0]) if after else max(map(shard_number, _names(folder)), default=-1) + 1
-            if first < last or after or path.exists():
-                text = plan_text(_shard(folder, shard_name(place), file_of) for place in range(first, last))
+            after = [later[0].name for _, later in plan_files[number + 1 :] if later]
+            end = shard_number(after[0]) if after else max(map(shard_number, _known_names(folder)), default=-1) + 1
+            if first < end or after or path.exists():
+                text = plan_text(_planned(folder, shard_name(index), file_of) for index in range(first, end))
                 write_text(path, text) if path.exists() else create_text(path, text)
-                mended.append(path)
-            first = max(first, last)
-    return mended
+                rebuilt.append(path)
+            first = max(first, end)
+    return rebuilt
 
 
-def _parts(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]:
-    """The parts of the plan, and the place of one more; None where one is broken or lost."""
-    there = (re.fullmatch(r"plan-(\d{5})", path.stem) for path in folder.glob("plan-*.json"))
-    for number in range(max((int(found[1]) for found in there if found), default=0) + 2):
+def _plan_files(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]:
+    """The plan's files and the path of one more, with their shards; None for files that are broken or missing."""
+    matches = (re.fullmatch(r"plan-(\d{5})", path.stem) for path in folder.glob("plan-*.json"))
+    for number in range(max((int(match[1]) for match in matches if match), default=0) + 2):
         path = plan_path(folder, number)
         try:
-            yield path, read_plan_part(path)
-        except (FileNotFoundError, CacheCorrupt, *BROKEN):
+            yield path, read_plan_file(path)
+        except (FileNotFoundError, CacheCorrupt, *PARSE_ERRORS):
             yield path, None
 
 
-def _shard(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
-    """A shard of the plan as its receipt tells it."""
+def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
+    """A shard of the plan, from its receipt."""
     try:
         receipt = read_receipt(folder, name)
     except (FileNotFoundError, CacheCorrupt):
@@ -139,12 +138,12 @@ def _shard(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
     return Shard(name, tuple(PlannedImage(key, number, files.get(key, ())) for key, number in tokens_of.items()))
 
 
-def _names(folder: Path) -> set[str]:
-    """All shards that left a trace."""
+def _known_names(folder: Path) -> set[str]:
+    """Names of all shards that have a file or a receipt."""
     return {*finished_shards(folder), *(path.stem for path in (folder / SHARDS).glob("*.safetensors"))}
 
 
 def shard_number(name: str) -> int:
-    """Of a shard; -1 if the name is none of a shard's."""
+    """The number in a shard's name; -1 if it is not the name of a shard."""
     digits = name.removeprefix("shard-")
     return int(digits) if digits.isdecimal() else -1

@@ -1,10 +1,10 @@
-"""Whether a cache holds what the tower gives today: some of its images encoded again, each alone, and compared.
+"""Encode some images of a cache again, each alone, and compare: `cache verify --level recompute`.
 
-Design: checksums prove that bytes are those that were written; only this proves that they were the right ones. A batch
-that mixed up its images, or a library that changed how it resizes, shows here and nowhere else. The images are drawn by
-a seed, read again and known by their bytes; what is compared is what a training is given, after storage.
+Design: checksums prove that the bytes are those that were written; only this proves that they were right. Only this
+finds a tower batch that mixed up its images, or a library that changed how it resizes. The images are drawn with a
+seed, read again and identified by their bytes. What is compared is what a training gets, rounded to the stored dtype.
 
-The error of a level is the length of the difference over the length of what the tower gives, all tokens together.
+The error of a level is the norm of the difference divided by the norm of the tower's output, over all tokens.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from tqdm import tqdm
 
 from lookonce.cache.build.encode import encode_image
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
-from lookonce.cache.maintenance.checks import Problem
+from lookonce.cache.maintenance.checks import Problem, without_advice
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import mismatch
+from lookonce.cache.store.manifest import mismatch_message
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_key
 from lookonce.errors import BadImage, CacheCorrupt, CacheMismatch, ImageError
 from lookonce.text import count, duration
 
 TOLERANCE: dict[DtypeName, float] = {"float32": 1e-5, "bfloat16": 2e-2, "fp8_e4m3": 6e-2}
-"""Relative. float32: sums in another order, on other hardware or in another batch. bfloat16 has 8 bits: a forward of
-several images on a GPU rounds otherwise than one image alone, about 5e-3 in all. fp8_e4m3 rounds such features again to
-4 bits, 2.6e-2 of a vector's length, and two of them that were near each other may go to either side."""
+"""Largest relative error that is allowed. float32: sums in another order, on other hardware or in another batch.
+bfloat16 has 8 bits: a tower batch of several images on a GPU rounds differently from one image, by about 5e-3 in all.
+fp8_e4m3 rounds such features again to 4 bits, 2.6e-2 of a vector's norm, and two close values may round either way."""
 
 
 @dataclass(frozen=True)
 class RecomputeReport:
-    """How far the cache is from what the tower gives."""
+    """How far the cache is from what the tower computes."""
 
     folder: Path
     num_compared: int
     num_skipped: int
-    """Drawn, but their file is gone or is another image now."""
+    """Images that were drawn but whose file is gone or has changed."""
     tolerance: float
     worst_error: float
     worst_image: str
-    """Its key; empty if none was compared."""
+    """Key of the image with the worst error; empty if none was compared."""
     worst_level: int
     problems: list[Problem]
     errors: dict[str, list[float]] = field(repr=False)
-    """Of each image that was compared, for each level."""
+    """The error of each level, by image key."""
     seed: int
     seconds: float
 
@@ -65,17 +65,17 @@ class RecomputeReport:
         lines += [f"  {problem.text()}" for problem in self.problems]
         if self.problems:
             lines.append(
-                f"damaged bytes: {REPAIR_COMMAND}; other features than the tower's: the cache was made with something "
-                "that the fingerprint does not know; move it away and build it anew"
+                f"if bytes are damaged, run: {REPAIR_COMMAND}; if features differ from the tower's, the cache was "
+                "built with something that the fingerprint does not cover: move it away and build it again"
             )
         return "\n".join(lines)
 
     def _did(self) -> str:
         skipped = f", {self.num_skipped:,} skipped (file gone or changed)" if self.num_skipped else ""
         if not self.num_compared and not self.problems:
-            none = f", the cache has none of the run's; make them with: {BUILD_COMMAND}"
+            none = f", the cache has none of the run's; encode them with: {BUILD_COMMAND}"
             return f"no image compared{skipped or none}"
-        same = "as the tower gives them" if self.worst_error else "equal to the last bit"
+        same = "as the tower computes them" if self.worst_error else "bit for bit equal"
         wrong = f"{count(len(self.problems), 'problem')}" if self.problems else same
         return f"{count(self.num_compared, 'image')} encoded again in {duration(self.seconds)}{skipped}: {wrong}"
 
@@ -89,18 +89,20 @@ def recompute(
     num_images: int,
     seed: int = 0,
 ) -> RecomputeReport:
-    """Encode `num_images` again that are both in the cache and in `files` (key to file), drawn by `seed`.
+    """Encode again `num_images` that are both in the cache and in `files` (key to file), drawn with `seed`.
 
     Raises:
-        CacheMismatch: the cache is of another fingerprint.
-        CacheError: it can not be opened.
+        CacheMismatch: the cache has another fingerprint.
+        CacheError: it cannot be opened.
     """
     start = time.perf_counter()
     cache = VisionCache.open(folder)
     if cache.fingerprint != fingerprint:
-        raise CacheMismatch(mismatch([cache.fingerprint], fingerprint, f"{folder} was made from something else"))
-    there = [key for key in sorted(files) if key in cache]
-    drawn = random.Random(seed).sample(there, min(num_images, len(there)))
+        raise CacheMismatch(
+            mismatch_message([cache.fingerprint], fingerprint, f"{folder} was made from something else")
+        )
+    stored = [key for key in sorted(files) if key in cache]
+    drawn = random.Random(seed).sample(stored, min(num_images, len(stored)))
     errors: dict[str, list[float]] = {}
     problems: list[Problem] = []
     num_skipped = 0
@@ -114,8 +116,7 @@ def recompute(
             errors[key] = _compare(cache, key, features, grid)
             problems += _judge(shard, key, files[key], errors[key], TOLERANCE[fingerprint.dtype])
         except (BadImage, CacheCorrupt) as error:
-            what = str(error).partition(";")[0]
-            problems.append(Problem(shard, key, what, "image", str(files[key])))
+            problems.append(Problem(shard, key, without_advice(error), "image", str(files[key])))
         except ImageError:
             num_skipped += 1
     worst = max(errors, key=lambda key: _largest(errors[key]), default="")
@@ -135,7 +136,7 @@ def recompute(
 
 
 def _compare(cache: VisionCache, key: str, features: torch.Tensor, grid: tuple[int, int, int]) -> list[float]:
-    """The relative error of each level; infinite if not even the shape is the same."""
+    """The relative error of each level; infinite if the shapes differ."""
     cached = cache[key]
     if cached.shape != features.shape or cache.grid_thw(key) != grid:
         return [float("inf")] * features.shape[1]
@@ -143,7 +144,7 @@ def _compare(cache: VisionCache, key: str, features: torch.Tensor, grid: tuple[i
 
 
 def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
-    """For each level of features `[num_tokens, num_levels, hidden]`, length of the difference over the length."""
+    """Norm of the difference over the norm, for each level of features `[num_tokens, num_levels, hidden]`."""
     found, expected = found.double(), expected.double()
     difference = torch.linalg.vector_norm(found - expected, dim=(0, 2))
     errors: list[float] = (difference / torch.linalg.vector_norm(expected, dim=(0, 2)).clamp_min(1e-30)).tolist()

@@ -1,10 +1,10 @@
-"""Copy a cache to a disk nearer by, shard by shard, every byte checked on the way.
+"""Copy a cache to a nearer disk, shard by shard, and check every byte on the way.
 
-Design: a training reads its images in random order, epoch after epoch; from a node's own disk that costs the network
-nothing after the first time. Each shard is read once, its checksums are compared as it goes by, and it gets its receipt
-here only when it is whole on this disk, so an interrupted staging goes on where it stopped, and what is staged opens
-like any other cache. Several processes on a node share the work by claims, as builders do. The source is only ever
-read: it may be on a disk where nobody may write.
+Design: a training reads its images in random order, epoch after epoch; from a node's own disk, only the first time
+costs network traffic. Each shard is read once and its checksums are compared during the copy. It gets its receipt only
+when it is complete on the target disk, so an interrupted staging can be resumed, and a staged cache opens like any
+other. Several processes on a node share the work by claims, as builds do. The source is only read, so it may be on a
+read-only disk.
 """
 
 from __future__ import annotations
@@ -12,46 +12,47 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import NUM_THREADS, Problem, check_shard
+from lookonce.cache.maintenance.checks import Problem, check_shard
+from lookonce.cache.maintenance.scan import StoppableThreads
 from lookonce.cache.store.claims import Claim, Claims, Worker
 from lookonce.cache.store.direct_io import write_all
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.index import Index, write_index
-from lookonce.cache.store.manifest import MANIFEST, QUARANTINE, mismatch, plan_path, read_manifest
+from lookonce.cache.store.manifest import MANIFEST, QUARANTINE, mismatch_message, plan_path, read_manifest
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import Receipt, read_receipt, receipt_path
 from lookonce.cache.store.shards import remove_leftovers, shard_path
 from lookonce.disk_space import check_room, disk_full
-from lookonce.errors import CacheError, CacheMismatch, DiskFull
+from lookonce.errors import CacheError, CacheMismatch
 from lookonce.files import create_text, flush, follow_umask, is_full, temporary_name, write_text
 from lookonce.text import count, duration, size
 
 POLL_S = 1.0
-"""How often one who waits for other processes looks."""
+"""How often a process that waits for others checks their progress."""
 NUM_NAMED = 20
+"""How many problems the text of a report shows."""
 
 
 @dataclass(frozen=True)
-class StageReport:
-    """What was copied, and what is there now."""
+class StagingReport:
+    """What was copied, and what is staged now."""
 
     source: Path
     folder: Path
     num_shards: int
-    """That were asked for."""
+    """Number of shards to stage."""
     num_copied: int
     num_reused: int
-    """There before."""
+    """Number of shards that were staged before."""
     num_by_others: int
-    """Copied by other processes in the same time."""
+    """Number of shards that other processes copied meanwhile."""
     copied_bytes: int
     seconds: float
     problems: list[Problem]
@@ -62,46 +63,46 @@ class StageReport:
         copied = f"copied {count(self.num_copied, 'shard')} ({size(self.copied_bytes)}) in {rate}"
         parts = [copied if self.num_copied else "nothing copied"]
         parts += [f"{self.num_by_others:,} by other processes"] if self.num_by_others else []
-        parts += [f"{self.num_reused:,} there before"] if self.num_reused else []
+        parts += [f"{self.num_reused:,} staged before"] if self.num_reused else []
         lines = [f"staged {self.source} in {self.folder}: {', '.join(parts)}"]
         lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
         if self.problems:
-            lines.append(f"{count(len(self.problems), 'problem')} in the source; mend it with: {REPAIR_COMMAND}")
+            lines.append(f"{count(len(self.problems), 'problem')} in the source; repair it with: {REPAIR_COMMAND}")
         return "\n".join(lines)
 
 
-def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *, verify: bool = False) -> StageReport:
-    """Copy the cache `source` below `target_root`; with `keys` only the shards that hold these images.
+def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *, verify: bool = False) -> StagingReport:
+    """Copy the cache `source` into `target_root`; with `keys`, only the shards that hold these images.
 
-    Safe to interrupt, to run again, and to run as often as one likes at the same time. `verify` reads what is there
-    already once more and copies again what is damaged.
+    Safe to interrupt, to run again, and to run several times at once. `verify` reads shards that are already staged
+    and copies damaged ones again.
 
     Raises:
-        CacheError: the source is no cache, has nothing to stage, or one of its receipts is broken.
-        CacheMismatch: the target holds something else under the same name.
+        CacheError: the source is not a cache, has nothing to stage, or has a broken receipt.
+        CacheMismatch: the target has another cache of the same name.
         DiskFull: there is no room.
     """
     fingerprint = read_manifest(source)
     folder = target_root / fingerprint.folder_name
     if folder.exists() and folder.samefile(source):
-        raise CacheError(f"{source} is in {target_root} already; name another folder to stage to")
-    work = _Staging(source, folder, _sizes(source, fingerprint, keys), verify)
+        raise CacheError(f"{source} is already in {target_root}; name another folder to stage to")
+    staging = _Staging(source, folder, _sizes(source, fingerprint, keys), verify)
     try:
-        check_room(folder, work.bytes_left())
+        check_room(folder, staging.bytes_left())
         copy_small_files(source, folder, fingerprint)
-        report = work.run()
+        report = staging.run()
         write_index(folder, fingerprint.sha256)
         return report
     except OSError as error:
         if not is_full(error):
             raise
-        raise DiskFull(disk_full(folder, work.bytes_left(), error)) from None
+        raise disk_full(folder, staging.bytes_left(), error) from None
 
 
 def find_staged(
     stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, check: bool = True
 ) -> VisionCache | None:
-    """The cache of this fingerprint that is staged below a folder, if it holds all these images and is sound."""
+    """The staged cache of this fingerprint below a folder, if it opens and has all these images."""
     folder = stage_root / fingerprint.folder_name
     try:
         cache = VisionCache.open(folder, check=check)
@@ -111,12 +112,12 @@ def find_staged(
 
 
 def _sizes(source: Path, fingerprint: Fingerprint, keys: Iterable[str] | None) -> dict[str, int]:
-    """The shards to copy, at least one, and their bytes."""
+    """The size of each shard to copy."""
     index = Index.open(source, fingerprint.sha256)
     sizes = dict(zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True))
     if not sizes:
         raise CacheError(
-            f"{source} has no finished shard, so there is nothing to stage; make some with: {BUILD_COMMAND}"
+            f"{source} has no finished shard, so there is nothing to stage; build some with: {BUILD_COMMAND}"
         )
     if keys is None:
         return sizes
@@ -133,40 +134,40 @@ def copy_small_files(source: Path, folder: Path, fingerprint: Fingerprint) -> No
     """Copy manifest, plan and quarantine, the manifest first.
 
     Raises:
-        CacheMismatch: another cache is there.
+        CacheMismatch: the folder holds another cache.
     """
     if not create_text(folder / MANIFEST, (source / MANIFEST).read_text()):
         found = read_manifest(folder)
         if found != fingerprint:
-            raise CacheMismatch(mismatch([found], fingerprint, f"{folder} was made from something else"))
-    part = 0
-    while (path := plan_path(source, part)).exists():
-        create_text(plan_path(folder, part), path.read_text())
-        part += 1
+            raise CacheMismatch(mismatch_message([found], fingerprint, f"{folder} was made from something else"))
+    number = 0
+    while (path := plan_path(source, number)).exists():
+        create_text(plan_path(folder, number), path.read_text())
+        number += 1
     if (source / QUARANTINE).exists():
         write_text(folder / QUARANTINE, (source / QUARANTINE).read_text())
 
 
 class _Staging:
-    """A staging under way, by this process."""
+    """One process's share in a staging."""
 
     def __init__(self, source: Path, folder: Path, sizes: dict[str, int], verify: bool) -> None:
         self._source, self._folder, self._sizes, self._verify = source, folder, sizes, verify
         self._problems: list[Problem] = []
         self._copied: list[str] = []
         self._lock = threading.Lock()
-        self._ended = False
+        self._threads = StoppableThreads()
 
-    def run(self) -> StageReport:
+    def run(self) -> StagingReport:
         start = time.perf_counter()
-        sound = self._on_threads(self._is_sound, self._sizes)
-        todo = [name for name, is_sound in zip(self._sizes, sound, strict=True) if not is_sound]
+        staged = list(self._threads.map(self._is_intact, self._sizes))
+        todo = [name for name, is_staged in zip(self._sizes, staged, strict=True) if not is_staged]
         total = sum(self._sizes[name] for name in todo)
         self._bar = tqdm(total=total, desc="stage", unit="B", unit_scale=True, leave=False, disable=None)
         with Claims(self._folder, Worker.this_process("stage")) as self._claims, self._bar:
             self._copy_all(todo)
         num_broken = len({problem.shard for problem in self._problems})
-        return StageReport(
+        return StagingReport(
             source=self._source,
             folder=self._folder,
             num_shards=len(self._sizes),
@@ -179,53 +180,41 @@ class _Staging:
         )
 
     def bytes_left(self) -> int:
-        return sum(num_bytes for name, num_bytes in self._sizes.items() if not self._is_there(name))
+        return sum(num_bytes for name, num_bytes in self._sizes.items() if not self._is_staged(name))
 
-    def _is_there(self, name: str) -> bool:
-        """Whether a shard is staged: the same receipt, and a file of its size."""
+    def _is_staged(self, name: str) -> bool:
+        """Whether a shard is staged: the target has the same receipt, and a file of the right size."""
         try:
-            here, there = (receipt_path(folder, name).read_bytes() for folder in (self._folder, self._source))
-            return here == there and shard_path(self._folder, name).stat().st_size == self._sizes[name]
+            mine, theirs = (receipt_path(folder, name).read_bytes() for folder in (self._folder, self._source))
+            return mine == theirs and shard_path(self._folder, name).stat().st_size == self._sizes[name]
         except FileNotFoundError:
             return False
 
-    def _is_sound(self, name: str) -> bool:
-        """Whether a shard is staged, and whole if that is to be looked at too."""
-        if not self._verify or not self._is_there(name):
-            return self._is_there(name)
+    def _is_intact(self, name: str) -> bool:
+        """Whether a shard is staged and, with `verify`, has the right checksums."""
+        if not self._verify or not self._is_staged(name):
+            return self._is_staged(name)
         receipt = read_receipt(self._folder, name)
-        if check_shard(self._folder, receipt, None, every_byte=True, take=self._heed_end):
-            receipt_path(self._folder, name).unlink()  # it must not pass for whole while it is copied again
+        if check_shard(self._folder, receipt, None, every_byte=True, on_block=lambda *_: self._threads.check()):
+            receipt_path(self._folder, name).unlink()  # without it the shard is not used while it is copied again
             return False
         return True
 
     def _copy_all(self, todo: list[str]) -> None:
-        """Copy shards until each is settled: here, or known to be damaged. Waits for those that others copy."""
+        """Copy shards until each is staged or known to be damaged. Waits for shards that other processes copy."""
         while todo:
-            settled = self._on_threads(self._try, todo)
-            if not any(settled):
+            done = list(self._threads.map(self._copy_unclaimed, todo))
+            if not any(done):
                 time.sleep(POLL_S)
-            todo = [name for name, is_settled in zip(todo, settled, strict=True) if not is_settled]
+            todo = [name for name, is_done in zip(todo, done, strict=True) if not is_done]
 
-    def _on_threads(self, function: Callable[[str], bool], names: Iterable[str]) -> list[bool]:
-        with ThreadPoolExecutor(NUM_THREADS) as threads:
-            try:
-                return list(threads.map(function, names))
-            except BaseException:
-                self._ended = True  # else Ctrl-C would wait until the shards in hand are copied
-                raise
-
-    def _heed_end(self, piece: memoryview, offset: int) -> None:
-        if self._ended:
-            raise InterruptedError
-
-    def _try(self, name: str) -> bool:
-        """Copy a shard unless someone else does; whether it is settled."""
+    def _copy_unclaimed(self, name: str) -> bool:
+        """Copy a shard unless another process is copying it; False if one is."""
         claim = self._claims.take(name, 0)
         if claim is None:
             return False
         try:
-            if not self._is_there(name):
+            if not self._is_staged(name):
                 remove_leftovers(self._folder, name)
                 self._copy(name, claim)
             return True
@@ -250,18 +239,18 @@ class _Staging:
             self._copied += [] if problems else [name]
 
     def _copy_checked(self, receipt: Receipt, temporary: Path, claim: Claim) -> list[Problem]:
-        """Copy a shard to a temporary file, flushed; gives what is wrong with what was read."""
+        """Copy a shard to a temporary file and flush it; returns the problems of the source."""
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
 
-            def take(piece: memoryview, offset: int) -> None:
-                self._heed_end(piece, offset)
-                write_all(descriptor, piece, offset)
+            def write_block(block: memoryview, offset: int) -> None:
+                self._threads.check()
+                write_all(descriptor, block, offset)
                 claim.update("copying", 0)
                 with self._lock:
-                    self._bar.update(len(piece))
+                    self._bar.update(len(block))
 
-            problems = check_shard(self._source, receipt, None, every_byte=True, take=take)
+            problems = check_shard(self._source, receipt, None, every_byte=True, on_block=write_block)
             follow_umask(temporary)
             os.fsync(descriptor)
             return problems

@@ -1,7 +1,7 @@
-"""What makes features: the checkpoint and its tower, and an image file as the tower's input.
+"""What features are computed from: the checkpoint with its vision tower, and the tower's input for an image.
 
-model_folder  the model folder, and the tower's tensors in it
-pixels       an image file as 8-bit pixels of the tower's size, and those as patches
-tower        the tower alone, out of the checkpoint
-fast_tower   the same on a GPU, several images of mixed size at once
+model_folder  the model folder, and the tensors of the tower in it
+pixels        image file to 8-bit pixels of the size that the tower takes, and these to patches
+tower         the vision tower alone, loaded from the checkpoint
+fast_tower    the same tower made fast on a GPU, for several images of different sizes at once
 """

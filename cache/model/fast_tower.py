@@ -1,14 +1,16 @@
-"""Qwen3-VL's stock vision tower made fast on a GPU, over several images of mixed size at once.
+"""Qwen3-VL's stock vision tower made fast on a GPU, for several images of different sizes at once.
 
-Design: transformers' own forward runs unchanged. Three parts of it that cost an H200 more than the arithmetic they do
-are replaced, with the same weights (8B, Kvasir-VQA's image sizes, images a second: 55 one by one, 129 as it is with 32k
-patches a forward, 172 with all three; LOG.md has what else was tried):
+Design: transformers' own `forward` runs unchanged. Three of its modules cost an H200 more time than their arithmetic
+needs and are replaced, with the same weights:
 
-- rotary position embedding: stock's own function compiled into one kernel; it was eight, and a third of the time;
-- attention: one variable-length kernel a layer for all images, where stock calls one an image;
-- patch embedding: the Conv3d's stride is its kernel, so it is one matrix product.
+- rotary position embedding: the stock function compiled into one kernel; it was eight, and a third of the time;
+- attention: one variable-length kernel per layer for all images, where stock calls one per image;
+- patch embedding: the Conv3d's stride equals its kernel, so it is one matrix product.
 
-What depends on an image's grid alone is worked out once a grid and handed to the stock forward, which takes it.
+Images per second on an H200 (8B, the image sizes of Kvasir-VQA): 55 one by one, 129 with the stock modules and tower
+batches of 32k patches, 172 with all three replaced. LOG.md has what else was tried.
+Inputs that depend only on an image's grid are computed once per grid and passed to the stock `forward`, which accepts
+them.
 """
 
 from __future__ import annotations
@@ -24,23 +26,24 @@ from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel, apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
+from lookonce.cache.constants import Grid
+
 varlen_attn: Callable[..., Any] | None
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # before torch 2.10
     varlen_attn = None
 
-Grid = tuple[int, int, int]
 Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 NUM_GRIDS = 1024
-"""How many grids' positions are kept on the device: at most 0.4 MB each."""
+"""The number of grids whose positions are kept on the device, at most 0.4 MB each."""
 
 
 class FastTower:
-    """A stock vision module, changed in place."""
+    """A stock vision module whose slow parts are replaced in place."""
 
     def __init__(self, module: Any) -> None:
-        """`module` is a `Qwen3VLVisionModel` in its final dtype and on its device, frozen."""
+        """`module` is a frozen `Qwen3VLVisionModel` in its final dtype and on its device."""
         self.module = module
         self.device: torch.device = module.device
         self.varlen = varlen_attn is not None and self.device.type == "cuda" and module.dtype.itemsize == 2
@@ -49,19 +52,19 @@ class FastTower:
         )
         module.patch_embed.proj = _PatchProduct(module.patch_embed.proj)
         for block in module.blocks:
-            block.attn = _PackedAttention(block.attn, rotary, self.varlen)
+            block.attn = _ConcatenatedAttention(block.attn, rotary, self.varlen)
         self._positions = functools.lru_cache(maxsize=NUM_GRIDS)(self._positions_of)
 
     @staticmethod
     def fits(module: Any) -> bool:
-        """Whether a tower is of the kind that this knows."""
+        """Whether this class supports the tower."""
         return isinstance(module, Qwen3VLVisionModel)
 
     def __call__(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
-        """What the stock forward gives for `patches` `[sum of t * h * w, patch_dim]` of images with these grids."""
+        """The output of the stock tower for `patches` `[sum of t * h * w, patch_dim]` of images with these grids."""
         lengths = [h * w for t, h, w in grids for _ in range(t)]
         cu_seqlens = functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
-        indices, weights, positions = (torch.cat(parts) for parts in zip(*map(self._positions, grids), strict=True))
+        indices, weights, positions = (torch.cat(column) for column in zip(*map(self._positions, grids), strict=True))
         return self.module(
             patches,
             grid_thw=torch.tensor(grids),
@@ -74,7 +77,7 @@ class FastTower:
         )
 
     def _positions_of(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For the patches of a grid: places in the table of position embeddings, their weights, rows and columns."""
+        """The positions of a grid's patches: indices into the position embeddings, their weights, rows and columns."""
         module, grid_thw = self.module, torch.tensor([grid])
         indices, weights = get_vision_interpolation_indices_and_weights(
             grid_thw,
@@ -88,20 +91,20 @@ class FastTower:
 
 
 def compiled_rotary(device: torch.device, dtype: torch.dtype) -> Rotary:
-    """Stock's rotary embedding as one kernel; as it is where nothing can be compiled (no C compiler, no Triton)."""
+    """The stock rotary embedding as one kernel, or unchanged where it cannot be compiled (no C compiler or Triton)."""
     query = torch.zeros(64, 2, 32, device=device, dtype=dtype)
     angle = torch.zeros(64, 32, device=device)
     try:
         compiled: Rotary = torch.compile(apply_rotary_pos_emb_vision, dynamic=True)
         with torch.inference_mode():
             compiled(query, query, angle, angle)
-    except Exception:  # the compiler's errors have no base of their own
+    except Exception:  # the compiler's errors have no common base class
         return apply_rotary_pos_emb_vision
     return compiled
 
 
-class _PackedAttention(nn.Module):
-    """In place of a block's attention: the same weights, all images of the forward in one call."""
+class _ConcatenatedAttention(nn.Module):
+    """Replaces the attention of a block: the same weights, one call for the concatenated images of a tower batch."""
 
     def __init__(self, stock: Any, rotary: Rotary, varlen: bool) -> None:
         super().__init__()
@@ -129,24 +132,24 @@ class _PackedAttention(nn.Module):
 
 
 def attend_by_size(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """Attention within each image, `[num_patches, heads, head_dim]`; neighbours of equal length in one call."""
-    runs = [(length, sum(1 for _ in same)) for length, same in itertools.groupby(lengths)]
-    sizes = [length * number for length, number in runs]
+    """Attention within each image, `[num_patches, heads, head_dim]`; one call for neighbours of equal length."""
+    batches = [(length, sum(1 for _ in same)) for length, same in itertools.groupby(lengths)]
+    sizes = [length * number for length, number in batches]
     outputs = []
     split = (torch.split(tensor, sizes) for tensor in (query, key, value))
-    for (length, number), *parts in zip(runs, *split, strict=True):
-        batch = (part.unflatten(0, (number, length)).transpose(1, 2) for part in parts)
-        outputs.append(functional.scaled_dot_product_attention(*batch).transpose(1, 2).flatten(0, 1))
+    for (length, number), *tensors in zip(batches, *split, strict=True):
+        inputs = (tensor.unflatten(0, (number, length)).transpose(1, 2) for tensor in tensors)
+        outputs.append(functional.scaled_dot_product_attention(*inputs).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
 
 
 class _PatchProduct(nn.Module):
-    """In place of the patch embedding's Conv3d."""
+    """Replaces the Conv3d of the patch embedding by a matrix product."""
 
     def __init__(self, conv: nn.Conv3d) -> None:
         super().__init__()
         assert conv.stride == conv.kernel_size
-        self.weight, self.bias = conv.weight, conv.bias  # by these names stock asks for the dtype
+        self.weight, self.bias = conv.weight, conv.bias  # stock reads the dtype under these names
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         return functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)

@@ -1,8 +1,8 @@
-"""A model checkpoint: its folder, its configuration, and the vision tower's tensors read by name.
+"""A model folder: its path, its configuration, and the vision tower's tensors, read by name.
 
-Design: tensors are read straight from the safetensors files, so that phase 1 never loads the language model and phase
-2 can hash the tower without building it. Local folders are used as they are; anything of the form `owner/name` is a
-model on the Hugging Face Hub (hub.py).
+Design: tensors are read straight from the safetensors files, so the cache phase never loads the language model and
+training can hash the tower without building it. A local folder is used as it is; any other name of the form
+`owner/name` is a model on the Hugging Face Hub (hub.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lookonce.hub import FILES, locate
 from lookonce.text import first_line
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
-"""Where the tower's tensors are in a checkpoint: today's name, and that of the first published ones."""
+"""Prefixes of the tower's tensor names: the current one, and that of the first published checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelFolder:
     folder: Path
     config: PreTrainedConfig
     _file_of: dict[str, Path]
-    """For each of the tower's tensors, by its name in the checkpoint."""
+    """The file of each tensor of the tower, by the tensor's name in the checkpoint."""
 
     @classmethod
     def open(cls, name: str, revision: str | None = None, *, is_local: bool = False) -> ModelFolder:
@@ -60,13 +60,13 @@ class ModelFolder:
         return config
 
     def absent_files(self) -> list[str]:
-        """The names of files that should hold tensors and are not there."""
+        """The names of missing files that should hold tensors."""
         return sorted({file.name for file in _tensor_files(self.folder).values() if not file.is_file()})
 
     def content_hash(self) -> str:
-        """The xxh3 over names and bytes of all files that make the model: weights, configurations, tokenizer.
+        """The xxh3 over the names and bytes of all files of the model: weights, configurations, tokenizer.
 
-        Reads the checkpoint once, at the speed of the disk; it is loaded from memory after that.
+        This reads the whole checkpoint once; loading it afterwards is served from the page cache.
         """
         digest = xxhash.xxh3_128()
         for path in sorted({path for pattern in FILES for path in self.folder.glob(pattern)}):
@@ -74,7 +74,7 @@ class ModelFolder:
         return digest.hexdigest()
 
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tower's tensors in order of their names, which are relative to the tower ("blocks.0...").
+        """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
 
         Raises:
             ModelError: a file of the checkpoint is missing or broken.
@@ -94,14 +94,14 @@ def _open_tensors(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"can not read {path}: {error}; copy or download it again") from None
+        raise ModelError(f"cannot read {path}: {error}; copy or download it again") from None
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} is no model folder: {first_line(error)}") from None
+        raise ModelError(f"{folder} is not a model folder: {first_line(error)}") from None
     return config
 
 

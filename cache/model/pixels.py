@@ -1,12 +1,12 @@
-"""An image file as the tower's input, just as the stock processor makes it.
+"""From an image file to the tower's input, bit for bit as the stock image processor does it.
 
-Design: transformers' own Qwen2VLImageProcessor decodes, resizes and knows its constants. What follows resizing, turning
-8-bit pixels into normalised patches, is left to the device the tower is on (`Patcher`): a quarter of the bytes go there
-and no float arithmetic is done on the CPU. Normalising a pixel depends on its channel and its 256 possible values only,
-so it is a table, filled by the stock processor itself: the same bits on every device.
-The processor's two backends (PIL and torchvision) resize slightly differently, so which one it is belongs to the
-fingerprint. PIL is the default: it is the same on every machine and needs no torchvision. Files are opened as
-transformers' `load_image` does: EXIF rotation applied, then converted to RGB.
+Design: the settings and the resizing are those of transformers' Qwen2VLImageProcessor. The step after resizing, 8-bit
+pixels to normalised patches, runs on the tower's device (`Patcher`): a quarter of the bytes are copied there and the
+CPU does no float arithmetic. A normalised value depends only on the channel and on one of 256 pixel values, so it is
+looked up in a table that the stock processor itself has filled: the same bits on every device.
+The processor's two backends (PIL and torchvision) resize slightly differently, so the backend is part of the
+fingerprint. PIL is the default: it gives the same result on every machine and needs no torchvision. Files are opened
+as transformers' `load_image` does: EXIF rotation applied, then converted to RGB.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from lookonce.cache.constants import Backend
+from lookonce.cache.constants import Backend, Grid
 from lookonce.datasets.images import UNDECODABLE, read_bytes
 from lookonce.errors import BadImage, ModelError
+from lookonce.text import first_line
 
 SETTINGS = (
     "do_resize",
@@ -38,26 +39,26 @@ SETTINGS = (
     "temporal_patch_size",
     "merge_size",
 )
-"""Of the stock processor, besides its pixel limits: all that changes patches."""
+"""The settings of the stock processor that change patches, besides its pixel limits."""
 
 
 class ImageProcessor:
-    """Turns image files into patches; `settings` is all that decides how."""
+    """Turns image files into patches; `settings` has everything that the result depends on."""
 
     def __init__(
         self, folder: Path, backend: Backend = "pil", min_pixels: int | None = None, max_pixels: int | None = None
     ) -> None:
-        """Load the settings of a model folder; `min_pixels` and `max_pixels` replace the folder's own.
+        """Load the settings of a model folder; `min_pixels` and `max_pixels` override those of the folder.
 
         Raises:
-            ModelError: the folder has no image processor, or torchvision is wanted and missing.
+            ModelError: the folder has no image processor, or torchvision is asked for and not installed.
         """
         self.backend = backend
         self._stock = _load(folder, backend, min_pixels, max_pixels)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As resolved, in plain types: what goes into the fingerprint."""
+        """The resolved settings in plain types, as they go into the fingerprint."""
         values = {name: getattr(self._stock, name) for name in SETTINGS}
         values["resample"] = int(values["resample"])
         for name in ("image_mean", "image_std"):
@@ -73,48 +74,47 @@ class ImageProcessor:
         """transformers' own image processor."""
         return self._stock
 
-    def __call__(self, image: Image.Image) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    def __call__(self, image: Image.Image) -> tuple[torch.Tensor, Grid]:
         """The patches of one RGB image, float32 `[grid_t * grid_h * grid_w, patch_dim]`, and its grid (t, h, w)."""
         output = self._stock(images=[image], return_tensors="pt")
         grid_t, grid_h, grid_w = output["image_grid_thw"][0].tolist()
         return output["pixel_values"], (grid_t, grid_h, grid_w)
 
-    def patches(self, image: Image.Image, path: Path) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """As calling it; `path` is for the message.
+    def patches(self, image: Image.Image, path: Path) -> tuple[torch.Tensor, Grid]:
+        """The same as calling the processor; errors name `path`.
 
         Raises:
-            BadImage: its shape is not one the processor takes.
+            BadImage: the processor does not accept the image's shape.
         """
         try:
             return self(image)
         except ValueError as error:
             raise BadImage(f"{path}: {error}") from None
 
-    def read(self, path: Path) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    def read(self, path: Path) -> tuple[torch.Tensor, Grid]:
         """The patches and the grid of an image file.
 
         Raises:
-            ImageError: it can not be read or decoded, or its shape is not one the processor takes.
+            ImageError: the file cannot be read or decoded, or the processor does not accept its shape.
         """
         return self.patches(decode(read_bytes(path), path), path)
 
     def resized(self, image: Image.Image, path: Path) -> torch.Tensor:
-        """An RGB image in the size the tower takes, uint8 `[height, width, 3]`; `path` is for the message.
+        """An RGB image resized for the tower, uint8 `[height, width, 3]`; errors name `path`.
 
         Raises:
-            BadImage: its shape is not one the processor takes.
+            BadImage: the processor does not accept the image's shape.
         """
         factor = self._stock.patch_size * self._stock.merge_size
         if not self._stock.do_resize and (image.width % factor or image.height % factor):
-            raise BadImage(f"{path}: {image.width} x {image.height} pixels are no multiples of {factor}")
+            raise BadImage(f"{path}: {image.width} x {image.height} pixels are not multiples of {factor}")
         try:
             return self._resize_by_pil(image) if self.backend == "pil" else self._resize_by_torchvision(image)
         except ValueError as error:
             raise BadImage(f"{path}: {error}") from None
 
     def _resize_by_pil(self, image: Image.Image) -> torch.Tensor:
-        """What the stock processor comes to after copying the image into arrays and out of them four times, which no
-        other thread can do meanwhile."""
+        """The stock processor's result, without its four copies into and out of arrays, which hold Python's lock."""
         if self._stock.do_resize:
             limits, factor = self._stock.size, self._stock.patch_size * self._stock.merge_size
             height, width = smart_resize(
@@ -132,19 +132,19 @@ class ImageProcessor:
         return batch[0].permute(1, 2, 0).contiguous()
 
     def resized_file(self, path: Path) -> torch.Tensor:
-        """As `resized`, of an image file.
+        """The same as `resized`, for an image file.
 
         Raises:
-            ImageError: it can not be read or decoded, or its shape is not one the processor takes.
+            ImageError: the file cannot be read or decoded, or the processor does not accept its shape.
         """
         return self.resized(decode(read_bytes(path), path), path)
 
     def patcher(self) -> Patcher:
-        """What makes patches of `resized` images."""
+        """The `Patcher` for the images that `resized` returns."""
         stock = self._stock
         cutter = Patcher(torch.empty(3, 256), stock.patch_size, stock.merge_size, stock.temporal_patch_size)
         factor = cutter.patch_size * cutter.merge_size
-        side = factor * -(-16 // factor)  # so many pixels that every value is there
+        side = factor * -(-16 // factor)  # at least 256 pixels, so that every value occurs
         ramp = (np.arange(side * side) % 256).astype(np.uint8).reshape(side, side, 1).repeat(3, axis=2)
         patches = stock(images=[Image.fromarray(ramp)], do_resize=False, return_tensors="pt")["pixel_values"]
         values = cutter.cut(torch.from_numpy(ramp)).long()
@@ -153,16 +153,16 @@ class ImageProcessor:
         return cutter
 
     def num_tokens(self, width: int, height: int) -> int:
-        """How many visual tokens an image of this size becomes."""
+        """The number of visual tokens of an image of this size."""
         num_patches: int = self._stock.get_number_of_image_patches(height, width)
         return num_patches // int(self._stock.merge_size) ** 2
 
 
 class Patcher:
-    """Cuts 8-bit images into normalised patches, on any device."""
+    """Splits 8-bit images into normalised patches, on any device."""
 
     def __init__(self, table: torch.Tensor, patch_size: int, merge_size: int, temporal_patch_size: int) -> None:
-        """`table` is float32 `[3, 256]`: what the stock processor makes of each value of each channel."""
+        """`table` is float32 `[3, 256]`: the normalised value of each pixel value in each channel."""
         self.table = table
         self.patch_size, self.merge_size, self.temporal_patch_size = patch_size, merge_size, temporal_patch_size
 
@@ -170,14 +170,14 @@ class Patcher:
         table = self.table.to(device, dtype)
         return Patcher(table, self.patch_size, self.merge_size, self.temporal_patch_size)
 
-    def grid_thw(self, image: torch.Tensor) -> tuple[int, int, int]:
+    def grid_thw(self, image: torch.Tensor) -> Grid:
         """The grid of an image `[height, width, 3]`: frames, rows and columns of patches."""
         return 1, image.shape[0] // self.patch_size, image.shape[1] // self.patch_size
 
     def __call__(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The patches of some images, uint8 `[height, width, 3]`, one image after the other.
+        """The patches of images uint8 `[height, width, 3]`, image after image.
 
-        `[num_patches, patch_dim]` in the table's dtype.
+        The result is `[num_patches, patch_dim]` in the table's dtype.
         """
         cut = torch.cat([self.cut(image) for image in images])
         channel = torch.arange(3, device=cut.device, dtype=torch.int32).view(1, 3, 1)
@@ -185,7 +185,7 @@ class Patcher:
         return self.table.flatten()[values].view(cut.shape)
 
     def cut(self, image: torch.Tensor) -> torch.Tensor:
-        """The 8-bit patches, in the stock processor's order: merged blocks by rows, then patches in a block."""
+        """The 8-bit patches in the stock processor's order: merged blocks row by row, then the patches of a block."""
         _, rows, columns = self.grid_thw(image)
         patch, merge = self.patch_size, self.merge_size
         blocks = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
@@ -195,22 +195,22 @@ class Patcher:
 
 
 def decode(data: bytes, path: Path) -> Image.Image:
-    """The image in the bytes of a file: EXIF rotation applied, converted to RGB; `path` is for the message.
+    """The image in the bytes of a file: EXIF rotation applied, converted to RGB; errors name `path`.
 
     Raises:
-        BadImage: they are no image, cut short, or too large to be an honest one.
+        BadImage: the bytes are not an image, are truncated, or claim an implausible number of pixels.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
             rgb = ImageOps.exif_transpose(image).convert("RGB")
-            # The mark of a transparent colour outlives the conversion; some versions of transformers paint that colour
-            # white and others do not, and a cache must not depend on which.
+            # The note of a transparent colour survives the conversion. Some versions of transformers paint that colour
+            # white and others do not; a cache must not depend on the version.
             rgb.info.pop("transparency", None)
             return rgb
     except UnidentifiedImageError:
-        raise BadImage(f"can not decode image {path}: it is of no known image format") from None
+        raise BadImage(f"cannot decode image {path}: unknown image format") from None
     except (*UNDECODABLE, MemoryError) as error:
-        raise BadImage(f"can not decode image {path}: {error}") from None
+        raise BadImage(f"cannot decode image {path}: {error}") from None
 
 
 def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: int | None) -> Any:
@@ -218,7 +218,7 @@ def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: in
     try:
         stock = processor_class.from_pretrained(folder)
     except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise ModelError(f"{folder} has no image processor settings (preprocessor_config.json): {reason}") from None
     size = {"shortest_edge": stock.size["shortest_edge"], "longest_edge": stock.size["longest_edge"]}
     if None in size.values():

@@ -1,8 +1,8 @@
-"""The vision tower alone: built from its own tensors, run over patches, its outputs gathered level by level.
+"""The vision tower alone: built from its own tensors, run on patches, its outputs stacked level by level.
 
-Level 0 is the merged output that takes the place of the image tokens; levels 1.. are DeepStack's, added to the first
-layers of the language model (https://arxiv.org/abs/2406.04334). The tower computes in the dtype that is stored, so a
-bfloat16 cache holds just what a bfloat16 model would have seen.
+Level 0 is the merged output, which replaces the image tokens' embeddings; levels 1.. are DeepStack's, added in the
+first layers of the language model (https://arxiv.org/abs/2406.04334). The tower computes in the dtype that is stored
+(in bfloat16 for fp8), so a bfloat16 cache holds exactly what a bfloat16 model would compute.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig
 
+from lookonce.cache.constants import Grid
 from lookonce.cache.model.fast_tower import FastTower
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 
-TOKENS_PER_FORWARD = 8192
-"""On a GPU."""
+TOKENS_PER_TOWER_BATCH = 8192
+"""The most image tokens of a tower batch on a GPU."""
 
 
 def num_levels(config: PreTrainedConfig) -> int:
-    """Merged output and DeepStack levels: 4 for Qwen3-VL."""
+    """The number of levels of the features, merged output and DeepStack: 4 for Qwen3-VL."""
     return 1 + len(getattr(config, "deepstack_visual_indexes", None) or ())
 
 
@@ -39,8 +40,8 @@ class Tower:
     ) -> None:
         """Build the tower from the checkpoint's tensors.
 
-        `fast` replaces parts of it by faster ones that round differently (fast_tower.py); by default on GPUs, so that
-        on a CPU features are those of the stock tower to the bit.
+        `fast` replaces modules by faster ones that round differently (fast_tower.py). It is the default on GPUs only,
+        so features computed on a CPU have the bits of the stock tower.
 
         Raises:
             ModelError: the tensors do not fit the configuration.
@@ -48,27 +49,27 @@ class Tower:
         self.dtype, self.device = dtype, torch.device(device)
         self.config = model_folder.vision_config
         self.merge_size: int = self.config.spatial_merge_size
-        self.tokens_per_forward = TOKENS_PER_FORWARD if self.device.type == "cuda" else 1
-        """How many image tokens go through it together; at least one image does."""
+        self.tokens_per_tower_batch = TOKENS_PER_TOWER_BATCH if self.device.type == "cuda" else 1
+        """The most image tokens of a tower batch; a larger image is a batch by itself. On a CPU every image is."""
         self.module = _build(model_folder, dtype).to(self.device)
         fast = self.device.type == "cuda" if fast is None else fast
         self._run = FastTower(self.module) if fast and FastTower.fits(self.module) else self._run_stock
 
     @torch.inference_mode()
-    def encode(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        """Features of some images, one after the other, `[num_tokens, num_levels, hidden]`, on the tower's device.
+    def encode(self, patches: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
+        """The features of a tower batch, image after image, `[num_tokens, num_levels, hidden]`, on the tower's device.
 
-        `patches` is `[sum of t * h * w, patch_dim]`, `grids` each image's (t, h, w), of which t * h * w / merge_size**2
-        tokens come out.
+        `patches` is `[sum of t * h * w, patch_dim]`, `grids` has each image's (t, h, w). An image has
+        t * h * w / merge_size**2 tokens.
         """
         output = self._run(patches.to(self.device, self.dtype), grids)
         return torch.stack([output.pooler_output, *(output.deepstack_features or ())], dim=1)
 
-    def _run_stock(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> Any:
+    def _run_stock(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
         return self.module(patches, grid_thw=torch.tensor(grids, device=self.device), return_dict=True)
 
     def flop(self, num_tokens: int) -> float:
-        """Operations for an image of so many tokens: matrix products and attention, two a multiplication."""
+        """FLOPs for an image of `num_tokens` tokens: matrix products and attention, two per multiply-add."""
         config: Any = self.config
         hidden, merged = config.hidden_size, config.hidden_size * self.merge_size**2
         patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
@@ -88,7 +89,7 @@ def _build(model_folder: ModelFolder, dtype: torch.dtype) -> Any:
         state_dict=tensors,
         dtype=dtype,
         attn_implementation="sdpa",
-        ignore_mismatched_sizes=True,  # reported below, in our words
+        ignore_mismatched_sizes=True,  # reported below
         output_loading_info=True,
     )
     problems = [*loading["missing_keys"], *loading["unexpected_keys"], *loading["mismatched_keys"]]

@@ -1,17 +1,17 @@
-"""What lies on disk, and reading it. ../FORMAT.md specifies the files.
+"""The files of a cache, and reading them. ../FORMAT.md specifies the files.
 
-dtypes       how features are stored: as they are, or in 8 bits with scales
-fingerprint  everything that changes features, as one hash
-fingerprint_notes  fingerprints that were found before
-manifest     manifest, plan and quarantine
-plan         which images go into which shard
-shards       features as safetensors files
-receipts     what a finished shard holds
-direct_io    large writes past the page cache
-claims       which worker has which shard in work
-uses         which trainings read a cache
-leftovers    what killed processes leave
-index        where each image lies, for millions of images
-reader       features from disk, checked: VisionCache
-stopwatch    where the time goes
+dtypes             how features are stored: unchanged, or in 8 bits with scales
+fingerprint        everything that changes features, as one hash
+fingerprint_notes  fingerprints recorded with what they were computed from
+manifest           manifest, plan files and quarantine
+plan               which images belong to which shard
+shards             features as safetensors files
+receipts           what a finished shard holds
+direct_io          large writes that bypass the page cache
+claims             which worker is building which shard
+uses               which runs read a cache
+leftovers          what killed processes leave behind
+index              the offset of each image, for millions of images
+reader             features from disk, checked: VisionCache
+stopwatch          seconds of a build by operation
 """

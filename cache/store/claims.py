@@ -1,14 +1,14 @@
-"""Claims: which worker has which shard in work, without a coordinator.
+"""Claims: which worker is building which shard, without a coordinator.
 
-Design: a claim is a small file that is created exclusively, so of several workers one gets the shard. Its holder
-touches it every few seconds; a claim that nobody has touched for `expiry` seconds, or whose process is gone from this
-very machine, is dead and may be taken over. Time is the filesystem's own (a file's modification time against that of
-another), so machines need not agree on the hour. Nothing depends on a claim being right: should two workers make one
-shard after all, because one was asleep for longer than `expiry`, both make the same and the receipt is one of theirs.
-No locks (unreliable on network filesystems), no database, no messages.
+Design: a claim is a small file that is created exclusively, so only one of several workers gets the shard. Its holder
+rewrites it every few seconds (the heartbeat). A claim without a heartbeat for `expiry_s` seconds is dead, and so is one
+whose process has ended on this machine; other workers may take over a dead claim. Ages are computed from file
+modification times alone, so the clocks of the machines need not agree. Correctness does not depend on claims: if two
+workers build the same shard, because one was suspended for longer than `expiry_s`, they build the same features, and
+one of them writes the receipt. There are no locks (unreliable on network filesystems), no database and no messages.
 
-A claim appears whole, by a hard link, so that whenever its holder is killed, it says whose it was. Then its holder
-writes it in place and keeps it open, so that "is it still mine" is "is this still my file".
+A claim is created by a hard link from a complete file, so it always names its holder, whenever that is killed. The
+holder keeps the file open: the claim is still its own while the path leads to the same inode.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -30,28 +31,31 @@ from lookonce.files import temporary_name
 
 CLAIMS = "claims"
 EXPIRY_S = 180
-"""Longer than network filesystems keep a file's times to themselves (60 s on NFS by default)."""
-BEATS_PER_EXPIRY = 9
-STANDSTILL_S = 1800
-"""A worker that has encoded nothing for so long stops touching its claims: it hangs, and others may take over."""
-RECORD_BYTES = 1024
+"""Longer than network filesystems cache file times (60 s on NFS by default)."""
+HEARTBEATS_PER_EXPIRY = 9
+HANG_S = 1800
+"""A worker without progress for this long counts as hanging: its heartbeats stop, and others may take over."""
+CLAIM_BYTES = 1024
+"""Every claim is padded to this size, so that it can be rewritten in place."""
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that makes shards, as its claims describe it."""
+    """A process, as its claims and progress files describe it."""
 
     name: str
-    """For people: "3/8", or the process's number."""
+    """A name for people: "3/8", or host and process id."""
     host: str
     pid: int
     machine: str
-    """Tells processes that see each other from those that merely have the same host name and number."""
+    """Distinguishes machines and containers that have the same host name."""
     born: float
-    """When the process began, in seconds since its machine did, which setting the clock does not change: numbers of
-    processes are used again."""
+    """When the process started, in seconds since the machine's boot, which setting the clock does not change. Process
+    ids are reused; the pair of id and start is not."""
     job: str
-    """Of Slurm, with the task in an array and how often it was restarted; empty elsewhere."""
+    """The Slurm job with its array task and number of restarts; empty outside Slurm."""
 
     @classmethod
     def this_process(cls, name: str = "") -> Worker:
@@ -66,7 +70,7 @@ class Worker:
         )
 
     def is_gone(self) -> bool:
-        """Whether the process has certainly ended, which only its own machine can tell."""
+        """Whether the process has certainly ended; only its own machine can know, elsewhere this is False."""
         if self.machine != machine():
             return False
         try:
@@ -78,7 +82,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker says of a shard in work."""
+    """What a claim file holds: a shard, the worker that builds it, and its progress."""
 
     shard: str
     worker: Worker
@@ -86,31 +90,31 @@ class Work:
     num_done: int = 0
     num_images: int = 0
     started: float = 0.0
-    """Seconds since 1970, by the worker's clock."""
+    """When the worker took the shard, in seconds since 1970 by its clock."""
 
 
 class Claim:
-    """A shard that is this worker's; `Claims.take` gives it."""
+    """The claim of a shard that this worker holds, as `Claims.take` returns it."""
 
     def __init__(self, path: Path, descriptor: int, work: Work) -> None:
         self._path, self._descriptor, self.work = path, descriptor, work
-        self._moved = time.monotonic()
+        self._progressed = time.monotonic()
         self.beat()
 
     def update(self, phase: str, num_done: int) -> None:
-        """Say how far it is; also the proof that this worker does not hang."""
-        self._moved = time.monotonic()
+        """Record progress, which also shows that this worker does not hang."""
+        self._progressed = time.monotonic()
         self.work = replace(self.work, phase=phase, num_done=num_done)
 
     def beat(self) -> None:
-        """Touch the claim, unless the worker hangs."""
-        if time.monotonic() - self._moved < STANDSTILL_S:
-            record = json.dumps(asdict(self.work)).encode()[:RECORD_BYTES]
-            os.pwrite(self._descriptor, record.ljust(RECORD_BYTES), 0)
-            os.fsync(self._descriptor)  # network filesystems keep writes back, and the time with them
+        """Rewrite the claim file, unless this worker hangs."""
+        if time.monotonic() - self._progressed < HANG_S:
+            content = json.dumps(asdict(self.work)).encode()[:CLAIM_BYTES]
+            os.pwrite(self._descriptor, content.ljust(CLAIM_BYTES), 0)
+            os.fsync(self._descriptor)  # network filesystems delay writes, and the modification time with them
 
     def is_held(self) -> bool:
-        """Whether it is still this worker's."""
+        """Whether this worker still holds the claim."""
         try:
             return os.stat(self._path).st_ino == os.fstat(self._descriptor).st_ino
         except FileNotFoundError:
@@ -123,34 +127,34 @@ class Claim:
 
 
 class Claims:
-    """The claims in a cache folder, seen by one worker; a context manager that keeps its own alive."""
+    """The claims of a cache, used by one worker; a context manager that sends the heartbeats of its own."""
 
     def __init__(self, folder: Path, worker: Worker, expiry_s: float = EXPIRY_S) -> None:
         self.folder, self.worker, self.expiry_s = folder / CLAIMS, worker, expiry_s
         self._held: set[Claim] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="claims", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="claims", daemon=True)
 
     def __enter__(self) -> Claims:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._heart.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._heart.join()
+        self._thread.join()
         for claim in tuple(self._held):
             self.release(claim)
 
     def take(self, shard: str, num_images: int) -> Claim | None:
-        """Claim a shard, taking over a dead worker's claim; None if another is at it."""
+        """Claim a shard, taking over a dead claim; None if another worker holds it."""
         path = self.folder / f"{shard}.json"
-        if path.exists() and not bury(path, self.expiry_s):
+        if path.exists() and not remove_if_dead(path, self.expiry_s):
             return None
         try:
             claim = self._create(path, Work(shard, self.worker, num_images=num_images, started=time.time()))
-        except FileExistsError:  # another was faster
+        except FileExistsError:  # another worker was faster
             return None
         with self._lock:
             self._held.add(claim)
@@ -176,62 +180,67 @@ class Claims:
         return claim
 
     def _beat(self) -> None:
-        while not self._ended.wait(self.expiry_s / BEATS_PER_EXPIRY):
+        while not self._ended.wait(self.expiry_s / HEARTBEATS_PER_EXPIRY):
             with self._lock:
                 for claim in self._held:
-                    with contextlib.suppress(OSError):  # a disk that is full now may not be at the next beat
+                    with contextlib.suppress(OSError):  # a disk that is full now may have room at the next heartbeat
                         claim.beat()
 
 
-def bury(path: Path, expiry_s: float) -> bool:
+def remove_if_dead(path: Path, expiry_s: float) -> bool:
     """Remove a claim if it is dead; False if it is not."""
     try:
         seen = path.stat()
         if not is_dead(path, expiry_s):
             return False
-        grave = temporary_name(path)
-        os.rename(path, grave)
-        if _identity(grave.stat()) != _identity(seen):  # another took it over since we looked: give it back
+        renamed = temporary_name(path)
+        os.rename(path, renamed)
+        if _identity(renamed.stat()) != _identity(seen):  # another worker took it over meanwhile: restore it
             with contextlib.suppress(FileExistsError):
-                os.link(grave, path)
-        grave.unlink()
-    except FileNotFoundError:  # released meanwhile, or another cleared the grave away
+                os.link(renamed, path)
+        renamed.unlink()
+    except FileNotFoundError:  # released meanwhile, or another process removed the renamed file
         pass
     return True
 
 
 def read_work(path: Path) -> Work | None:
-    """What a claim says; None if it can not be read."""
+    """The content of a claim; None if it is missing or unreadable."""
+    return read_worker_file(path, Work)
+
+
+def read_worker_file(path: Path, make: Callable[..., Content]) -> Content | None:
+    """What `make` returns for the keys of a JSON file, one of which is `worker`; None if missing or unreadable."""
     try:
         value = json.loads(path.read_text())
-        return Work(**value | {"worker": Worker(**value["worker"])})
+        return make(**value | {"worker": Worker(**value["worker"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def is_dead(path: Path, expiry_s: float) -> bool:
-    """Whether a claim's holder is gone, or has not touched it for `expiry_s`."""
+    """Whether the holder of a claim has ended, or the last heartbeat is older than `expiry_s`."""
     work = read_work(path)
     return (work is not None and work.worker.is_gone()) or age(path) > expiry_s
 
 
 def age(path: Path) -> float:
-    """Seconds since a file was touched, by the filesystem's clock."""
+    """Seconds since a file was modified, by the filesystem's clock."""
     pulse = temporary_name(path.parent / "pulse")
     try:
         pulse.touch()
         return pulse.stat().st_mtime - path.stat().st_mtime
     except FileNotFoundError:
         raise
-    except OSError:  # a folder that we may only look at, or a disk that is full
+    except OSError:  # a read-only folder or a full disk
         return time.time() - path.stat().st_mtime
     finally:
         with contextlib.suppress(OSError):
             pulse.unlink()
 
 
-def works(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Work, float, bool]]:
-    """The claims of a cache: what each says, seconds since it was touched, and whether its worker lives."""
+def claimed_work(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Work, float, bool]]:
+    """The claims of a cache: content of each, seconds since its heartbeat, and whether it is alive."""
     for path in sorted((folder / CLAIMS).glob("*.json")):
         with contextlib.suppress(FileNotFoundError):
             work = read_work(path) or Work(path.stem, Worker("unknown", "", 0, "", 0.0, ""))
@@ -239,7 +248,7 @@ def works(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Work, floa
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Of a file: numbers of inodes are used again, often at once."""
+    """Identifies a file. The inode alone does not: its number may be reused at once."""
     return stat.st_ino, stat.st_mtime_ns
 
 

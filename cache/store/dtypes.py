@@ -1,10 +1,10 @@
-"""How features are stored: as they are, or in 8 bits with a scale for each token and level.
+"""How features are stored: unchanged, or quantized to 8 bits with a scale for each token and level.
 
-fp8_e4m3 has 4 bits of exponent and 3 of mantissa and ends at 448, so each token's vector of each level is divided by
-its own scale, which takes its largest value there. Half the bytes of bfloat16, and a relative error of about 2.6 % of
-a vector's length; logits and LoRA gradients are then 0.9 and 1.0 % from those of float32, bfloat16's 0.4 %
-(`benchmarks/fp8_2026-11-20.md`). The scale is per token because a tower's outlier tokens would otherwise cost all
-others their precision.
+fp8_e4m3 has 4 bits of exponent and 3 of mantissa, and its largest value is 448. The vector of each token and level is
+divided by a scale of its own that maps its largest absolute value to 448. This takes half the bytes of bfloat16, with a
+relative error of about 2.6 % of a vector's length. Logits and LoRA gradients then differ from those of float32 by 0.9
+and 1.0 %; with bfloat16 by 0.4 % (`benchmarks/fp8_2026-11-20.md`). Scales are per token because the outlier tokens of a
+tower would cost all other tokens their precision.
 Features are `[num_tokens, num_levels, hidden]`, scales `[num_tokens, num_levels]`.
 """
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     import torch
 
 SCALE_SUFFIX = ".scale"
-"""Of a scale's name in a shard, after the image key."""
+"""Follows the image key in the name of a scale tensor in a shard."""
 SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage dtype, known by names: who counts bytes needs no torch."""
+    """A storage dtype, described by names so that counting bytes does not import torch."""
 
     compute_name: str
     stored_name: str
     stored_bytes: int
-    """Of a number."""
+    """The bytes of one stored value."""
     code: str
-    """In the header of a safetensors file."""
+    """The name of the stored dtype in a safetensors header."""
 
     @property
     def compute(self) -> torch.dtype:
-        """Of the tower, and of the features that a reader is given."""
+        """The dtype in which the tower computes and a reader returns features."""
         return _dtype(self.compute_name)
 
     @property
@@ -50,22 +50,22 @@ class Storage:
     def bytes_per_token(self, num_levels: int, hidden: int) -> int:
         return num_levels * (hidden * self.stored_bytes + (SCALE_BYTES if self.is_scaled else 0))
 
-    def pack(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What is written one after the other: features, or quantised features and their scales."""
+    def quantize(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors to write, in this order: the features, or quantized features and their scales."""
         if not self.is_scaled:
             return (features.contiguous(),)
         scale = scales(features)
         return (features.float() / scale.unsqueeze(-1)).to(self.stored), scale
 
-    def unpack(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """The features again, in the compute dtype."""
+    def dequantize(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """The features in the compute dtype."""
         if scale is None:
             return stored
         return (stored.float() * scale.unsqueeze(-1)).to(self.compute)
 
 
 def scales(features: torch.Tensor) -> torch.Tensor:
-    """The scale of each token and level, float32: what takes its largest value to the end of the range."""
+    """The float32 scale of each token and level, which maps its largest absolute value to the dtype's largest."""
     import torch
 
     largest = features.abs().amax(dim=-1).float()

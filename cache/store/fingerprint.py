@@ -1,11 +1,11 @@
 """The fingerprint of a cache: everything that changes features, and nothing else.
 
-Design: the tower is known by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path, so a moved,
-renamed or partly retrained checkpoint is recognised for what it is. What changes bits without changing meaning (GPU
-model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The tower's
-configuration is hashed as transformers resolves it, defaults filled in: a release that adds a field or changes a
-default makes a new cache, which is the safe side. The cost is reading the tower once a run: 1.2 GB and about a second
-for Qwen3-VL-8B.
+Design: the tower is identified by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path: a moved or
+renamed checkpoint keeps its fingerprint, one with a retrained tower gets another. What changes only the rounding (GPU
+model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The configuration
+of the tower is hashed as transformers resolves it, with defaults filled in; a release that adds a field or changes a
+default needs a new cache, which is the safe side. The cost is reading the tower once per run: 1.2 GB and about a
+second for Qwen3-VL-8B.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, model_folder: ModelFolder, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
-        """The fingerprint that features of this tower, these pixels and this dtype have."""
+        """The fingerprint of features from this tower, image processor and dtype."""
         from lookonce.cache.model.tower import num_levels
 
         return cls(
@@ -58,7 +58,7 @@ class Fingerprint:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Fingerprint:
         if value["dtype"] not in STORAGE:
-            raise ValueError(f"dtype {value['dtype']!r} is none of {', '.join(STORAGE)}")
+            raise ValueError(f"dtype {value['dtype']!r} is not one of {', '.join(STORAGE)}")
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Fingerprint:
 
     @property
     def sha256(self) -> str:
-        """64 hexadecimal digits over the canonical JSON of all fields."""
+        """The sha256 of the canonical JSON of all fields, 64 hexadecimal digits."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -87,12 +87,12 @@ class Fingerprint:
         return self.storage.bytes_per_token(self.num_levels, self.hidden_size)
 
     def differences(self, other: Fingerprint) -> list[Difference]:
-        """The fields in which the two differ, each as (dotted name, this one's value, the other's)."""
+        """The fields that differ, each as (dotted name, value here, value in `other`)."""
         return differences(self.to_json(), other.to_json())
 
 
 def hash_tensors(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
-    """The sha256 over names, dtypes, shapes and bytes of tensors, in the order given."""
+    """The sha256 over names, dtypes, shapes and bytes of tensors, in the given order."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -109,7 +109,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _meaningful(config: PreTrainedConfig) -> dict[str, Any]:
-    """The configuration without what every transformers configuration carries and what only training uses."""
+    """The configuration without the fields of every transformers configuration and those that only training uses."""
     from transformers import PreTrainedConfig
 
     ignored = PreTrainedConfig().to_dict().keys() | {"initializer_range"}
@@ -119,6 +119,6 @@ def _meaningful(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    """10000.0 as 10000: the two are equal and must not hash differently."""
+    """10000.0 as 10000: equal numbers must have the same hash."""
     value = float(text)
     return int(value) if value.is_integer() else value

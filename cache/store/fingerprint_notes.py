@@ -1,12 +1,12 @@
-"""Fingerprints that were found before, for who only looks: status, verify, stage.
+"""Fingerprints recorded with what they were computed from, for read-only commands: status, verify, stage.
 
-Design: finding one takes the whole tower (1.2 GB for 8B) and torch and transformers in memory (6 s of a CPU, more from
-a network filesystem). A model whose files all have the sizes and times that they had then, opened with the same
-settings, the same libraries and the same code, has the fingerprint that it had then. The code is known by its content:
-a version or a number would have to be raised by hand. Of times there is that of the last change too (ctime), which
-nobody can set; a chmod costs finding the fingerprint once more. As with images' stamps, a file that was written just
-before is not trusted. Who makes features or trains on them reads the tower all the same. One small file a model and
-settings, beside the caches; anyone may delete it. Recalling it costs 5 ms.
+Design: computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU
+time, more from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and
+settings, libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its
+files, because a version number would have to be raised by hand. The times include that of the last status change
+(ctime), which no program can set; a chmod costs computing the fingerprint again. As with images' stamps, a file that
+was modified just before is not trusted. Builds and training compute the fingerprint from the tower all the same. There
+is one small file for each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from lookonce.environment import library_versions
 from lookonce.files import write_json
 from lookonce.hub import FILES
 
-KNOWN = "fingerprints"
+NOTES = "fingerprints"
 NUM_DIGITS = 16
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a fingerprint is found from, as it was before it was read."""
+    """What a fingerprint is computed from; taken before the model is read."""
 
     folder: Path
-    """Of the model."""
+    """The model folder."""
     settings: dict[str, Any]
     stamps: dict[str, list[int] | None]
-    """Of each file of the model, by its name: bytes, and nanoseconds of writing and of change; None if just written."""
+    """For each file of the model its bytes, mtime and ctime in nanoseconds; None if it was modified just now."""
     libraries: dict[str, str | None]
     code: str
-    """The sha256 of the modules that find fingerprints."""
+    """The sha256 of the modules that compute fingerprints."""
 
     @classmethod
     def of(cls, folder: Path, settings: dict[str, Any]) -> Source:
-        """`settings` are all of the run file that a fingerprint depends on, besides the model."""
+        """`settings` are all values of the run file that change a fingerprint, except for the model."""
         files = sorted({path for pattern in FILES for path in folder.glob(pattern)})
         stamps = {path.name: _stamp(path) for path in files}
         code = hashlib.sha256(b"".join(path.read_bytes() for path in code_files()))
@@ -54,15 +54,15 @@ class Source:
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"folder": self._real_folder}
 
-    def remember(self, root: Path, fingerprint: Fingerprint) -> None:
-        """Note the fingerprint that was found in a folder of caches, if there is one and the note is not there yet."""
+    def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
+        """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
         note = {"source": self.to_json(), "fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256}
-        with contextlib.suppress(OSError):  # of one that may only be looked at, or not even that
-            if root.is_dir() and all(self.stamps.values()) and self.recall(root) != fingerprint:
+        with contextlib.suppress(OSError):  # a read-only folder, or one without access
+            if root.is_dir() and all(self.stamps.values()) and self.read_note(root) != fingerprint:
                 write_json(self._path(root), note)
 
-    def recall(self, root: Path) -> Fingerprint | None:
-        """The fingerprint that was found from just this; None if none was."""
+    def read_note(self, root: Path) -> Fingerprint | None:
+        """The fingerprint recorded for exactly this source; None if there is none."""
         try:
             value = json.loads(self._path(root).read_text())
             if value["source"] == self.to_json() and all(self.stamps.values()):
@@ -75,16 +75,16 @@ class Source:
 
     @property
     def _real_folder(self) -> str:
-        """The same for all names of a model; asked anew, so that a link that was moved since fits no stamps."""
+        """One path for all links to a model; resolved at each use, so a link that was moved fits no stamps."""
         return str(self.folder.resolve())
 
     def _path(self, root: Path) -> Path:
         name = hashlib.sha256(json.dumps([self._real_folder, self.settings], sort_keys=True).encode()).hexdigest()
-        return root / KNOWN / f"{name[:NUM_DIGITS]}.json"
+        return root / NOTES / f"{name[:NUM_DIGITS]}.json"
 
 
 def code_files() -> list[Path]:
-    """The modules that find fingerprints: a change to any of them may change what is found."""
+    """The modules that compute fingerprints: a change to any of them may change the result."""
     cache = Path(__file__).parents[1]
     store = [cache / "store" / f"{name}.py" for name in ("fingerprint", "dtypes")]
     return [cache / "constants.py", *store, *sorted((cache / "model").glob("*.py"))]

@@ -1,9 +1,10 @@
-"""The index of a cache: where each image's features lie, for millions of images without a dictionary of them.
+"""The index of a cache: shard and offset of each image, for caches of millions of images.
 
-Design: columns in one safetensors file, sorted by key and memory-mapped, so that many processes share it; a look-up is
-a binary search in the first 8 bytes of the keys. It is derived from the receipts and knows each one's size and time of
-writing: an index that does not fit the receipts that are there is not used, and anyone may delete it. 84 bytes an image
-on disk, which opening reads once for their checksum. Small caches do without: their receipts are read at once.
+Design: columns in one safetensors file, sorted by key and memory-mapped; all processes share the memory. A look-up
+is a binary search over the first 8 bytes of the keys. The index is derived from the receipts and records the size and
+modification time of each; an index that does not match the receipts is ignored, and anyone may delete it. It takes 84
+bytes per image on disk, which are read once at opening to verify the checksum. A cache without an index file works too:
+its receipts are read instead.
 """
 
 from __future__ import annotations
@@ -33,35 +34,35 @@ DTYPES = {"U8": np.uint8, "U32": np.uint32, "U64": np.uint64, "I64": np.int64, "
 
 @dataclass(frozen=True)
 class Index:
-    """All images of a cache. `Index.open` finds the file or reads the receipts."""
+    """All images of a cache; `Index.open` reads the index file or the receipts."""
 
     columns: Columns
     shards: Sequence[str]
     failed: dict[str, Failure]
-    """Of the images that have no features."""
+    """Why images have no features, by image key."""
 
     @classmethod
     def open(cls, folder: Path, fingerprint: str) -> Index:
         """The index of a cache folder, from its file or from the receipts.
 
         Raises:
-            CacheCorrupt: a receipt is not what was written, or that of another cache.
+            CacheCorrupt: a receipt is damaged or belongs to another cache.
         """
-        return read_index(folder, fingerprint) or cls.of(folder, fingerprint)
+        return read_index(folder, fingerprint) or cls.from_receipts(folder, fingerprint)
 
     @classmethod
-    def of(cls, folder: Path, fingerprint: str) -> Index:
-        """The index that the receipts make; an image that several shards hold is that of the first."""
-        found = file_stats(folder / RECEIPTS, ".json")  # before reading: what is written over meanwhile is seen later
+    def from_receipts(cls, folder: Path, fingerprint: str) -> Index:
+        """The index of the receipts in a cache folder; of several shards with an image the first counts."""
+        found = file_stats(folder / RECEIPTS, ".json")  # first, so that a receipt replaced meanwhile is noticed
         shards: list[str] = []
         failed: dict[str, Failure] = {}
-        parts = []
+        tables = []
         for number, receipt in enumerate(read_receipts(folder)):
             _check_origin(folder, receipt, fingerprint)
-            parts.append(_columns(number, receipt))
+            tables.append(_columns(number, receipt))
             failed |= receipt.failed
             shards.append(receipt.shard)
-        columns = _sorted(parts) | _shard_columns(parts, _stamps(found, shards))
+        columns = _sorted(tables) | _shard_columns(tables, _stamps(found, shards))
         index = cls(columns, shards, {})
         return replace(index, failed={key: why for key, why in failed.items() if index.find(key) is None})
 
@@ -69,15 +70,15 @@ class Index:
         return len(self.columns["prefix"])
 
     def keys(self) -> Iterator[str]:
-        """In sorted order."""
+        """The keys of all images, sorted."""
         return (bytes(key).hex() for key in self.columns["key"])
 
     def find(self, key: str) -> int | None:
-        """The row of an image."""
+        """The row of an image; None if the index does not have it."""
         prefix, keys = self.columns["prefix"], self.columns["key"]
         try:
             first = np.uint64(int.from_bytes(bytes.fromhex(key)[:8]))
-        except ValueError:  # no key at all
+        except ValueError:  # not an image key
             return None
         row = int(prefix.searchsorted(first))
         while row < len(prefix) and prefix[row] == first:
@@ -87,7 +88,7 @@ class Index:
         return None
 
     def entry(self, row: int) -> tuple[str, Entry]:
-        """The shard of an image, and its place there."""
+        """The shard of the image in a row, and its entry there."""
         column = self.columns
         grid_t, grid_h, grid_w = column["grid_thw"][row].tolist()
         entry = Entry(
@@ -100,7 +101,7 @@ class Index:
         return self.shards[int(column["shard"][row])], entry
 
     def is_current(self, folder: Path) -> bool:
-        """Whether the receipts in a folder are those that it was made from."""
+        """Whether the receipts in a folder are those that the index was made from."""
         found = file_stats(folder / RECEIPTS, ".json")
         stamps = _stamps(found, self.shards)
         return len(found) == len(self.shards) and all(
@@ -109,20 +110,20 @@ class Index:
 
 
 def write_index(folder: Path, fingerprint: str) -> Index:
-    """Make the index file of a cache from its receipts."""
-    index = Index.of(folder, fingerprint)
+    """Write the index file of a cache from its receipts."""
+    index = Index.from_receipts(folder, fingerprint)
     texts: dict[str, Any]
     texts = {"shards": list(index.shards), "failed": {key: asdict(why) for key, why in index.failed.items()}}
     with atomic_write(folder / INDEX) as temporary:
         columns = index.columns | {name: _text(value) for name, value in texts.items()}
-        temporary.write_bytes(save(columns, _metadata(fingerprint)))  # `save_file` hides that a disk is full
+        temporary.write_bytes(save(columns, _metadata(fingerprint)))  # `save_file` hides a full disk
         checksum = hash_file(temporary)
     write_text(folder / INDEX_CHECKSUM, checksum + "\n")
     return index
 
 
 def read_index(folder: Path, fingerprint: str) -> Index | None:
-    """The index of a cache from its file; None if there is none that is whole and fits the receipts."""
+    """The index of a cache from its file; None if that is missing, damaged or does not match the receipts."""
     path = folder / INDEX
     try:
         if hash_file(path) != (folder / INDEX_CHECKSUM).read_text().strip():
@@ -132,7 +133,7 @@ def read_index(folder: Path, fingerprint: str) -> Index | None:
         return None
     if header["__metadata__"] != _metadata(fingerprint):
         return None
-    content = np.asarray(np.memmap(path, np.uint8, "r", start))  # a look-up in a plain array is twice as fast
+    content = np.asarray(np.memmap(path, np.uint8, "r", start))  # twice as fast to look up as a memmap
     columns = {name: _column(content, about) for name, about in header.items() if name != "__metadata__"}
     shards, failed = (json.loads(columns.pop(name).tobytes()) for name in ("shards", "failed"))
     index = Index(columns, shards, {key: Failure(**why) for key, why in failed.items()})
@@ -161,7 +162,7 @@ def _text(value: Any) -> NDArray[np.uint8]:
 
 
 def _columns(number: int, receipt: Receipt) -> Columns:
-    """The rows of one receipt, unsorted."""
+    """The images of one receipt as columns, unsorted, and the columns of its shard."""
     entries = list(receipt.images.values())
     keys = np.frombuffer(bytes.fromhex("".join(receipt.images)), np.uint8).reshape(-1, 32)
     return {
@@ -177,17 +178,17 @@ def _columns(number: int, receipt: Receipt) -> Columns:
     }
 
 
-NO_ROWS = _columns(0, Receipt("", "", 0, 0, "", "", 0.0, 0.0, {}))
-OF_SHARDS = ("shard_bytes", "shard_seconds")
+EMPTY = _columns(0, Receipt("", "", 0, 0, "", "", 0.0, 0.0, {}))
+SHARD_COLUMNS = ("shard_bytes", "shard_seconds")
 
 
-def _sorted(parts: list[Columns]) -> Columns:
-    """All rows by key, each key once, that of the first shard."""
+def _sorted(tables: list[Columns]) -> Columns:
+    """All rows sorted by key, each key once, from the first shard that has it."""
     columns = {
-        name: np.concatenate([part[name] for part in [NO_ROWS, *parts]]) for name in NO_ROWS if name not in OF_SHARDS
+        name: np.concatenate([table[name] for table in [EMPTY, *tables]]) for name in EMPTY if name not in SHARD_COLUMNS
     }
     words = columns["key"].view(">u8").astype(np.uint64)
-    order = np.lexsort(words.T[::-1])  # stable: of equal keys the first shard's comes first
+    order = np.lexsort(words.T[::-1])  # stable: equal keys stay in the order of their shards
     words = words[order]
     is_first = np.ones(len(words), bool)
     is_first[1:] = (words[1:] != words[:-1]).any(axis=1)
@@ -195,12 +196,13 @@ def _sorted(parts: list[Columns]) -> Columns:
     return {name: column[kept] for name, column in columns.items()} | {"prefix": words[is_first, 0].copy()}
 
 
-def _shard_columns(parts: list[Columns], stamps: Columns) -> Columns:
-    return {name: np.concatenate([NO_ROWS[name][:0], *(part[name] for part in parts)]) for name in OF_SHARDS} | stamps
+def _shard_columns(tables: list[Columns], stamps: Columns) -> Columns:
+    columns = {name: [EMPTY[name][:0], *(table[name] for table in tables)] for name in SHARD_COLUMNS}
+    return {name: np.concatenate(column) for name, column in columns.items()} | stamps
 
 
 def _stamps(found: dict[str, os.stat_result], shards: Sequence[str]) -> Columns:
-    """Size and time of writing of each shard's receipt, 0 where there is none."""
+    """Size and modification time of each shard's receipt, 0 where it is missing."""
     stats = [found.get(shard) for shard in shards]
     return {
         "receipt_bytes": np.array([stat.st_size if stat else 0 for stat in stats], np.uint64),
@@ -209,11 +211,11 @@ def _stamps(found: dict[str, os.stat_result], shards: Sequence[str]) -> Columns:
 
 
 def file_stats(folder: Path, suffix: str) -> dict[str, os.stat_result]:
-    """The files in a folder whose name ends in `suffix`, by what comes before it; none if there is no folder."""
+    """Stats of the files in a folder, by name without `suffix`, which they must have; none if the folder is missing."""
     found = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(suffix):
-                with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                with contextlib.suppress(FileNotFoundError):  # removed after it was listed
                     found[entry.name.removesuffix(suffix)] = entry.stat()
     return found

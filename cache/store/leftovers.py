@@ -1,8 +1,9 @@
-"""What killed processes leave in a cache folder, and which of it may go.
+"""What killed processes leave in a cache folder, and which of it may be removed.
 
-A file under a temporary name may go when its process is gone from this machine or it has not been written to for
-longer than a claim lasts; a claim when its worker is dead; a shard without a receipt when nobody has it in work. The
-scratch folder of a measurement, beside the caches, may go when its process is gone, or silent for an hour.
+- A temporary file: its process has ended on this machine, or it was not written to for longer than a claim lasts.
+- A claim: its worker is dead.
+- A shard without a receipt: no living worker has claimed it.
+- The scratch folder of a measurement, beside the caches: its process has ended, or wrote nothing for an hour.
 """
 
 from __future__ import annotations
@@ -14,64 +15,64 @@ from pathlib import Path
 
 import psutil
 
-from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, age, bury, works
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, age, claimed_work, remove_if_dead
 from lookonce.cache.store.receipts import finished_shards
 from lookonce.cache.store.shards import SHARDS
 from lookonce.files import SCRATCH, TEMPORARY_MARK, writer_host
 
 SCRATCH_EXPIRY_S = 3600
-"""A measurement loads its models between two writes."""
+"""Long enough for a measurement to load its models between two writes."""
 SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
 
 
-def temporaries(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Temporary files whose writer is gone."""
-    in_work = {work.shard for work, _, alive in works(folder, expiry_s) if alive}
+def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
+    """Temporary files whose writer has ended."""
+    claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)
-        if path.is_dir() or (path.parent.name == SHARDS and name.split(".")[0] in in_work):
+        if path.is_dir() or (path.parent.name == SHARDS and name.split(".")[0] in claimed):
             continue
         with contextlib.suppress(FileNotFoundError):
-            if _is_gone(writer) or age(path) > expiry_s:
+            if _has_ended(writer) or age(path) > expiry_s:
                 yield path
 
 
 def dead_claims(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Claims whose worker is dead."""
-    return (folder / CLAIMS / f"{work.shard}.json" for work, _, alive in works(folder, expiry_s) if not alive)
+    """The files of dead claims."""
+    return (folder / CLAIMS / f"{work.shard}.json" for work, _, alive in claimed_work(folder, expiry_s) if not alive)
 
 
 def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Shard files without a receipt that nobody has in work."""
-    known = set(finished_shards(folder)) | {work.shard for work, _, alive in works(folder, expiry_s) if alive}
+    """Shard files without a receipt that no living worker has claimed."""
+    known = set(finished_shards(folder)) | {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     return (path for path in sorted((folder / SHARDS).glob("*.safetensors")) if path.stem not in known)
 
 
 def scratch_folders(root: Path) -> Iterator[Path]:
-    """Scratch folders in a folder of caches whose process is gone, or has written nothing for long."""
+    """Scratch folders below a folder of caches whose process has ended or wrote nothing for `SCRATCH_EXPIRY_S`."""
     for path in sorted(root.glob(f"{SCRATCH}*")):
         name = SCRATCH_NAME.fullmatch(path.name)
         if name and path.is_dir() and not path.is_symlink():
             with contextlib.suppress(FileNotFoundError):
-                if _is_gone(name[1]) or _silent_s(path) > SCRATCH_EXPIRY_S:
+                if _has_ended(name[1]) or _idle_s(path) > SCRATCH_EXPIRY_S:
                     yield path
 
 
-def _silent_s(folder: Path) -> float:
-    """Seconds since anything in a folder was written."""
+def _idle_s(folder: Path) -> float:
+    """Seconds since anything in a folder was modified."""
     written = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
     return age(folder) - (written - folder.stat().st_mtime)
 
 
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
-    """Remove what can only be rubbish: temporary files and claims of the dead."""
-    for path in temporaries(folder, expiry_s):
+    """Remove the temporary files and claims of dead workers."""
+    for path in temporary_files(folder, expiry_s):
         path.unlink(missing_ok=True)
     for path in dead_claims(folder, expiry_s):
-        bury(path, expiry_s)
+        remove_if_dead(path, expiry_s)
 
 
-def _is_gone(writer: str) -> bool:
-    """Whether the process in a temporary file's name, HOST-PID-RANDOM, was on this machine and is not any more."""
+def _has_ended(writer: str) -> bool:
+    """Whether the process in a temporary name (HOST-PID-RANDOM) ran on this machine and has ended."""
     host, _, rest = writer.rpartition("-")[0].rpartition("-")
     return host == writer_host() and rest.isdigit() and not psutil.pid_exists(int(rest))

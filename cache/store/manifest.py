@@ -1,8 +1,8 @@
-"""The small files of a cache folder: manifest, plan and quarantine. FORMAT.md specifies them.
+"""The small files of a cache folder: manifest, plan files and quarantine. FORMAT.md specifies them.
 
-Design: JSON that a person can read, and none of it is ever changed by two: the manifest and each part of the plan
-appear once, whole, by whoever is first, and stay; the quarantine is a summary of what the receipts say, for people.
-A part of the plan begins with a checksum of all that follows, as receipts do; the manifest has that of its fingerprint.
+Design: JSON that people can read and that two processes never change. The manifest and each plan file are created
+once, whole, by the first process that tries, and never change; the quarantine is a summary of the receipts for people.
+A plan file begins with a checksum of all that follows, as a receipt does; the manifest has that of its fingerprint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
 from lookonce.files import create_text, write_text
 
 MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
-BROKEN = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading a file that is not as it was written may raise."""
+PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError)
+"""Exceptions that parsing a damaged file may raise."""
 
 
-def settle(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
-    """Write the manifest, or find that it is there and the same.
+def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
+    """Write the manifest, or check that the existing one has this fingerprint.
 
     Raises:
         CacheMismatch: the folder was made from something else.
@@ -50,14 +50,14 @@ def settle(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]
     if path.exists() or not create_text(path, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"):
         found = read_manifest(folder)
         if found != fingerprint:
-            raise CacheMismatch(mismatch([found], fingerprint, f"{folder} was made from something else"))
+            raise CacheMismatch(mismatch_message([found], fingerprint, f"{folder} was made from something else"))
 
 
 def read_manifest(folder: Path) -> Fingerprint:
     """The fingerprint in a cache's manifest.
 
     Raises:
-        CacheError: there is no manifest, it is broken, or of a version this program does not read.
+        CacheError: there is no manifest, it is broken, or this program does not read its format version.
     """
     path = folder / MANIFEST
     try:
@@ -66,69 +66,69 @@ def read_manifest(folder: Path) -> Fingerprint:
         if version == FORMAT_VERSION:
             return _checked(Fingerprint.from_json(value["fingerprint"]), value.get("sha256"))
     except FileNotFoundError:
-        raise CacheError(f"{folder} is no cache: it has no {MANIFEST}; make one with: {BUILD_COMMAND}") from None
-    except BROKEN as error:
+        raise CacheError(f"{folder} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
+    except PARSE_ERRORS as error:
         raise CacheCorrupt(f"{path} is broken ({error!r}); run: {REPAIR_COMMAND}") from None
     raise CacheError(
-        f"{folder} is of format version {version!r}, this program reads version {FORMAT_VERSION}; "
-        f"make a new one with: {BUILD_COMMAND}"
+        f"{folder} has format version {version!r}, this program reads version {FORMAT_VERSION}; "
+        f"build a new cache with: {BUILD_COMMAND}"
     )
 
 
 def _checked(fingerprint: Fingerprint, sha256: str | None) -> Fingerprint:
     if sha256 not in (None, fingerprint.sha256):
-        raise ValueError("its fingerprint does not have the sha256 that stands beside it")
+        raise ValueError("the sha256 of its fingerprint is not the recorded one")
     return fingerprint
 
 
-def plan_path(folder: Path, part: int) -> Path:
-    return folder / (f"plan-{part:05d}.json" if part else PLAN)
+def plan_path(folder: Path, number: int) -> Path:
+    return folder / (f"plan-{number:05d}.json" if number else PLAN)
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan of a cache, all parts of it; an empty one if there is none yet.
+    """The plan of a cache from all its plan files; an empty one if there is none yet.
 
     Raises:
-        CacheCorrupt: it is not what was written.
+        CacheCorrupt: a plan file is damaged.
     """
-    parts = list(_plan_parts(folder))
-    return Plan(tuple(shard for part in parts for shard in part), num_parts=len(parts))
+    files = list(_plan_files(folder))
+    return Plan(tuple(shard for shards in files for shard in shards), num_files=len(files))
 
 
 def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard]) -> bool:
-    """Add `shards` after those of `plan`; False if the plan has grown meanwhile and must be read again."""
-    return create_text(plan_path(folder, plan.num_parts), plan_text(shards))
+    """Append `shards` to `plan`; False if another process has extended it meanwhile and it must be read again."""
+    return create_text(plan_path(folder, plan.num_files), plan_text(shards))
 
 
 def plan_text(shards: Iterable[Shard]) -> str:
-    """A part of the plan as JSON, one shard a line, that begins with a checksum of what follows it."""
+    """A plan file as JSON, one shard per line, that begins with a checksum of what follows it."""
     lines = ",\n".join(f"    {json.dumps(shard.to_json())}" for shard in shards)
     body = f'  "format_version": {FORMAT_VERSION},\n  "shards": [\n{lines}\n  ]\n}}\n'
     return checksum_line(body.encode()) + body
 
 
-def read_plan_part(path: Path) -> tuple[Shard, ...]:
-    """The shards of one part of the plan.
+def read_plan_file(path: Path) -> tuple[Shard, ...]:
+    """The shards of one plan file.
 
     Raises:
-        CacheCorrupt: it is not what was written.
+        CacheCorrupt: it is damaged.
     """
     content = path.read_bytes()
     body = content[LEN_CHECKSUM_LINE:]
     if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
-        raise CacheCorrupt(f"{path} is not what was written; run: {REPAIR_COMMAND}")
+        raise CacheCorrupt(f"{path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
     return tuple(Shard.from_json(shard) for shard in json.loads(content)["shards"])
 
 
-def _plan_parts(folder: Path) -> Iterator[tuple[Shard, ...]]:
-    part = 0
-    while (path := plan_path(folder, part)).exists():
-        yield read_plan_part(path)
-        part += 1
+def _plan_files(folder: Path) -> Iterator[tuple[Shard, ...]]:
+    number = 0
+    while (path := plan_path(folder, number)).exists():
+        yield read_plan_file(path)
+        number += 1
 
 
 def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Mapping[Path, str]) -> None:
-    """Sum up for people which images (key to failure) and which files have no features, and why."""
+    """Summarise for people which images (key to failure) and which files (path to reason) have no features."""
     lines: list[dict[str, str | None]]
     lines = [{"key": key, "file": failure.file, "reason": failure.reason} for key, failure in failures.items()]
     lines += [{"key": None, "file": str(path), "reason": reason} for path, reason in unusable.items()]
@@ -139,15 +139,15 @@ def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Ma
 
 
 NUM_DIFFERENCES = 8
-"""How many differing fields a message shows."""
+"""The most differing fields that a message shows."""
 
 
-def mismatch(others: list[Fingerprint], wanted: Fingerprint, what: str) -> str:
-    """A message that begins with `what` and names the fields in which the closest of `others` differs."""
+def mismatch_message(others: list[Fingerprint], wanted: Fingerprint, what: str) -> str:
+    """A message that begins with `what` and names the fields in which the most similar of `others` differs."""
     closest = min(others, key=lambda other: len(wanted.differences(other)))
     found = wanted.differences(closest)
     lines = [f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in found[:NUM_DIFFERENCES]]
     more = [f"  and {len(found) - NUM_DIFFERENCES} more"] if len(found) > NUM_DIFFERENCES else []
     head = f"{what}; {closest.folder_name} differs in"
-    advice = f"Change the run file back, or make this run's own cache with: {BUILD_COMMAND}"
+    advice = f"Change the run file back, or build a cache for this run with: {BUILD_COMMAND}"
     return "\n".join([head, *lines, *more, advice])

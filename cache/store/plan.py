@@ -1,11 +1,11 @@
-"""The plan of a cache: which images go into which shard.
+"""The plan of a cache: which images belong to which shard.
 
-Design: made before the first image is encoded and never changed after, so that any number of workers, restarted any
-number of times, cut the work alike. Images are cut by size in the order in which they are read best; a cache that is
-asked for more images gets more shards, the ones it has stay as they are. For each image the plan keeps the number of
-tokens, from the image's header, and the files it was found in, so that a worker needs to hash nothing before it begins.
-The stamps of those
-files tell it which to doubt. The cost is about 150 bytes an image.
+Design: the plan is written before the first image is encoded and only ever appended to, so any number of workers,
+restarted any number of times, divide the images in the same way. Images are cut into shards by planned size, in the
+order in which they are fastest to read. A cache that is asked for more images gets more shards; existing ones do not
+change. For each image the plan has the number of tokens, from the image's header, and the files in which it was found,
+so a worker can begin without hashing files; the stamps show which files may have changed. The cost is about 150 bytes
+per image.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 from lookonce.datasets.stamps import Stamp
 
 MAX_IMAGES = 16_384
-"""In a shard, whatever their size: keeps a shard's header far below safetensors' limit of 100 MB."""
+"""The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
 
 
 @dataclass(frozen=True)
 class PlannedImage:
-    """An image to be encoded."""
+    """An image to encode."""
 
     key: str
     num_tokens: int
-    """From its header; 0 if it has none."""
+    """Computed from the size in the image's header; 0 if that is unreadable."""
     files: tuple[str, ...]
-    """Where it was found; its bytes are checked against the key when they are read."""
+    """The files in which the image was found; bytes are checked against the key when they are read."""
     stamps: tuple[Stamp | None, ...] = ()
-    """Of each file, before it was hashed; none if that is not known."""
+    """The stamp of each file, taken before it was hashed; None where it is unknown."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to be: its name and what goes into it."""
+    """A planned shard: its name and its images."""
 
     name: str
     images: tuple[PlannedImage, ...]
@@ -60,7 +60,7 @@ class Shard:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Shard:
         keys, files = value["keys"], map(tuple, value["files"])
-        stamps = (tuple(stamp and tuple(stamp) for stamp in of) for of in value.get("stamps", [()] * len(keys)))
+        stamps = (tuple(stamp and tuple(stamp) for stamp in row) for row in value.get("stamps", [()] * len(keys)))
         columns = zip(keys, value["num_tokens"], files, stamps, strict=True)
         return cls(value["name"], tuple(PlannedImage(*column) for column in columns))
 
@@ -70,13 +70,13 @@ class Plan:
     """All shards of a cache, in the order of their numbers."""
 
     shards: tuple[Shard, ...] = ()
-    num_parts: int = 0
-    """Files that it is kept in; each further extension is one more."""
+    num_files: int = 0
+    """The number of plan files; each extension adds one."""
 
     def extension(
         self, images: Sequence[PlannedImage], bytes_per_token: int, shard_bytes: int, taken: Iterable[str] = ()
     ) -> tuple[Shard, ...]:
-        """Shards for further images, in their order, with names after those of this plan and those that are `taken`."""
+        """Shards for more images, in order; their numbers follow those of this plan and of the names in `taken`."""
         names = (*taken, *(shard.name for shard in self.shards))
         first = max((int(name.rpartition("-")[2]) + 1 for name in names), default=0)
         groups = cut(images, shard_bytes // bytes_per_token)
@@ -91,7 +91,7 @@ def shard_name(number: int) -> str:
 
 
 def cut(images: Iterable[PlannedImage], max_tokens: int) -> list[tuple[PlannedImage, ...]]:
-    """Cut images into runs of at most `max_tokens`, in order; one larger than that has a run of its own."""
+    """Cut images into groups of at most `max_tokens`, in order; a larger image is a group by itself."""
     groups: list[list[PlannedImage]] = []
     filled = 0
     for image in images:

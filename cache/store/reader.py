@@ -1,9 +1,9 @@
 """Features from disk: `VisionCache`.
 
-Design: one `pread` an image, straight into the memory that is given out (pinned, if a GPU is to have it), and its
-checksum compared: a flipped bit is an error, never a training sample. Several images are read by several threads at
-once. No memory map of features: on network filesystems page faults make it many times slower, and a truncated file
-reads as zeros. Opening reads the manifest and the index, or the receipts, and asks for the size of each shard.
+Design: one `pread` per image, straight into the memory that is returned (pinned, if it goes to a GPU), and a checksum:
+a flipped bit is an error, never a training sample. `get_many` reads on several threads. Features are not
+memory-mapped: on network filesystems page faults make that many times slower, and a truncated file reads as zeros.
+Opening reads the manifest and the index, or the receipts, and lists the sizes of the shards.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.index import Index, file_stats
-from lookonce.cache.store.manifest import BROKEN, MANIFEST, mismatch, read_manifest
-from lookonce.cache.store.receipts import Entry, Failure, Grid
+from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, mismatch_message, read_manifest
+from lookonce.cache.store.receipts import Entry, Failure
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
+from lookonce.threads import NUM_THREADS
 
 if TYPE_CHECKING:
     import torch
 
-NUM_READERS = 8
-"""Threads of `get_many`: reading and checksums release Python's lock."""
 NUM_OPEN = 128
-"""Shard files that are kept open, far below the 1,024 that many systems allow a process."""
+"""The most shard files that are kept open, far below the 1,024 that many systems allow a process."""
 
 
 class VisionCache:
@@ -41,9 +40,9 @@ class VisionCache:
 
         cache = VisionCache.open("caches/1f2e3d4c5b6a7980")
         features = cache[image_key(Path("a.jpg"))]      # [num_tokens, num_levels, hidden]
-        several = cache.get_many(keys, pin=True)        # read side by side, ready for .to("cuda", non_blocking=True)
+        several = cache.get_many(keys, pin=True)        # read in parallel, ready for .to("cuda", non_blocking=True)
 
-    Safe to use from several threads and from processes that were forked or that got it pickled.
+    Safe to use from several threads, after a fork, and pickled to other processes.
     """
 
     def __init__(self, folder: Path, fingerprint: Fingerprint, *, check: bool = True) -> None:
@@ -63,8 +62,8 @@ class VisionCache:
         """Open a cache folder, the one with `manifest.json` in it.
 
         Raises:
-            CacheError: it is no cache, or of a format this version does not read.
-            CacheCorrupt: a shard is missing, of another size than its receipt says, or a receipt is broken.
+            CacheError: the folder is not a cache, or has a format version that this program does not read.
+            CacheCorrupt: a shard is missing or has not the size in its receipt, or a receipt is damaged.
         """
         folder = Path(folder)
         return cls(folder, read_manifest(folder), check=check)
@@ -75,17 +74,17 @@ class VisionCache:
 
     @property
     def size_bytes(self) -> int:
-        """Of all shards."""
+        """The bytes of all shards."""
         return int(self.index.columns["shard_bytes"].sum())
 
     @property
     def encode_seconds(self) -> float:
-        """What making the shards took, all workers' time together."""
+        """Seconds that building the shards took, summed over all workers."""
         return float(self.index.columns["shard_seconds"].sum())
 
     @property
     def failed(self) -> dict[str, Failure]:
-        """The images that could not be encoded."""
+        """The images that could not be encoded, each with its reason, by image key."""
         return self.index.failed
 
     def keys(self) -> Iterator[str]:
@@ -102,18 +101,18 @@ class VisionCache:
         """The features of an image, `[num_tokens, num_levels, hidden]`, in the tower's dtype, on the CPU.
 
         Raises:
-            FeaturesMissing: the cache does not hold that image.
-            CacheCorrupt: the bytes on disk are not those that were written.
+            FeaturesMissing: the cache does not have the image.
+            CacheCorrupt: the bytes on disk are damaged.
         """
         return self._read(key, pin=False)
 
     def get_many(self, keys: Iterable[str], *, pin: bool = False) -> list[torch.Tensor]:
-        """The features of several images, in the order of `keys`, read side by side.
+        """The features of several images, in the order of `keys`, read in parallel.
 
-        `pin` reads into page-locked memory, from which a GPU copies without waiting; without a GPU it does nothing.
+        `pin` reads into page-locked memory, from which copies to a GPU are asynchronous; without a GPU it does nothing.
         """
-        if self._threads is None or self._process != os.getpid():  # a forked process has the pool and not its threads
-            self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="features")
+        if self._threads is None or self._process != os.getpid():  # a forked process has the pool but not its threads
+            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="features")
             self._process = os.getpid()
         return list(self._threads.map(lambda key: self._read(key, pin), keys))
 
@@ -122,15 +121,15 @@ class VisionCache:
         return self.entry(key)[1].grid_thw
 
     def entry(self, key: str) -> tuple[str, Entry]:
-        """The shard of an image and where it lies there.
+        """The shard of an image, and its entry there.
 
         Raises:
-            FeaturesMissing: the cache does not hold that image.
+            FeaturesMissing: the cache does not have the image.
         """
         row = self.index.find(key)
         if row is None:
             failure = self.failed.get(key)
-            why = f"it is quarantined: {failure.reason}" if failure else f"make them with: {BUILD_COMMAND}"
+            why = f"it is quarantined: {failure.reason}" if failure else f"build the cache with: {BUILD_COMMAND}"
             raise FeaturesMissing(f"no features of image {key} in {self.folder}; {why}")
         return self.index.entry(row)
 
@@ -139,7 +138,7 @@ class VisionCache:
         storage, levels, hidden = self.fingerprint.storage, self.fingerprint.num_levels, self.fingerprint.hidden_size
         expected = entry.num_tokens * self.fingerprint.bytes_per_token
         if expected != entry.size_bytes:
-            raise self._corrupt(shard, key, f"are {entry.size_bytes:,} bytes by their receipt, not {expected:,}")
+            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
         import torch
 
         pin = pin and torch.cuda.is_available()
@@ -150,8 +149,8 @@ class VisionCache:
         features = content[:split].view(storage.stored).view(entry.num_tokens, levels, hidden)
         if not storage.is_scaled:
             return features
-        unpacked = storage.unpack(features, content[split:].view(torch.float32).view(entry.num_tokens, levels))
-        return unpacked.pin_memory() if pin else unpacked
+        dequantized = storage.dequantize(features, content[split:].view(torch.float32).view(entry.num_tokens, levels))
+        return dequantized.pin_memory() if pin else dequantized
 
     def _read_into(self, buffer: memoryview, shard: str, entry: Entry, key: str) -> None:
         filled = 0
@@ -160,12 +159,12 @@ class VisionCache:
             while filled < entry.size_bytes:
                 num_read = os.preadv(file.descriptor, [buffer[filled:]], entry.offset + filled)
                 if num_read == 0:
-                    raise self._corrupt(shard, key, "end before they should")
+                    raise self._corrupt(shard, key, "are truncated")
                 filled += num_read
         except OSError as error:
-            raise self._corrupt(shard, key, f"can not be read ({error.strerror})") from None
+            raise self._corrupt(shard, key, f"cannot be read ({error.strerror})") from None
         if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
-            raise self._corrupt(shard, key, "do not have the checksum of their receipt")
+            raise self._corrupt(shard, key, "do not have the checksum in the receipt")
 
     def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
         return CacheCorrupt(
@@ -187,48 +186,48 @@ class VisionCache:
 
 
 class _ShardFile:
-    """A shard file, open as long as someone holds this: one that the cache forgets stays so for who reads from it."""
+    """A shard file that stays open while there are references to this, so evicting it does not disturb a reader."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        with contextlib.suppress(AttributeError):  # of one that could not be opened
+        with contextlib.suppress(AttributeError):  # the file could not be opened
             close(self.descriptor)
 
 
 def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> VisionCache:
-    """Open the cache below `root` that has this fingerprint.
+    """Open the cache with this fingerprint below `root`.
 
     Raises:
-        CacheMismatch: there are caches below `root`, all of other fingerprints; says in which fields they differ.
-        CacheError: there is none at all.
+        CacheMismatch: all caches below `root` have other fingerprints; the message names the fields that differ.
+        CacheError: `root` has no caches.
     """
     what = f"no cache in {root.absolute()} fits this model and these pixels"
     folder = root / fingerprint.folder_name
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
         if found != fingerprint:
-            raise CacheMismatch(mismatch([found], fingerprint, what))
+            raise CacheMismatch(mismatch_message([found], fingerprint, what))
         return VisionCache(folder, found, check=check)
     others = list(_readable_manifests(root))
     if others:
-        raise CacheMismatch(mismatch(others, fingerprint, what))
-    raise CacheError(f"no cache in {root.absolute()}; make it with: {BUILD_COMMAND}")
+        raise CacheMismatch(mismatch_message(others, fingerprint, what))
+    raise CacheError(f"no cache in {root.absolute()}; build it with: {BUILD_COMMAND}")
 
 
 def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
-    """The fingerprints of the caches below `root`, also of other format versions, as far as this program knows them."""
+    """The fingerprints of all caches below `root` with a readable manifest, whatever its format version."""
     for path in sorted(root.glob(f"*/{MANIFEST}")):
-        with contextlib.suppress(OSError, *BROKEN):
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
             yield Fingerprint.from_json(json.loads(path.read_text())["fingerprint"])
 
 
 def _check_sizes(folder: Path, index: Index) -> None:
-    """Compare the size of each shard with its receipt: one directory listing, no shard is opened."""
+    """Compare the size of each shard with its receipt: lists one folder and opens no shard."""
     found = file_stats(folder / SHARDS, ".safetensors")
     for shard, expected in zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True):
         size = found[shard].st_size if shard in found else None
         if size != expected:
-            state = "is missing" if size is None else f"has {size:,} bytes, its receipt says {expected:,}"
+            state = "is missing" if size is None else f"has {size:,} bytes, expected {expected:,} (from its receipt)"
             raise CacheCorrupt(f"{shard_path(folder, shard)} {state}; run: {REPAIR_COMMAND}")

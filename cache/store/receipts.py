@@ -1,9 +1,9 @@
-"""Receipts: what a finished shard holds, and that it is finished. FORMAT.md specifies them.
+"""Receipts: what a finished shard holds, and the proof that it is finished. FORMAT.md specifies them.
 
-Design: written last, so a shard that is there without one was never finished and does not count. A receipt holds what
-reading needs (offset, size, grid, checksum of each image), so opening a cache reads no shard, and what became of the
-images that could not be encoded, so that workers need no file in common to say it. Its first line is a checksum of all
-that follows: a flipped byte in a receipt is found as surely as one in a shard.
+Design: a receipt is written last, so a shard without one was never finished and does not count. It has what reading
+needs (offset, size, grid and checksum of each image), so opening a cache opens no shard, and the failures of images
+that could not be encoded, so workers share no file for them. Its first line is a checksum of all that follows: a
+flipped byte in a receipt is detected as surely as one in a shard.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from typing import Any
 
 import xxhash
 
-from lookonce.cache.constants import FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.cache.constants import FORMAT_VERSION, REPAIR_COMMAND, Grid
 from lookonce.errors import CacheCorrupt
 from lookonce.files import create_text
-from lookonce.threads import ahead
+from lookonce.threads import threaded_map
 
 RECEIPTS = "receipts"
-Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the features of one image lie, and what they must be."""
+    """Offset, size and checksum of the features of one image in a shard."""
 
     offset: int
-    """In the shard file, of the first byte."""
+    """The offset of the first byte in the shard file."""
     size_bytes: int
     num_tokens: int
     grid_thw: Grid
     xxh3_64: str
     norms: tuple[float, ...] = ()
-    """For each level, the mean length of a token's vector."""
+    """The mean length of a token's vector, for each level."""
     peaks: tuple[float, ...] = ()
-    """For each level, the largest absolute value."""
+    """The largest absolute value, for each level."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Failure:
     file: str
     reason: str
     retry: bool = False
-    """The file could not be read or had changed, which another build may find otherwise."""
+    """Whether the next build tries again: the file could not be read, or had changed. Other failures are final."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +57,18 @@ class Receipt:
 
     shard: str
     fingerprint: str
-    """Full, of the cache it was made for."""
+    """The fingerprint of the cache, all 64 digits."""
     size_bytes: int
     header_bytes: int
-    """Of the shard file, before the features. `header_xxh3_64` covers them, the images' checksums all that follows."""
+    """The bytes before the features, which `header_xxh3_64` covers; the images' checksums cover all that follows."""
     header_xxh3_64: str
     host: str
     finished: float
-    """Seconds since 1970."""
+    """When the shard was finished, in seconds since 1970."""
     seconds: float
-    """Spent on reading, encoding and writing its images."""
+    """How long reading, encoding and writing the images took."""
     images: dict[str, Entry]
     failed: dict[str, Failure] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.shard}.json"
 
 
 def receipt_path(folder: Path, shard: str) -> Path:
@@ -85,12 +80,12 @@ def has_receipt(folder: Path, shard: str) -> bool:
 
 
 def write_receipt(folder: Path, receipt: Receipt) -> bool:
-    """Write a receipt; False if the shard has one already."""
+    """Write a receipt; False if the shard already has one."""
     return create_text(receipt_path(folder, receipt.shard), to_text(receipt))
 
 
 def to_text(receipt: Receipt) -> str:
-    """A receipt as JSON, one image a line, that begins with a checksum of what follows it."""
+    """A receipt as JSON, one image per line, that begins with a checksum of what follows it."""
     value = {"format_version": FORMAT_VERSION, **asdict(receipt)}
     body = ",\n".join(f"  {json.dumps(name)}: {_lines(item)}" for name, item in value.items()) + "\n}\n"
     return checksum_line(body.encode()) + body
@@ -113,21 +108,21 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
     """The receipt of a shard.
 
     Raises:
-        FileNotFoundError: it has none.
-        CacheCorrupt: it is not what was written.
+        FileNotFoundError: the shard has no receipt.
+        CacheCorrupt: the receipt is damaged.
     """
     path = receipt_path(folder, shard)
     content = path.read_bytes()
     body = content[LEN_CHECKSUM_LINE:]
     if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
-        raise CacheCorrupt(f"receipt {path} is not what was written; run: {REPAIR_COMMAND}")
+        raise CacheCorrupt(f"receipt {path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
     value: dict[str, Any] = json.loads(content)
     del value["xxh3_64"], value["format_version"]
     value["images"] = {key: _entry(entry) for key, entry in value["images"].items()}
     value["failed"] = {key: Failure(**failure) for key, failure in value["failed"].items()}
     receipt = Receipt(**value)
     if receipt.shard != shard:
-        raise CacheCorrupt(f"receipt {path} is that of {receipt.shard}; run: {REPAIR_COMMAND}")
+        raise CacheCorrupt(f"receipt {path} belongs to {receipt.shard}; run: {REPAIR_COMMAND}")
     return receipt
 
 
@@ -137,21 +132,21 @@ def _entry(value: dict[str, Any]) -> Entry:
 
 
 def finished_shards(folder: Path) -> list[str]:
-    """The names of the shards that have a receipt, in the order of their numbers."""
+    """The names of the shards with a receipt, in the order of their numbers."""
     names = (path.stem for path in (folder / RECEIPTS).glob("*.json"))
     return sorted(names, key=lambda name: (len(name), name))
 
 
 def read_receipts(folder: Path) -> Iterator[Receipt]:
-    """All receipts of a cache, in the order of their shards, few of them in memory at once.
+    """All receipts of a cache, in the order of their shards, only a few of them in memory at a time.
 
     Raises:
-        CacheCorrupt: one of them is not what was written.
+        CacheCorrupt: one of them is damaged.
     """
 
     def read(shard: str) -> Receipt | None:
-        with contextlib.suppress(FileNotFoundError):  # removed by a repair since it was listed
+        with contextlib.suppress(FileNotFoundError):  # removed by a repair after it was listed
             return read_receipt(folder, shard)
         return None
 
-    return (receipt for receipt in ahead(read, finished_shards(folder)) if receipt)
+    return (receipt for receipt in threaded_map(read, finished_shards(folder)) if receipt)

@@ -1,10 +1,10 @@
 """Shards: features on disk as plain safetensors files. FORMAT.md specifies them.
 
-Design: a shard is written as its images come out of the tower, each at the end of the file, by several threads; the
-header, for which room was left at the beginning, comes last. So a shard of any size costs no memory and writing
-overlaps with encoding, where safetensors' own `save_file` wants all tensors at once. What is written is read by that
-library (a test holds it). Features begin at a multiple of 4,096 bytes. Each image's checksum (xxh3, 64 bits) is taken
-from memory before writing, so that reading checks the whole way through the disk.
+Design: images are appended to a shard as they leave the tower, by several threads; the header is written last, into
+space reserved at the beginning of the file. So a shard of any size needs no memory and writing overlaps with encoding,
+whereas safetensors' own `save_file` needs all tensors at once. That library reads the result (there is a test).
+Features begin at a multiple of 4,096 bytes. The checksum of an image (xxh3, 64 bits) is computed from memory before
+writing, so reading detects any damage on the way to the disk and back.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from lookonce.cache.constants import FORMAT_VERSION
+from lookonce.cache.constants import FORMAT_VERSION, Grid
 from lookonce.cache.store.direct_io import ALIGNMENT, DirectFile, write_all
 from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.receipts import (
     Entry,
     Failure,
-    Grid,
     Receipt,
     has_receipt,
     receipt_path,
@@ -44,31 +43,31 @@ if TYPE_CHECKING:
 SHARDS = "shards"
 FORMAT_NAME = "lookonce-features"
 HEADER_BYTES_PER_TENSOR = 320
-"""At most: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
+"""An upper bound: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
 NUM_WRITERS = 4
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One image's features as they are stored."""
+class StoredImage:
+    """The features of one image in the form in which they are stored."""
 
     key: str
     grid_thw: Grid
-    parts: tuple[torch.Tensor, ...]
-    """On the CPU: features `[num_tokens, num_levels, hidden]`, and scales where the dtype has them."""
+    tensors: tuple[torch.Tensor, ...]
+    """On the CPU: features `[num_tokens, num_levels, hidden]`, and scales if the dtype has them."""
     norms: tuple[float, ...]
     peaks: tuple[float, ...]
 
     @property
     def size_bytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class ShardWriter:
-    """Writes one shard; use as a context manager, which removes what was not committed.
+    """Writes one shard; use it as a context manager, which removes a shard that was not committed.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: writing failed.
     """
 
     def __init__(
@@ -98,11 +97,11 @@ class ShardWriter:
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
-    def add(self, images: Sequence[Packed]) -> list[Future[None]]:
-        """Append images; their tensors must stay as they are until the futures that this gives are done."""
+    def add(self, images: Sequence[StoredImage]) -> list[Future[None]]:
+        """Append images; their tensors must not change until the returned futures are done."""
         done = {write for write in self._waiting if write.done()}
         for write in done:
-            write.result()  # raises what went wrong in it
+            write.result()  # raises if the write failed
         writes = []
         for image in images:
             writes.append(self._threads.submit(self._write, image, self._end))
@@ -111,7 +110,7 @@ class ShardWriter:
         return writes
 
     def commit(self) -> bool:
-        """Finish the shard and write its receipt; False if another worker has finished it meanwhile."""
+        """Finish the shard and write its receipt; False if another worker finished it meanwhile."""
         for write in self._waiting:
             write.result()
         header = self._header()
@@ -128,47 +127,47 @@ class ShardWriter:
                 return True
         except OSError:
             if not has_receipt(self.folder, self.name) and self._is_ours(path):
-                path.unlink(missing_ok=True)  # on a disk that is too full for a receipt it would only take room
+                path.unlink(missing_ok=True)  # no space for the receipt: the shard would only take up disk
             raise
         if self._is_ours(path):
-            # Another wrote its receipt since we looked, and now our file lies in the place of its own.
+            # Another worker wrote its receipt after the check above, and this file replaced its shard.
             write_text(receipt_path(self.folder, self.name), to_text(receipt))
         return False
 
     def _is_ours(self, path: Path) -> bool:
-        """Whether what lies there is the file that this has written."""
+        """Whether the file at `path` is the one that this writer wrote."""
         return path.exists() and os.stat(path).st_ino == os.fstat(self._file.descriptor).st_ino
 
-    def _write(self, image: Packed, offset: int) -> None:
+    def _write(self, image: StoredImage, offset: int) -> None:
         digest = xxhash.xxh3_64()
         start = offset
-        with self._stopwatch.phase("write"):
-            for part in image.parts:
-                content = raw_bytes(part)
+        with self._stopwatch.measure("write"):
+            for tensor in image.tensors:
+                content = raw_bytes(tensor)
                 digest.update(content)
                 self._file.write(content, offset)
                 offset += len(content)
         self._entries[image.key] = Entry(
             offset=start,
             size_bytes=image.size_bytes,
-            num_tokens=len(image.parts[0]),
+            num_tokens=len(image.tensors[0]),
             grid_thw=image.grid_thw,
             xxh3_64=digest.hexdigest(),
             norms=image.norms,
             peaks=image.peaks,
         )
 
-    def _describe(self, image: Packed) -> None:
-        """Give the image its place and its lines in the header."""
+    def _describe(self, image: StoredImage) -> None:
+        """Reserve the image's bytes at the end of the file and add its tensors to the header."""
         codes = self.fingerprint.storage.code, "F32"
-        for part, code, suffix in zip(image.parts, codes, ("", SCALE_SUFFIX), strict=False):
+        for tensor, code, suffix in zip(image.tensors, codes, ("", SCALE_SUFFIX), strict=False):
             begin = self._end - self._header_bytes
-            offsets = [begin, begin + part.nbytes]
-            self._tensors[image.key + suffix] = {"dtype": code, "shape": list(part.shape), "data_offsets": offsets}
-            self._end += part.nbytes
+            offsets = [begin, begin + tensor.nbytes]
+            self._tensors[image.key + suffix] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": offsets}
+            self._end += tensor.nbytes
 
     def _header(self) -> bytes:
-        """As safetensors wants it: the length of some JSON, the JSON, here with blanks after it."""
+        """A safetensors header: the length of the JSON, then the JSON, padded with blanks."""
         metadata = {
             "format": FORMAT_NAME,
             "format_version": str(FORMAT_VERSION),
@@ -200,7 +199,7 @@ def shard_path(folder: Path, name: str) -> Path:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON header of a safetensors file and the offset at which its data starts."""
+    """The JSON header of a safetensors file, and the offset of its data."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(size))
@@ -208,7 +207,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
-    """Remove what killed writers of a shard left; for who holds its claim."""
+    """Remove what killed writers of a shard left; only the holder of its claim may call this."""
     for leftover in shard_path(folder, name).parent.glob(f"{name}.*{TEMPORARY_MARK}*"):
         leftover.unlink(missing_ok=True)
 

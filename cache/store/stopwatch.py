@@ -1,7 +1,7 @@
-"""Where the time of a build goes: seconds of each phase, on threads and on the GPU, which overlap.
+"""Seconds of a build by operation, on threads and on the GPU; operations overlap.
 
-Design: always on. A phase costs two clock readings an image or a forward; the GPU's own phases are timed by events,
-which are read when asked for and never waited for in between.
+Design: always on. A measurement costs two clock readings per image or tower batch. GPU operations are timed by events
+that are read only when the sums are asked for, so measuring causes no host-device sync.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Adds up seconds by phase; may be used from several threads."""
+    """Sums up seconds by operation; may be used from several threads."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -26,8 +26,8 @@ class Stopwatch:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a block of this thread."""
+    def measure(self, name: str) -> Iterator[None]:
+        """Measure a block of this thread."""
         start = time.perf_counter()
         try:
             yield
@@ -35,10 +35,10 @@ class Stopwatch:
             self.add(name, time.perf_counter() - start)
 
     @contextlib.contextmanager
-    def device_phase(self, name: str, device: torch.device) -> Iterator[None]:
-        """Time what a block gives the device to do, on its current stream."""
+    def measure_device(self, name: str, device: torch.device) -> Iterator[None]:
+        """Measure what a block launches on the device's current stream."""
         if device.type != "cuda":
-            with self.phase(name):
+            with self.measure(name):
                 yield
             return
         import torch
@@ -56,7 +56,7 @@ class Stopwatch:
             self._seconds[name] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """Busy seconds of each phase so far; waits for the device."""
+        """Seconds of each operation so far; waits for the device."""
         with self._lock:
             events, self._events = self._events, []
         for name, begin, end in events:

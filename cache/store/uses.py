@@ -1,9 +1,8 @@
-"""Which trainings read a cache: a note each in the cache's folder, so that nobody deletes what a run goes on from.
+"""Which runs read a cache: a note for each in the cache folder, so that garbage collection keeps what a run needs.
 
-Design: a note is written when a training opens the cache, and counts for as long as the run's folder is there with
-something in it. Nothing needs to be taken back, so a killed run leaves no lie; deleting or moving the run ends its use.
-A run folder that was noted by another machine may be on that machine's own disk: where it can not be seen, the note
-counts for 30 days.
+Design: training writes the note when it opens the cache. The note counts while the run folder exists and is not empty;
+deleting or moving that folder ends the use. So a killed run has nothing to clean up. A run folder noted by another
+machine may be on that machine's own disk; if it is not visible here, the note counts for 30 days.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from lookonce.files import write_json
 
 USES = "uses"
 UNSEEN_S = 30 * 24 * 3600
+"""How long a note counts if its run folder is not visible and another machine wrote it."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A training that has opened a cache."""
+    """A run that has opened a cache."""
 
     run: str
-    """Its folder, absolute."""
+    """The absolute path of the run folder."""
     host: str
     time: float
-    """When it last did, seconds since 1970."""
+    """When the run last opened the cache, in seconds since 1970."""
 
 
 def note_use(folder: Path, run_folder: Path) -> None:
-    """Leave a note in a cache folder that a run reads it; does nothing where it may not write."""
+    """Note in a cache folder that a run reads it; does nothing if the folder is read-only."""
     use = Use(str(run_folder.absolute()), socket.gethostname(), round(time.time(), 3))
     with contextlib.suppress(OSError):
         write_json(use_path(folder, run_folder), asdict(use))
@@ -45,10 +45,10 @@ def use_path(folder: Path, run_folder: Path) -> Path:
 
 
 def uses(folder: Path) -> list[Use]:
-    """The runs that use a cache, those whose folder is still there, by their folder's name."""
+    """The uses of a cache whose run folder still exists, sorted by that folder."""
     found = []
     for path in (folder / USES).glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # removed or broken: no use
+        with contextlib.suppress(OSError, ValueError, TypeError):  # removed or broken: not a use
             use = Use(**json.loads(path.read_text()))
             if _is_in_use(use):
                 found.append(use)

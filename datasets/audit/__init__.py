@@ -1,17 +1,17 @@
-"""What is in records and their images, what is wrong with them, and what leaks between files.
+"""What is in records and their images, what is wrong with it, and which images several files share.
 
-corpus      what is audited: files of records, and the images they name
-pictures    what is known of each image: bytes, size, what is wrong with it
-findings    one thing that is wrong, how bad it is, and where
-questions   records as single questions about images that are known by content
-texts       near-empty texts, written-out missing values, spaces and tokens that training refuses
-repeats     the same question about the same image: duplicates and contradictions
-labels      answers that say the same in other words: order, separators, case, units
-spelling    words that look like misspellings of others
-leaks       images that files share
-vocabulary  the answers of each question, and what always giving the most frequent one scores
-audit       all of it together
-report      as text
-sheet       some images beside their questions, drawn from a seed
-page        as one HTML page
+corpus         what is audited: records files, and the images that they name
+image_info     what is known of each image: bytes, size, and what is wrong with it
+findings       one problem: how severe it is, how often it occurs, and where
+questions      records as single questions about images, which are identified by content
+texts          near-empty texts, missing values, spaces, and special tokens, which training refuses
+repeats        the same question about the same image: duplicates and contradictions
+labels         answers that differ only in order, separators, case or units
+spelling       words that look like misspellings of others
+leaks          images that several files share
+vocabulary     the answers of each question, and the majority baseline
+audit          runs all of it
+report         the audit as text
+contact_sheet  some images with a question each, drawn from a seed
+page           the audit as one HTML page
 """

@@ -1,8 +1,8 @@
-"""All of an audit together: what is in the files, what is wrong with it, what leaks.
+"""The whole audit: what is in the files, what is wrong with it, and which images they share.
 
-Design: one pass over the questions makes the counters; each kind of trouble is found from these by its own module and
-comes as `Finding`s, so text, JSON and page print all kinds alike. Records, one small tuple a question and one entry an
-image are in memory, some kilobytes an image with nine questions; the images' bytes are not.
+Design: one pass over the questions makes the counters. Each kind of problem is found from these by its own module and
+returned as `Finding`s, so that text, JSON and page show all kinds the same way. Records, one small tuple per question
+and one entry per image are kept in memory, some kilobytes for an image with nine questions; image bytes are not.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lookonce.datasets.audit.corpus import Material, RecordsFile
-from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, find, valid
+from lookonce.datasets.audit.corpus import Corpus, CorpusFile
+from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, encodable, findings_from
+from lookonce.datasets.audit.image_info import ImageInfo
 from lookonce.datasets.audit.labels import find_label_variants
 from lookonce.datasets.audit.leaks import Leak, find_leaks
-from lookonce.datasets.audit.pictures import Picture
-from lookonce.datasets.audit.questions import Asked, asked
+from lookonce.datasets.audit.questions import QuestionAnswer, list_questions
 from lookonce.datasets.audit.repeats import find_repeats
 from lookonce.datasets.audit.spelling import find_misspellings
 from lookonce.datasets.audit.texts import find_texts
@@ -35,52 +35,52 @@ from lookonce.text import count
 
 @dataclass(frozen=True)
 class FileCounts:
-    """How much is in one file."""
+    """The numbers of one file."""
 
     name: str
     path: str
     num_records: int
     num_questions: int
     num_several_turns: int
-    """Records of more than one question."""
+    """Records with several turns."""
     num_text_only: int
     """Records without an image."""
     num_several_images: int
     num_paths: int
-    """Images by name."""
+    """Distinct image paths."""
     num_images: int
-    """Images by content."""
+    """Images with distinct content."""
     num_unusable: int
-    """Names without an image that can be used."""
+    """Paths whose images are missing or cannot be decoded."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What is in some files of records."""
+    """The result of an audit."""
 
     files: tuple[FileCounts, ...]
     findings: tuple[Finding, ...]
-    """Errors first."""
+    """All findings, the most severe first."""
     leaks: tuple[Leak, ...]
     baselines: tuple[Baseline, ...]
     vocabulary: tuple[Vocabulary, ...]
     num_distinct_questions: int
     questions_per_image: Mapping[int, int]
-    """How many images have so many questions, over all files."""
+    """For each number of questions, how many images have it, over all files."""
     sizes: Mapping[Size, int]
-    """How many distinct images are so wide and high; those that can be read."""
+    """For each width and height, how many distinct images have it; unreadable images are not counted."""
 
     def with_findings(self, findings: Iterable[Finding]) -> Audit:
-        """With what others have found besides."""
+        """Return the audit with further findings."""
         return replace(self, findings=_sorted([*self.findings, *findings]))
 
     def count(self, level: Level) -> int:
-        """How many findings are as bad as that."""
+        """Count the findings of a level."""
         return sum(finding.level == level for finding in self.findings)
 
     @property
     def num_images(self) -> int:
-        """Distinct ones, over all files."""
+        """The number of distinct images over all files."""
         return sum(self.questions_per_image.values())
 
     @property
@@ -88,7 +88,7 @@ class Audit:
         return sum(file.num_questions for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in plain types; `lookonce data audit -h` says what the keys are."""
+        """Return all of it in plain types; `lookonce data audit -h` explains the keys."""
         value = {
             "files": [asdict(file) for file in self.files],
             "num_images": self.num_images,
@@ -103,16 +103,16 @@ class Audit:
                 {"width": width, "height": height, "images": images} for (width, height), images in self.sizes.items()
             ],
         }
-        return {key: valid(item) for key, item in value.items()}
+        return {key: encodable(item) for key, item in value.items()}
 
 
-def audit(material: Material) -> Audit:
-    """Look at everything."""
-    questions = asked(material)
+def audit(corpus: Corpus) -> Audit:
+    """Audit records files and their images."""
+    questions = list_questions(corpus)
     answers = count_answers(questions)
-    leaks = find_leaks(material, questions)
+    leaks = find_leaks(corpus, questions)
     findings = [
-        *find_picture_problems(material),
+        *find_image_problems(corpus),
         *(leak.finding() for leak in leaks),
         *find_repeats(questions),
         *find_texts(questions),
@@ -121,12 +121,12 @@ def audit(material: Material) -> Audit:
         *find_constants(answers),
     ]
     per_image = Counter(image for one in questions for image in one.images)
-    used = {picture.key: picture.size for picture in material.pictures.values() if picture.size}
+    used = {info.key: info.size for info in corpus.images.values() if info.size}
     return Audit(
-        files=tuple(_count(file, material, questions) for file in material.files),
+        files=tuple(_count(file, corpus, questions) for file in corpus.files),
         findings=_sorted(findings),
         leaks=tuple(leaks),
-        baselines=tuple(baselines([file.name for file in material.files], questions)),
+        baselines=tuple(baselines([file.name for file in corpus.files], questions)),
         vocabulary=tuple(vocabularies(answers)),
         num_distinct_questions=len(answers),
         questions_per_image=dict(sorted(Counter(per_image.values()).items())),
@@ -134,45 +134,46 @@ def audit(material: Material) -> Audit:
     )
 
 
-def find_picture_problems(material: Material) -> list[Finding]:
-    """Images that are missing, broken or strange, and copies under other names."""
-    pictures = material.pictures.values()
-    places = _places(material)
+def find_image_problems(corpus: Corpus) -> list[Finding]:
+    """Find images that are missing, broken or of an odd size, and copies under other names."""
+    images = corpus.images.values()
+    origins = _origins(corpus)
 
-    def items(chosen: Iterable[Picture], reason: str = "problem") -> list[Item]:
+    def items(chosen: Iterable[ImageInfo], reason: str = "problem") -> list[Item]:
         return [
-            {"image": str(picture.path), "place": places[str(picture.path)], "reason": getattr(picture, reason)}
-            for picture in chosen
+            {"image": str(info.path), "place": origins[str(info.path)], "reason": getattr(info, reason)}
+            for info in chosen
         ]
 
-    missing = items(picture for picture in pictures if picture.is_missing)
-    broken = items(picture for picture in pictures if picture.problem and not picture.is_missing)
-    odd = items((picture for picture in pictures if picture.oddity), "oddity")
-    copies = _copies(pictures)
+    missing = items(info for info in images if info.is_missing)
+    broken = items(info for info in images if info.problem and not info.is_missing)
+    odd = items((info for info in images if info.oddity), "oddity")
+    copies = _copies(images)
     return [
-        *find(
+        *findings_from(
             "images-missing",
             "error",
             missing,
-            _says_missing(len(missing), len(pictures)),
+            _missing(len(missing), len(images)),
             _example,
-            num_examples=1 if len(missing) == len(pictures) else NUM_EXAMPLES,
+            num_examples=1 if len(missing) == len(images) else NUM_EXAMPLES,
         ),
-        *find("images-broken", "error", broken, f"{count(len(broken), 'image')} can not be decoded", _example),
-        *find("images-odd", "warning", odd, f"{count(len(odd), 'image')} of a strange size", _example),
-        *find(
+        *findings_from("images-broken", "error", broken, f"{count(len(broken), 'image')} cannot be decoded", _example),
+        *findings_from("images-odd", "warning", odd, f"{count(len(odd), 'image')} of an odd size", _example),
+        *findings_from(
             "copies",
             "note",
             copies,
-            f"{count(len(copies), 'image')} there more than once under other names; each is encoded once",
+            f"{count(len(copies), 'image')} with copies under other names; each is encoded once",
             lambda item: ", ".join(item["images"][:3]),
         ),
     ]
 
 
-def _says_missing(number: int, of: int) -> str:
-    which = f"none of {count(of, 'image')}" if number == of else f"{number:,} of {count(of, 'image')} can not be"
-    return f"{which} {'can be read' if number == of else 'read'}; `--image-root` says what their paths are relative to"
+def _missing(number: int, total: int) -> str:
+    images = count(total, "image")
+    what = f"none of {images} can be read" if number == total else f"{number:,} of {images} cannot be read"
+    return f"{what}; `--image-root` names the folder that their paths are relative to"
 
 
 def _example(item: Item) -> str:
@@ -180,25 +181,25 @@ def _example(item: Item) -> str:
     return f"{named}{item['reason']} ({item['place']})"
 
 
-def _places(material: Material) -> dict[str, str]:
-    """The first record that names each image."""
+def _origins(corpus: Corpus) -> dict[str, str]:
+    """Return where the first record with each image is."""
     found: dict[str, str] = {}
-    for file in material.files:
+    for file in corpus.files:
         for record in file.records:
             for image in record.images:
-                found.setdefault(str(image), file.place(record))
+                found.setdefault(str(image), file.origin(record))
     return found
 
 
-def _copies(pictures: Iterable[Picture]) -> list[Item]:
+def _copies(images: Iterable[ImageInfo]) -> list[Item]:
     names: dict[str, list[str]] = {}
-    for picture in pictures:
-        if picture.num_bytes:
-            names.setdefault(picture.key, []).append(str(picture.path))
+    for info in images:
+        if info.num_bytes:
+            names.setdefault(info.key, []).append(str(info.path))
     return [{"key": key, "images": sorted(paths)} for key, paths in names.items() if len(paths) > 1]
 
 
-def _count(file: RecordsFile, material: Material, questions: Sequence[Asked]) -> FileCounts:
+def _count(file: CorpusFile, corpus: Corpus, questions: Sequence[QuestionAnswer]) -> FileCounts:
     records = file.records
     paths = {image for record in records for image in record.images}
     return FileCounts(
@@ -210,8 +211,8 @@ def _count(file: RecordsFile, material: Material, questions: Sequence[Asked]) ->
         num_text_only=sum(not record.images for record in records),
         num_several_images=sum(len(record.images) > 1 for record in records),
         num_paths=len(paths),
-        num_images=len({material.identity(path) for path in paths}),
-        num_unusable=sum(bool(material.pictures[path].problem) for path in paths),
+        num_images=len({corpus.identity(path) for path in paths}),
+        num_unusable=sum(bool(corpus.images[path].problem) for path in paths),
     )
 
 

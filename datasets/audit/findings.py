@@ -1,7 +1,7 @@
-"""One thing that an audit has found: how bad it is, how often it occurs, and where.
+"""One problem that an audit has found: how severe it is, how often it occurs, and where.
 
-Three levels: an `error` spoils a training or its numbers, or stops it; a `warning` is dirt that a model would learn; a
-`note` is worth knowing. `items` are complete and for programs, `examples` are the first few and for people.
+There are three levels: an `error` spoils a training or its scores, or stops it; a `warning` is dirt that a model would
+learn; a `note` is worth knowing. `items` are complete and for programs, `examples` are the first few and for people.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any, Literal
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+"""All levels, the most severe first."""
 NUM_EXAMPLES = 3
+"""A finding shows this many of its items."""
 
 Item = dict[str, Any]
+"""One occurrence of a problem, in plain types for JSON."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +25,24 @@ class Finding:
     """Something wrong, or worth knowing."""
 
     code: str
-    """Its name, which does not change from version to version."""
+    """The name of the problem; it does not change from version to version."""
     level: Level
     count: int
     says: str
-    """One sentence, with the number."""
+    """One sentence with the number, without its full stop."""
     examples: tuple[str, ...] = ()
     items: tuple[Item, ...] = ()
+
+    @property
+    def num_more(self) -> int:
+        """How many items are not among the examples."""
+        return len(self.items) - len(self.examples)
 
     def to_json(self) -> Item:
         return asdict(self)
 
 
-def find(
+def findings_from(
     code: str,
     level: Level,
     items: Sequence[Item],
@@ -44,17 +52,17 @@ def find(
     count: int | None = None,
     num_examples: int = NUM_EXAMPLES,
 ) -> list[Finding]:
-    """A finding with its first few items as examples, or none where there are no items."""
+    """Return one finding with its first few items as examples, or none if there are no items."""
     if not items:
         return []
     examples = tuple(example(item) for item in items[:num_examples])
     return [Finding(code, level, len(items) if count is None else count, says, examples, tuple(items))]
 
 
-def valid(value: Any) -> Any:
-    """Plain values as they are, but for halves of surrogate pairs in texts, which no file of UTF-8 can hold."""
+def encodable(value: Any) -> Any:
+    """Return a plain value with all lone surrogates in its texts escaped, which UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {valid(key): valid(item) for key, item in value.items()}
-    return [valid(item) for item in value] if isinstance(value, list | tuple) else value
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    return [encodable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""Answers to a question that say the same in other characters: order, separators, case, spaces, a unit left out.
+"""Answers to a question that mean the same but differ in order, separators, case, spaces or a unit.
 
-Design: labels are what `;` separates, since commas stand in sentences. Each question's answers are compared with each
-other only: a few hundred strings for labels, and one dictionary look-up an answer for free text.
+Design: labels are separated by `;`, since sentences contain commas. Answers are compared only with answers to the same
+question: a few hundred strings for labels, and one dictionary look-up per answer for free text.
 """
 
 from __future__ import annotations
@@ -10,47 +10,47 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 
-from lookonce.datasets.audit.findings import Finding, Item, find
+from lookonce.datasets.audit.findings import Finding, Item, findings_from
 from lookonce.text import count, quoted, shown
 
 SEPARATOR = re.compile(r"\s*;\s*")
 UNIT = re.compile(r"(.*\d)\s*[^\W\d_]+", re.DOTALL)
-"""A number and letters after it."""
+"""A label that ends in a number and letters, such as ">20mm"."""
 
 Answers = Mapping[str, Mapping[str, int]]
-"""By question: how often each answer is given."""
+"""For each question, how often each answer is given."""
 
 
 def plain(text: str) -> str:
-    """A text without what does not change its meaning: case, doubled spaces, spaces around `;`, a final full stop."""
+    """Remove what does not change a text's meaning: case, doubled spaces, spaces around `;`, a final full stop."""
     return SEPARATOR.sub(";", " ".join(text.casefold().split())).rstrip(".;").strip()
 
 
 def same_labels(answer: str) -> tuple[str, ...]:
-    """Equal for answers of the same labels, in whatever order."""
+    """Return the labels of an answer; equal for answers that differ only in the order of their labels."""
     return tuple(sorted(set(plain(answer).split(";"))))
 
 
 def find_label_variants(answers: Answers) -> list[Finding]:
-    """Answers that are the same to a person and others to an exact match."""
+    """Find answers that a person would call the same and an exact match would not."""
     return [*_order(answers), *_writing(answers), *_separators(answers), *_units(answers)]
 
 
 def _order(answers: Answers) -> list[Finding]:
     items = _variants(answers, same_labels, lambda answer: plain(answer).replace(";", "; "))
-    return find(
+    return findings_from(
         "label-order",
         "warning",
         items,
-        f"{count(len(items), 'set')} of labels in more than one order; exact match calls "
-        f"{count(_rarer(items), 'answer')} wrong that only differ in it",
+        f"{count(len(items), 'set')} of labels in more than one order; exact match would call "
+        f"{count(_num_rarer(items), 'answer')} wrong only because of the order",
         _example,
     )
 
 
 def _writing(answers: Answers) -> list[Finding]:
     items = _variants(answers, plain, str)
-    return find(
+    return findings_from(
         "answer-writing",
         "warning",
         items,
@@ -60,7 +60,7 @@ def _writing(answers: Answers) -> list[Finding]:
 
 
 def _variants(answers: Answers, meaning: Callable[[str], Hashable], writing: Callable[[str], str]) -> list[Item]:
-    """Answers of one question that mean the same and are not written the same."""
+    """Find answers of one question that mean the same and are written differently."""
     items: list[Item] = []
     for question, counts in answers.items():
         written: dict[Hashable, Counter[str]] = defaultdict(Counter)
@@ -72,12 +72,13 @@ def _variants(answers: Answers, meaning: Callable[[str], Hashable], writing: Cal
     return sorted(items, key=lambda item: -sum(item["answers"].values()))
 
 
-def _rarer(items: list[Item]) -> int:
+def _num_rarer(items: list[Item]) -> int:
+    """Count the answers that are not written in the most frequent way."""
     return sum(sum(item["answers"].values()) - max(item["answers"].values()) for item in items)
 
 
 def _separators(answers: Answers) -> list[Finding]:
-    """How labels are separated, if not always in the same way."""
+    """Find the separators of labels, if there are several."""
     styles: dict[str, Counter[str]] = defaultdict(Counter)
     for counts in answers.values():
         for answer, number in counts.items():
@@ -88,7 +89,7 @@ def _separators(answers: Answers) -> list[Finding]:
         for style, counts in styles.items()
     ]
     items.sort(key=lambda item: -item["answers"])
-    return find(
+    return findings_from(
         "separators",
         "warning",
         items if len(items) > 1 else [],
@@ -100,7 +101,7 @@ def _separators(answers: Answers) -> list[Finding]:
 
 
 def _units(answers: Answers) -> list[Finding]:
-    """Labels that end in a number, beside the same with a unit."""
+    """Find labels that end in a number and also occur with a unit."""
     items = []
     for question, counts in answers.items():
         labels: Counter[str] = Counter()
@@ -110,7 +111,7 @@ def _units(answers: Answers) -> list[Finding]:
             match = UNIT.fullmatch(label)
             if match and match[1] in labels:
                 items.append({"question": question, "answers": {label: number, match[1]: labels[match[1]]}})
-    return find("units", "warning", items, f"{count(len(items), 'label')} with and without its unit", _example)
+    return findings_from("units", "warning", items, f"{count(len(items), 'label')} with and without its unit", _example)
 
 
 def _example(item: Item) -> str:

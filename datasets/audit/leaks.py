@@ -1,7 +1,7 @@
-"""Images that two files share, by content: also under other names.
+"""Images that two files share, compared by content, so also under other names.
 
-What is tested on images that were trained on says little about others. That files ask the same questions is as it
-should be; that they ask them about the same images is a leak. Images that are not there are compared by their paths.
+A score on images that were trained on says little about other images. Files may ask the same questions; if they ask
+them about the same images, that is a leak. Missing images are compared by their paths.
 """
 
 from __future__ import annotations
@@ -12,41 +12,39 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from lookonce.datasets.audit.corpus import Material
-from lookonce.datasets.audit.findings import Finding, Item
-from lookonce.datasets.audit.questions import Asked
+from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.findings import NUM_EXAMPLES, Finding, Item
+from lookonce.datasets.audit.questions import QuestionAnswer
 from lookonce.text import count, share, shown
-
-NUM_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is shared, as one of the two files has it."""
+    """One of the two files, and how much of it is shared."""
 
     file: str
     num_images: int
     """Distinct images of the file."""
     images_share: float
-    """Of these, how many the other file has too."""
+    """The share of them that the other file has too."""
     num_questions: int
-    """About images that both have."""
+    """Questions about images that both files have."""
     questions_share: float
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What two files have in common."""
+    """What two files share."""
 
     one: Side
     other: Side
     num_images: int
     num_renamed: int
-    """Of these images, those that no file name is the same for."""
+    """The number of shared images that have no file name in common."""
     num_asked_in_both: int
-    """The same question about the same image."""
+    """The number of questions that both files ask about the same images."""
     num_answered_otherwise: int
-    """Of these, without an answer in common."""
+    """The number of these questions that have no answer in common."""
     images: tuple[Item, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +56,7 @@ class Leak:
         says = (
             f"{one.file} and {other.file} share {count(self.num_images, 'image')}{renamed}: {one.images_share:.1%} and "
             f"{other.images_share:.1%} of their images, {one.questions_share:.1%} and {other.questions_share:.1%} of "
-            f"their questions; {count(self.num_asked_in_both, 'question')} asked in both"
+            f"their questions; both ask {count(self.num_asked_in_both, 'question')} about the same images"
         )
         renamed_first = sorted(self.images, key=lambda item: item["one"] == item["other"])
         return Finding(
@@ -66,27 +64,29 @@ class Leak:
         )
 
 
-def find_leaks(material: Material, questions: Iterable[Asked]) -> list[Leak]:
-    """What every two files have in common, where it is not nothing."""
-    asked: dict[str, list[Asked]] = defaultdict(list)
+def find_leaks(corpus: Corpus, questions: Iterable[QuestionAnswer]) -> list[Leak]:
+    """Return what every two files share, for those that share images."""
+    asked: dict[str, list[QuestionAnswer]] = defaultdict(list)
     for one in questions:
         asked[one.file].append(one)
-    names = {file.name: _names(material, file.name) for file in material.files}
+    names = {file.name: _names(corpus, file.name) for file in corpus.files}
     pairs = combinations(names, 2)
     return [_leak(pair, names, asked) for pair in pairs if names[pair[0]].keys() & names[pair[1]].keys()]
 
 
-def _names(material: Material, name: str) -> dict[str, set[str]]:
-    """The names that a file has for each of its images."""
+def _names(corpus: Corpus, name: str) -> dict[str, set[str]]:
+    """Return the names that a file has for each of its images."""
     found: dict[str, set[str]] = defaultdict(set)
-    for file in material.files:
+    for file in corpus.files:
         if file.name == name:
             for image in {image for record in file.records for image in record.images}:
-                found[material.identity(image)].add(image.name)
+                found[corpus.identity(image)].add(image.name)
     return found
 
 
-def _leak(pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[Asked]]) -> Leak:
+def _leak(
+    pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[QuestionAnswer]]
+) -> Leak:
     one, other = names[pair[0]], names[pair[1]]
     shared = [image for image in one if image in other]
     in_both = _answers(asked[pair[0]]), _answers(asked[pair[1]])
@@ -104,7 +104,7 @@ def _leak(pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], as
     )
 
 
-def _side(name: str, images: Mapping[str, set[str]], asked: list[Asked], shared: set[str]) -> Side:
+def _side(name: str, images: Mapping[str, set[str]], asked: list[QuestionAnswer], shared: set[str]) -> Side:
     num_questions = sum(not shared.isdisjoint(one.images) for one in asked)
     return Side(name, len(images), share(len(shared), len(images)), num_questions, share(num_questions, len(asked)))
 
@@ -114,7 +114,7 @@ def _example(item: Item) -> str:
     return one if one == other else f"{one} is {other}"
 
 
-def _answers(asked: Iterable[Asked]) -> dict[object, set[str]]:
+def _answers(asked: Iterable[QuestionAnswer]) -> dict[object, set[str]]:
     found: dict[object, set[str]] = defaultdict(set)
     for one in asked:
         if one.images:

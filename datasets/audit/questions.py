@@ -1,7 +1,7 @@
-"""Records as single questions about images that are known by content.
+"""Records as single questions about images, which are identified by content.
 
-What makes two questions the same: the same images in the same order, the same text before them (system text and
-earlier turns), the same words.
+Two questions are the same if they have the same images in the same order, the same text before them (system text and
+earlier turns) and the same words.
 """
 
 from __future__ import annotations
@@ -10,45 +10,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lookonce.datasets.audit.corpus import Material, RecordsFile
+from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.records import Record, Turn
 
 
-class Asked(NamedTuple):
+class QuestionAnswer(NamedTuple):
     """One question and its answer."""
 
     file: str
-    place: str
-    """Where its record stands."""
+    origin: str
+    """Where its record is: "train.jsonl:12"."""
     images: tuple[str, ...]
-    """What they are known by; see `Material.identity`."""
-    name: str
-    """Of the images' files, for messages."""
-    before: tuple[str | None, tuple[Turn, ...]]
+    """What identifies the images; see `Corpus.identity`."""
+    image_names: str
+    """The names of the images' files, for messages."""
+    context: tuple[str | None, tuple[Turn, ...]]
+    """The system text and the earlier turns."""
     question: str
     answer: str
     references: tuple[str, ...] = ()
-    """All correct answers, where there are several."""
+    """All correct answers, if the record has several."""
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """All answers that are right, the first first."""
+        """All correct answers, `answer` first."""
         return tuple(dict.fromkeys((self.answer, *self.references)))
 
 
-def asked(material: Material) -> list[Asked]:
-    """All questions of all files, in order."""
-    return [question for file in material.files for record in file.records for question in _of(file, record, material)]
+def list_questions(corpus: Corpus) -> list[QuestionAnswer]:
+    """Return all questions of all files, in order."""
+    return [one for file in corpus.files for record in file.records for one in _of_record(file, record, corpus)]
 
 
-def _of(file: RecordsFile, record: Record, material: Material) -> Iterator[Asked]:
-    images = tuple(material.identity(image) for image in record.images)
+def _of_record(file: CorpusFile, record: Record, corpus: Corpus) -> Iterator[QuestionAnswer]:
+    images = tuple(corpus.identity(image) for image in record.images)
     for number, turn in enumerate(record.turns):
-        yield Asked(
+        yield QuestionAnswer(
             file.name,
-            file.place(record),
+            file.origin(record),
             images,
-            name_of(record.images),
+            _names(record.images),
             (record.system, record.turns[:number]),
             turn.question,
             turn.answer,
@@ -56,5 +57,5 @@ def _of(file: RecordsFile, record: Record, material: Material) -> Iterator[Asked
         )
 
 
-def name_of(images: tuple[Path, ...]) -> str:
+def _names(images: tuple[Path, ...]) -> str:
     return ", ".join(image.name for image in images) or "no image"

@@ -1,21 +1,23 @@
-"""An audit as text: what is wrong first, then what is in the files."""
+"""The audit as text: what is wrong first, then what is in the files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.findings import LEVELS, Finding
 from lookonce.datasets.audit.vocabulary import Vocabulary
+from lookonce.page.plots import binned
 from lookonce.text import bars, count, shown, table
 
 NUM_QUESTIONS = 25
 NUM_SIZES = 8
-NUM_BARS = 20
+MAX_BARS = 20
+"""The text lists this many questions, image sizes and bars of a histogram."""
 
 
 def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
-    """All of it for a terminal; `more` are further parts, as text, before the vocabulary."""
+    """Return the whole audit for a terminal; `more` are further sections, shown before the histograms and tables."""
     parts = [
         summary(audit),
         table(*file_lines(audit)),
@@ -30,26 +32,22 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
 
 
 def summary(audit: Audit) -> str:
-    """In a sentence or two: how much there is, and how bad it looks."""
+    """Return a sentence or two: how much there is, and how many findings of each level."""
     files = "" if len(audit.files) == 1 else f" in {count(len(audit.files), 'file')}"
     text = f"{count(audit.num_questions, 'question')} about {count(audit.num_images, 'image')}{files}."
     return f"{text} {verdict(audit)}"
 
 
 def verdict(audit: Audit) -> str:
-    numbers = [
-        f"{count(audit.count(level), noun)}"
-        for level, noun in zip(LEVELS, ("error", "warning", "note"), strict=True)
-        if audit.count(level)
-    ]
+    numbers = [f"{count(audit.count(level), level)}" for level in LEVELS if audit.count(level)]
     if not numbers:
-        return "Nothing wrong was found."
-    listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
-    return f"{listed}." + (" Mend the errors before you train." if audit.count("error") else "")
+        return "No problems found."
+    joined = " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+    return f"{joined}." + (" Fix the errors before training." if audit.count("error") else "")
 
 
 def file_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Header and lines of a table of the files."""
+    """Return header and lines of a table of the files."""
     numbers = [
         (
             file.num_records,
@@ -72,8 +70,8 @@ def _findings(findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines.append(f"{finding.level:<8} {finding.says}")
         lines += [f"{'':<11}{example}" for example in finding.examples]
-        if len(finding.items) > len(finding.examples):
-            lines.append(f"{'':<11}and {len(finding.items) - len(finding.examples):,} more")
+        if finding.num_more > 0:
+            lines.append(f"{'':<11}and {finding.num_more:,} more")
     return "\n".join(lines)
 
 
@@ -82,26 +80,13 @@ def _per_image(audit: Audit) -> str:
     if not numbers:
         return ""
     mean = sum(n * images for n, images in audit.questions_per_image.items()) / audit.num_images
-    if len(numbers) > NUM_BARS:
-        numbers = grouped(audit.questions_per_image, NUM_BARS)
-    return f"questions an image ({mean:.1f} on average), and how many images have so many\n{bars(numbers)}"
-
-
-def grouped(counts: Mapping[int, int], num_groups: int) -> list[tuple[str, int]]:
-    """Numbers and how often each occurs, in at most so many ranges of the same width."""
-    low, high = min(counts), max(counts)
-    width = -(-(high - low + 1) // num_groups)
-    return [
-        (
-            str(start) if width == 1 else f"{start:,}-{start + width - 1:,}",
-            sum(counts.get(number, 0) for number in range(start, start + width)),
-        )
-        for start in range(low, high + 1, width)
-    ]
+    if len(numbers) > MAX_BARS:
+        numbers = binned(audit.questions_per_image, MAX_BARS)
+    return f"questions per image ({mean:.1f} on average): number of images\n{bars(numbers)}"
 
 
 def size_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Header and lines of a table of the most frequent image sizes."""
+    """Return header and lines of a table of the most frequent image sizes."""
     lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.sizes.items()]
     if len(lines) > NUM_SIZES:
         rest = sum(list(audit.sizes.values())[NUM_SIZES:])
@@ -111,7 +96,7 @@ def size_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
 
 def _baselines(audit: Audit) -> str:
     lines = [f"  {baseline.text()}" for baseline in audit.baselines]
-    return "\n".join(["always the majority answer of each question, without looking, is right for", *lines])
+    return "\n".join(["majority baseline (always each question's most frequent answer, without an image)", *lines])
 
 
 def _questions(audit: Audit) -> str:
@@ -133,5 +118,5 @@ def _questions(audit: Audit) -> str:
 
 
 def asked_again(audit: Audit) -> list[Vocabulary]:
-    """Questions that are asked more than once; what is asked once has no majority."""
+    """Return the questions that are asked more than once; the others have no majority."""
     return [each for each in audit.vocabulary if each.num_asked > 1]

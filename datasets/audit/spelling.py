@@ -1,14 +1,14 @@
-"""Words that look like misspellings of other words of the same files.
+"""Words that look like misspellings of other words in the same files.
 
-The rule: two words of at least five letters that differ by one letter, left out, put in or replaced before the last
-two, where inflections are; and one of them is twenty times as frequent as the other. Or that differ by two neighbours
-changed round, which real words hardly do: then the one with more relatives is right, words that differ by a final
-"s" being related. "instrumnets" is in more rows of Kvasir-VQA than "instruments", but "instrument" is there too.
+The rule: two words of at least five letters differ by one letter, left out, added or replaced before the last two
+letters, which inflection changes, and one of them is 20 times as frequent as the other. Or they differ by two swapped
+neighbours, which real words hardly do: then the word with more relatives is right, where words that differ only by a
+final "s" are relatives. "instrumnets" is in more rows of Kvasir-VQA than "instruments", but "instrument" occurs too.
 
-Design: no dictionary, since none knows "oesophagitis", and no list of known typos: only what the files say themselves.
-Each word is filed under all that is left of it without one letter; words that meet there are compared, so the work
-grows with the number of words and not with its square (https://github.com/wolfgarbe/SymSpell). Of more than `MAX_WORDS`
-different words the most frequent are looked at. It only ever hints: "affect" and "effect" are both words.
+Design: no dictionary, since none knows "oesophagitis", and no list of known typos; only the words of the files. Each
+word is filed under every string that leaves out one of its letters, and words under the same string are compared. So
+the work grows with the number of words and not with its square (https://github.com/wolfgarbe/SymSpell). Only the
+`MAX_WORDS` most frequent words are compared. The result is only a hint: "affect" and "effect" are both words.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from lookonce.datasets.audit.findings import Finding, Item, find
+from lookonce.datasets.audit.findings import Finding, Item, findings_from
 from lookonce.text import count, quoted
 
 WORD = re.compile(r"[^\W\d_]+")
 MIN_LETTERS, MAX_LETTERS = 5, 40
 INFLECTION = 2
-"""Letters at the end of a word that grammar changes."""
-TIMES = 20
+"""The number of letters at the end of a word that inflection changes."""
+MIN_RATIO = 20
+"""A word must be this many times as frequent as its misspelling."""
 MAX_WORDS = 50_000
 NUM_TEXTS = 3
-"""In which a word occurs, that an item names."""
+"""An item names this many texts in which the word occurs."""
 
 
 def find_misspellings(questions: Mapping[str, int], answers: Mapping[str, int]) -> list[Finding]:
-    """Words of questions and answers (texts and how often each occurs) that look like others' misspellings."""
+    """Find likely misspellings in questions and answers, given as texts and how often each occurs."""
     texts = Counter(questions)
     texts.update(answers)
     words = count_words(texts)
@@ -45,11 +46,11 @@ def find_misspellings(questions: Mapping[str, int], answers: Mapping[str, int]) 
     _add_texts(items, texts)
     bound = f" (of {len(words):,} words the {MAX_WORDS:,} most frequent)" if len(words) > MAX_WORDS else ""
     says = f"{count(len(items), 'word')} that may be misspelt{bound}"
-    return find("spelling", "warning", items, says, _example)
+    return findings_from("spelling", "warning", items, says, _example)
 
 
 def count_words(texts: Mapping[str, int]) -> Counter[str]:
-    """In how many texts each word is, in lower case."""
+    """Count the texts with each word; words are in lower case."""
     words: Counter[str] = Counter()
     for text, number in texts.items():
         for word in _words_of(text):
@@ -58,26 +59,26 @@ def count_words(texts: Mapping[str, int]) -> Counter[str]:
 
 
 def look_alikes(words: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Pairs of a word that looks misspelt and the one it looks like."""
+    """Yield pairs of a word that looks misspelt and the word that it looks like."""
     relatives: Counter[str] = Counter()
     for word, number in words.items():
         relatives[word.removesuffix("s")] += number
     for one, other in _near(words):
         wrong, right = sorted((one, other), key=lambda word: relatives[word.removesuffix("s")])
-        times = relatives[right.removesuffix("s")] / relatives[wrong.removesuffix("s")]
-        if is_swap(wrong, right) and times > 1 or is_slip(wrong, right) and words[right] >= TIMES * words[wrong]:
+        ratio = relatives[right.removesuffix("s")] / relatives[wrong.removesuffix("s")]
+        if is_swap(wrong, right) and ratio > 1 or is_slip(wrong, right) and words[right] >= MIN_RATIO * words[wrong]:
             yield wrong, right
 
 
 def is_swap(one: str, other: str) -> bool:
-    """Whether they differ by two neighbours that have changed places."""
+    """Whether the words differ by two swapped neighbours."""
     start = _num_common(one, other)
     swapped = one[:start] + one[start + 1 : start + 2] + one[start : start + 1] + one[start + 2 :]
     return one != other and swapped == other
 
 
 def is_slip(one: str, other: str) -> bool:
-    """Whether they differ by one letter, and not at the end."""
+    """Whether the words differ by one letter, and not in their last letters."""
     if len(one) < len(other):
         one, other = other, one
     start = _num_common(one, other)
@@ -86,17 +87,17 @@ def is_slip(one: str, other: str) -> bool:
 
 
 def _near(words: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Pairs that become the same without a letter each, or without one of the longer's; some more besides."""
+    """Yield all pairs that differ by one letter or a swap, and a few others."""
     filed: dict[str, list[str]] = defaultdict(list)
     for word in words:
-        for left in {word, *(word[:place] + word[place + 1 :] for place in range(len(word)))}:
+        for left in {word, *(word[:index] + word[index + 1 :] for index in range(len(word)))}:
             filed[left].append(word)
     pairs = {(min(pair), max(pair)) for met in filed.values() if len(met) > 1 for pair in combinations(met, 2)}
     yield from sorted(pairs)
 
 
 def _num_common(one: str, other: str) -> int:
-    """How many letters both begin with."""
+    """Count the letters that both words begin with."""
     return len(os.path.commonprefix([one, other]))
 
 
@@ -105,7 +106,7 @@ def _words_of(text: str) -> set[str]:
 
 
 def _add_texts(items: list[Item], texts: Counter[str]) -> None:
-    """The most frequent texts with each word."""
+    """Add to each item the most frequent texts with its word."""
     found = {item["word"]: item["texts"] for item in items}
     for text, _ in texts.most_common() if items else ():
         for word in found.keys() & _words_of(text):

@@ -1,9 +1,8 @@
-"""The answers of each question, and what always giving the most frequent one scores.
+"""The answers of each question, and the majority baseline.
 
-The majority baseline needs no image: what a model scores above it, it may have seen. Learned on the first file and
-scored on each other one; within the file where there is only one, which flatters it a little, though a question that
-is asked once is answered as one never seen: with the most frequent answer of all. Right is the very answer, or one of a
-record's references.
+The majority baseline needs no image, so only what a model scores above it may come from the images. It is learned on
+the first file and scored on each other file. A single file is scored on itself, which is slightly too good; a question
+that is asked only once then counts as unknown. An answer is right if it equals the reference, or one of several.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lookonce.datasets.audit.findings import Finding, find
-from lookonce.datasets.audit.questions import Asked
+from lookonce.datasets.audit.findings import Finding, findings_from
+from lookonce.datasets.audit.questions import QuestionAnswer
+from lookonce.datasets.majority import Majority
 from lookonce.text import count, quoted, share
 
 NUM_TOP = 10
-"""Answers of a question that are named."""
+"""A vocabulary lists this many answers of a question."""
 MAX_QUESTIONS = 1000
-"""Questions whose answers are listed, those asked most; in free text nearly every question is asked once."""
-
-ENOUGH = 20
-"""Times that a question is asked before one answer looks like a rule."""
+"""The most questions whose answers are listed; in free text nearly every question is asked only once."""
+MIN_ASKED = 20
+"""A question must be asked this often before a constant answer is reported."""
 
 Answers = dict[str, Counter[str]]
 
@@ -35,7 +34,7 @@ class Vocabulary:
     question: str
     num_asked: int
     num_answers: int
-    """Different ones."""
+    """The number of distinct answers."""
     top: tuple[tuple[str, int], ...]
     """The most frequent answers and how often each is given."""
 
@@ -53,7 +52,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the most frequent answers of one file score on another's questions."""
+    """The score of one file's most frequent answers on the questions of another file."""
 
     learned_on: str
     scored_on: str
@@ -73,8 +72,8 @@ class Baseline:
         return asdict(self) | {"exact_match": self.exact_match}
 
 
-def count_answers(questions: Iterable[Asked]) -> Answers:
-    """How often each answer is given, by question."""
+def count_answers(questions: Iterable[QuestionAnswer]) -> Answers:
+    """Count how often each answer is given to each question."""
     found: Answers = {}
     for one in questions:
         found.setdefault(one.question, Counter())[one.answer] += 1
@@ -82,7 +81,7 @@ def count_answers(questions: Iterable[Asked]) -> Answers:
 
 
 def vocabularies(answers: Answers) -> list[Vocabulary]:
-    """Of the questions asked most, most first."""
+    """List the answers of the questions asked most, most first."""
     found = [
         Vocabulary(question, counts.total(), len(counts), tuple(counts.most_common(NUM_TOP)))
         for question, counts in answers.items()
@@ -91,13 +90,13 @@ def vocabularies(answers: Answers) -> list[Vocabulary]:
 
 
 def find_constants(answers: Answers) -> list[Finding]:
-    """Questions that are answered the same each time, however often they are asked."""
+    """Find questions that are asked often and always have the same answer."""
     items = [
         {"question": question, "answer": next(iter(counts)), "count": counts.total()}
         for question, counts in answers.items()
-        if len(counts) == 1 and counts.total() >= ENOUGH
+        if len(counts) == 1 and counts.total() >= MIN_ASKED
     ]
-    return find(
+    return findings_from(
         "constant-answers",
         "note",
         items,
@@ -106,21 +105,18 @@ def find_constants(answers: Answers) -> list[Finding]:
     )
 
 
-def baselines(files: Sequence[str], questions: Sequence[Asked]) -> list[Baseline]:
-    """Of the first file's most frequent answers on each other file, or on itself if it is alone."""
-    asked: dict[str, list[Asked]] = {file: [] for file in files}
+def baselines(files: Sequence[str], questions: Sequence[QuestionAnswer]) -> list[Baseline]:
+    """Score the first file's most frequent answers on each other file, or on itself if it is the only one."""
+    asked: dict[str, list[QuestionAnswer]] = {file: [] for file in files}
     for one in questions:
         asked[one.file].append(one)
-    learned = count_answers(asked[files[0]])
-    at_least = 1 if len(files) > 1 else 2
-    best = {question: counts.most_common(1)[0][0] for question, counts in learned.items() if counts.total() >= at_least}
-    of_all = Counter(one.answer for one in asked[files[0]]).most_common(1)[0][0]
+    majority = Majority(((one.question, one.answer) for one in asked[files[0]]), min_asked=1 if files[1:] else 2)
     return [
         Baseline(
             files[0],
             file,
             len(asked[file]),
-            sum(best.get(one.question, of_all).strip() in map(str.strip, one.accepted) for one in asked[file]),
+            sum(majority.answer(one.question).strip() in map(str.strip, one.accepted) for one in asked[file]),
         )
         for file in files[1:] or files
     ]

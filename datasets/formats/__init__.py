@@ -1,15 +1,15 @@
-"""The forms in which people bring records: how each is known, read and written.
+"""The record formats: how each one is recognised, read and written.
 
-record      the nouns: Record and Turn
-checks      what all forms ask of a value, and how a value is shown in a message
-image_refs   image references to paths, and paths to references
-image_tags   where `<image>` may stand in texts, and taking it out
-dialogue    who speaks when: messages to turns, and turns to messages
-native       canonical and flat, the project's own
+record      the data classes Record and Turn
+checks      checks of a value that all formats share, and how an error message shows the value
+image_refs  image references to paths, and paths to references
+image_tags  where `<image>` may appear in a text, and removing it
+dialogue    messages to turns, and turns to messages
+native      canonical and flat, the project's own formats
 llava       LLaVA and ShareGPT (`conversations`)
 alpaca      Alpaca (`instruction`, `input`, `output`)
-messages    messages with marks, with lists of parts, with OpenAI's parts
-registry     all of them by name, and which one a record has
-text_files  JSONL, a JSON array, CSV
-parquet     parquet files, and images that are embedded in them
+messages    messages with image tags, with content parts, and with OpenAI's content parts
+registry    all formats by name, and which one a record has
+text_files  JSONL, JSON arrays and CSV
+parquet     parquet files, and images embedded in them
 """

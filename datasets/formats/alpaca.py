@@ -1,9 +1,9 @@
-"""Alpaca, as LLaMA-Factory has it: an instruction, an input and an output.
+"""Alpaca as LLaMA-Factory writes it: an instruction, an input and an output.
 
     {"instruction": "<image>Is there text?", "input": "", "output": "yes", "images": ["a.jpg"]}
 
-Where there is an input, the question is the instruction, a line end and the input. Earlier turns are `history`, a list
-of pairs; the marks of the images are then in the first of these.
+If the input is not empty, the question is the instruction, a line break and the input. Earlier turns are in `history`,
+a list of pairs; the image tags are then in the first of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from lookonce.datasets.formats.checks import Row, items, kind, need, optional_text, text
-from lookonce.datasets.formats.dialogue import image_references, to_record, to_speeches
+from lookonce.datasets.formats.dialogue import image_references, to_messages, to_record
 from lookonce.datasets.formats.image_refs import Finder
-from lookonce.datasets.formats.image_tags import with_marks
+from lookonce.datasets.formats.image_tags import add_tags
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 
@@ -21,12 +21,12 @@ KEYS = ("instruction", "input", "output", "history")
 
 
 def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
-    """A record of LLaMA-Factory's Alpaca form."""
+    """Read a record in LLaMA-Factory's Alpaca format."""
     instruction, output = (text(need(row, key, origin), key, origin) for key in ("instruction", "output"))
     more = optional_text(row.get("input"), "input", origin)
     turns = [_pair(pair, origin) for pair in items(row.get("history") or [], "history", origin)]
     turns.append(Turn(instruction if more is None else f"{instruction}\n{more}", output))
-    return to_record(row, KEYS, to_speeches(None, turns), image_references(row, origin), finder, origin)
+    return to_record(row, KEYS, to_messages(None, turns), image_references(row, origin), finder, origin)
 
 
 def _pair(value: Any, origin: str) -> Turn:
@@ -36,13 +36,13 @@ def _pair(value: Any, origin: str) -> Turn:
 
 
 def write_alpaca(record: Record, images: list[str]) -> Row:
-    """The last turn as instruction and output, those before as history."""
+    """Write the last turn as instruction and output, and the turns before it as history."""
     pairs = [[turn.question, turn.answer] for turn in record.turns]
-    pairs[0][0] = with_marks(pairs[0][0], len(images))
+    pairs[0][0] = add_tags(pairs[0][0], len(images))
     instruction, output = pairs[-1]
-    said: Row = {"instruction": instruction, "input": "", "output": output}
+    row: Row = {"instruction": instruction, "input": "", "output": output}
     if record.system is not None:
-        said["system"] = record.system
+        row["system"] = record.system
     if len(pairs) > 1:
-        said["history"] = pairs[:-1]
-    return dict(record.metadata) | said | {"images": images}
+        row["history"] = pairs[:-1]
+    return dict(record.metadata) | row | {"images": images}

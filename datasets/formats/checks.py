@@ -1,4 +1,4 @@
-"""What all forms ask of a value, and how a value is shown in a message."""
+"""Checks of a value that all record formats share, and how an error message shows the value."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any
 from lookonce.errors import RecordsError
 
 Row = dict[str, Any]
-"""One record as a file holds it: an object of JSON, a line of CSV, a row of parquet."""
-SHOWN = 200
-"""Characters of a value that a message shows; an embedded image has a million."""
+"""One record as a file stores it: a JSON object, a CSV row or a parquet row."""
+MAX_SHOWN = 200
+"""A message shows this many characters of a value; an embedded image has a million."""
 
 
 def text(value: Any, key: str, origin: str) -> str:
-    """The value, if it is text that is not empty.
+    """Return the value if it is a text that is not empty.
 
     Raises:
-        RecordsError: it is not, or it can not be written in UTF-8.
+        RecordsError: it is not, or it cannot be encoded as UTF-8.
     """
     if not isinstance(value, str) or not value.strip():
         raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got {shown(value)}")
     if not value.isascii() and not is_utf8(value):
-        raise RecordsError(f"{origin}: `{key}` holds half a character (a lone surrogate): {ascii(value)[:SHOWN]}")
+        raise RecordsError(f"{origin}: `{key}` holds half a character (a lone surrogate): {ascii(value)[:MAX_SHOWN]}")
     return value
 
 
 def optional_text(value: Any, key: str, origin: str) -> str | None:
-    """The same, or None where forms leave a key empty in place of leaving it out."""
+    """Like `text`, but None for None and "", which some formats write instead of leaving the key out."""
     return None if value is None or value == "" else text(value, key, origin)
 
 
 def items(value: Any, key: str, origin: str) -> list[Any]:
-    """The value, if it is a list.
+    """Return the value if it is a list.
 
     Raises:
-        RecordsError: it is none.
+        RecordsError: it is not a list.
     """
     if not isinstance(value, list):
         raise RecordsError(f"{origin}: `{key}` must be a list, got {kind(value)}")
@@ -42,10 +42,10 @@ def items(value: Any, key: str, origin: str) -> list[Any]:
 
 
 def need(row: Row, key: str, origin: str) -> Any:
-    """What stands under a key.
+    """Return the value of a key.
 
     Raises:
-        RecordsError: nothing does.
+        RecordsError: the key is missing.
     """
     if key not in row:
         raise RecordsError(f"{origin}: expected the key `{key}`, got {sorted(row)}")
@@ -53,7 +53,7 @@ def need(row: Row, key: str, origin: str) -> Any:
 
 
 def is_utf8(value: str) -> bool:
-    """Whether it can be written; a lone surrogate, as JSON's escapes can make it, can not."""
+    """Whether a text can be encoded as UTF-8; one with a lone surrogate, which JSON escapes can produce, cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -62,13 +62,13 @@ def is_utf8(value: str) -> bool:
 
 
 def kind(value: Any) -> str:
-    """What a value is, for messages."""
+    """Describe a value in a message: an object by its keys, a list as "a list", anything else by its repr."""
     if isinstance(value, dict):
         return f"an object with {sorted(value)}"
     return "a list" if isinstance(value, list) else shown(value)
 
 
 def shown(value: Any) -> str:
-    """Its repr, cut short."""
+    """Return the repr of a value, cut to `MAX_SHOWN` characters."""
     whole = repr(value)
-    return whole if len(whole) <= SHOWN else f"{whole[:SHOWN]}... ({len(whole):,} characters)"
+    return whole if len(whole) <= MAX_SHOWN else f"{whole[:MAX_SHOWN]}... ({len(whole):,} characters)"

@@ -1,8 +1,8 @@
-"""Who speaks when: messages to a record, and a record to messages.
+"""Convert messages to a record, and a record to messages.
 
-Design: strict, as everywhere with records. Nothing of a conversation is dropped or changed in silence: what a training
-would have to leave out, a tool call or a video, a key of a message that says what to learn from it, refuses the record.
-Keys beside the messages that mean nothing here are kept as metadata.
+Design: strict, like everything that reads records. Nothing of a conversation is dropped or changed silently. A record
+is refused if training would have to ignore something in it: a tool call, a video, or a message key that says what to
+learn from the message. Keys beside the messages that have no such meaning are kept as metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lookonce.datasets.formats.checks import Row, kind, need, optional_text, text
 from lookonce.datasets.formats.image_refs import Finder
-from lookonce.datasets.formats.image_tags import MARK, WHERE, check_marks, without_marks
+from lookonce.datasets.formats.image_tags import MOVE_IMAGES, TAG, check_num_tags, remove_tags
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 
@@ -20,45 +20,45 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {"system": SYSTEM, "user": USER, "human": USER, "assistant": ASSISTANT, "gpt": ASSISTANT}
 TOOLS = ("tool", "tools", "tool_call", "tool_response", "function", "function_call", "observation", "ipython")
 UNSUPPORTED = {
-    "video": "videos are not trained on",
-    "videos": "videos are not trained on",
-    "audio": "sound is not trained on",
-    "audios": "sound is not trained on",
-    "tools": "tool calls are not trained on",
+    "video": "videos are not supported",
+    "videos": "videos are not supported",
+    "audio": "audio is not supported",
+    "audios": "audio is not supported",
+    "tools": "tool calls are not supported",
     "objects": "boxes of objects are not filled in; write them into the text",
 }
-"""Keys that change what a record means, and why they are refused where something stands under them."""
+"""Keys that change what a record means, and the reason why a record is refused if their value is not empty."""
 
 
-class Speech(NamedTuple):
-    """One message."""
+class Message(NamedTuple):
+    """One message of a conversation."""
 
     role: str
     """SYSTEM, USER or ASSISTANT."""
     content: Any
-    """Text, if it is as it should be."""
-    has_marks: bool = True
-    """Whether `<image>` in it stands for an image, and is not a word."""
+    """The content as it was read; it is checked to be text when the record is made."""
+    has_tags: bool = True
+    """Whether `<image>` in the content is an image tag; if not, it is a word."""
 
 
-def role_of(value: Any, number: int, origin: str) -> str:
-    """Who speaks in message `number`.
+def parse_role(value: Any, number: int, origin: str) -> str:
+    """Return the role of message `number`.
 
     Raises:
-        RecordsError: nobody that a training could have.
+        RecordsError: it is not one of `ROLES`.
     """
     if isinstance(value, str) and value in ROLES:
         return ROLES[value]
     if value in TOOLS:
-        raise RecordsError(f"{origin}: message {number} is of {value!r}; tool calls are not trained on")
-    raise RecordsError(f"{origin}: message {number} is of {kind(value)}; expected one of {', '.join(ROLES)}")
+        raise RecordsError(f"{origin}: message {number} has the role {value!r}; tool calls are not supported")
+    raise RecordsError(f"{origin}: message {number} has the role {kind(value)}; expected one of {', '.join(ROLES)}")
 
 
-def content_of(message: Any, number: int, keys: Sequence[str], origin: str) -> list[Any]:
-    """The values of a message's keys, and nothing else in it.
+def message_values(message: Any, number: int, keys: Sequence[str], origin: str) -> list[Any]:
+    """Return the values of a message's keys.
 
     Raises:
-        RecordsError: one is missing, or there is another, which would be lost.
+        RecordsError: a key is missing, or the message has another key, which would be lost.
     """
     if not isinstance(message, dict):
         raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
@@ -68,66 +68,67 @@ def content_of(message: Any, number: int, keys: Sequence[str], origin: str) -> l
 
 
 def image_references(row: Row, origin: str) -> list[Any]:
-    """What stands under `image` or `images`: one or a list.
+    """Return the image references under `image` or `images`, where there may be one or a list.
 
     Raises:
-        RecordsError: something stands under both.
+        RecordsError: both keys have a value.
     """
     found = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
     if len(found) > 1:
-        raise RecordsError(f"{origin}: images under `image` and under `images`; expected one of the two")
+        raise RecordsError(f"{origin}: both `image` and `images` have a value; expected one of the two keys")
     if not found:
         return []
     return found[0] if isinstance(found[0], list) else [found[0]]
 
 
 def to_record(
-    row: Row, keys: Sequence[str], speeches: Sequence[Speech], references: Sequence[Any], finder: Finder, origin: str
+    row: Row, keys: Sequence[str], messages: Sequence[Message], references: Sequence[Any], finder: Finder, origin: str
 ) -> Record:
-    """A record of messages and images; what stands in `row` beside `keys`, `system` and images is metadata.
+    """Make a record of messages and image references; all keys of `row` but `keys`, system and images are metadata.
 
     Raises:
-        RecordsError: they do not take turns, an answer is missing, an image is marked where none can be shown, or
-            something in `row` would have to be left out.
+        RecordsError: user and assistant do not alternate, an answer is missing, an image tag is where no image can be
+            shown, or something in `row` would be lost.
     """
     if unsupported := [key for key in UNSUPPORTED if row.get(key)]:
-        raise RecordsError(f"{origin}: it has `{unsupported[0]}`, and {UNSUPPORTED[unsupported[0]]}")
-    speeches, num_marks = _take_out_marks(speeches, origin)
-    check_marks(num_marks, len(references), origin)
-    system, turns = _to_turns(speeches, optional_text(row.get("system"), "system", origin), origin)
+        raise RecordsError(f"{origin}: it has `{unsupported[0]}`; {UNSUPPORTED[unsupported[0]]}")
+    messages, num_tags = _remove_tags(messages, origin)
+    check_num_tags(num_tags, len(references), origin)
+    system, turns = _to_turns(messages, optional_text(row.get("system"), "system", origin), origin)
     images = tuple(finder.find(reference, origin) for reference in references)
     known = {"system", "image", "images", *keys}
     return Record(images, turns, system, {key: value for key, value in row.items() if key not in known}, origin)
 
 
-def _take_out_marks(speeches: Sequence[Speech], origin: str) -> tuple[list[Speech], int]:
-    kept, num_marks, was_asked = [], 0, False
-    for number, speech in enumerate(speeches, start=1):
-        if speech.has_marks and isinstance(speech.content, str) and MARK in speech.content:
-            if speech.role != USER or was_asked:
-                raise RecordsError(f"{origin}: {MARK} in message {number}, of the {speech.role}; {WHERE}")
-            question, num_marks = without_marks(speech.content, origin)
-            speech = speech._replace(content=question)
-        was_asked = was_asked or speech.role == USER
-        kept.append(speech)
-    return kept, num_marks
+def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message], int]:
+    without, num_tags, after_question = [], 0, False
+    for number, message in enumerate(messages, start=1):
+        if message.has_tags and isinstance(message.content, str) and TAG in message.content:
+            if message.role != USER or after_question:
+                raise RecordsError(f"{origin}: {TAG} in message {number}, of the {message.role}; {MOVE_IMAGES}")
+            question, num_tags = remove_tags(message.content, origin)
+            message = message._replace(content=question)
+        after_question = after_question or message.role == USER
+        without.append(message)
+    return without, num_tags
 
 
-def _to_turns(speeches: Sequence[Speech], system: str | None, origin: str) -> tuple[str | None, tuple[Turn, ...]]:
+def _to_turns(messages: Sequence[Message], system: str | None, origin: str) -> tuple[str | None, tuple[Turn, ...]]:
     first_number = 1
-    if speeches and speeches[0].role == SYSTEM:
+    if messages and messages[0].role == SYSTEM:
         if system is not None:
             raise RecordsError(f"{origin}: two system texts, under `system` and in the first message; expected one")
-        system, speeches, first_number = optional_text(speeches[0].content, "system", origin), speeches[1:], 2
-    for number, speech in enumerate(speeches, start=first_number):
-        _check_role(speech.role, number, is_question=(number - first_number) % 2 == 0, origin=origin)
-    if not speeches:
+        system, messages, first_number = optional_text(messages[0].content, "system", origin), messages[1:], 2
+    for number, message in enumerate(messages, start=first_number):
+        _check_role(message.role, number, is_question=(number - first_number) % 2 == 0, origin=origin)
+    if not messages:
         raise RecordsError(f"{origin}: it has no messages; expected at least one question and answer")
-    if len(speeches) % 2:
+    if len(messages) % 2:
         raise RecordsError(f"{origin}: the last question has no answer; training needs one")
-    pairs = zip(speeches[::2], speeches[1::2], strict=True)
+    pairs = zip(messages[::2], messages[1::2], strict=True)
     return system, tuple(
-        Turn(text(asked.content, "question", origin), text(said.content, "answer", origin)) for asked, said in pairs
+        Turn(text(user.content, "question", origin), text(assistant.content, "answer", origin))
+        for user, assistant in pairs
     )
 
 
@@ -136,11 +137,11 @@ def _check_role(role: str, number: int, is_question: bool, origin: str) -> None:
         raise RecordsError(f"{origin}: message {number} is a system text; expected it first, or under `system`")
     if role != (USER if is_question else ASSISTANT):
         wanted = "a question of the user" if is_question else "an answer of the assistant"
-        raise RecordsError(f"{origin}: message {number} is of the {role}; expected {wanted} there, in turns")
+        raise RecordsError(f"{origin}: message {number} has the role {role}; expected {wanted}, the two alternate")
 
 
-def to_speeches(system: str | None, turns: Sequence[Turn]) -> list[Speech]:
-    """A conversation as messages."""
-    first = [] if system is None else [Speech(SYSTEM, system)]
-    pairs = [(Speech(USER, turn.question), Speech(ASSISTANT, turn.answer)) for turn in turns]
-    return first + [speech for pair in pairs for speech in pair]
+def to_messages(system: str | None, turns: Sequence[Turn]) -> list[Message]:
+    """Make messages of a conversation."""
+    first = [] if system is None else [Message(SYSTEM, system)]
+    pairs = [(Message(USER, turn.question), Message(ASSISTANT, turn.answer)) for turn in turns]
+    return first + [message for pair in pairs for message in pair]

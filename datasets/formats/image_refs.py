@@ -1,16 +1,15 @@
-"""Image references to paths, and paths to references.
+"""Image references: what a record says of an image, as a path.
 
-A reference is what a record says of an image: a path, a `file://` URL, a `data:` URL, base64, an object with `bytes`
-or `path`.
+A reference is a path, a `file://` URL, a `data:` URL, base64, or an object with `bytes` or `path`.
 
-Design: paths are judged by their letters, without asking the disk. A relative one that leads out of the root keeps its
-`..`, which no other path has, and is never opened. An absolute one is itself, as many forms have it, unless an image
-root was named: then the root is a fence for it too. So records from elsewhere can be confined by naming a root, and a
-relative path never reaches what lies beside the records.
+Design: paths are judged by their text, without accessing the disk. A relative path that leads out of the root keeps its
+`..`, which no other path has, and is never opened. An absolute path is taken as it is, as many formats use them, unless
+an image root was named: then absolute paths, too, must lie inside it. So naming a root confines records from elsewhere,
+and a relative path never reaches files outside the folder of the records.
 
-Whatever holds its bytes in itself has no path. Reading is told what to do with such bytes; training can do nothing with
-them, since it reads an image by its path in both phases, and says which command writes them out. References to the net
-are refused: a training must not depend on what a server gives that day.
+Embedded bytes have no path. The caller may pass a function that stores them; training passes none, since it reads
+images by path in both phases, and the error names the command that extracts them. URLs to other machines are refused: a
+training must not depend on what a server returns that day.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from lookonce.datasets.formats.checks import kind, text
 from lookonce.errors import RecordsError
 
 Keep = Callable[[bytes], Path]
-"""Puts the bytes of an embedded image somewhere; gives the place."""
+"""Stores the bytes of an embedded image and returns its path."""
 SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 DATA = re.compile(r"data:([^,]*),", re.IGNORECASE)
 BASE64 = re.compile(r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
-"""Bytes of JPEG, PNG, GIF, WebP, TIFF or BMP files; no path of files that have a suffix."""
+"""The encoded bytes of JPEG, PNG, GIF, WebP, TIFF or BMP files; a path with a suffix does not match."""
 ELSEWHERE = "move it there or give another image root"
 OBJECT_KEYS = ("bytes", "path", "url", "image")
 
@@ -41,7 +40,7 @@ class Finder:
     """Finds the paths of the images of one records file."""
 
     def __init__(self, file: Path, image_root: Path | None, keep: Keep | None = None) -> None:
-        """`image_root` is the fence; without it, relative paths begin at the file's folder. `keep` takes bytes."""
+        """`image_root` confines all paths; by default relative ones begin at the file's folder. `keep` stores bytes."""
         self.file, self.keep = file, keep
         self._anchor = os.path.abspath(file.parent if image_root is None else image_root)
         self._inside = os.path.join(self._anchor, "")
@@ -52,11 +51,11 @@ class Finder:
         """The absolute path of an image.
 
         Raises:
-            RecordsError: the reference is of no known kind, to the net, or embeds an image that nobody keeps.
+            RecordsError: the reference is malformed, is a URL to another machine, or embeds an image without `keep`.
         """
         if isinstance(reference, str) and reference in self._known:
             return self._known[reference]
-        if isinstance(reference, Path):  # the archive in which it is embedded
+        if isinstance(reference, Path):  # a row of the parquet file in which it is embedded
             return reference
         if isinstance(reference, dict):
             return self._find_object(reference, origin)
@@ -81,8 +80,8 @@ class Finder:
     def _keep(self, data: bytes, origin: str) -> Path:
         if self.keep is None:
             raise RecordsError(
-                f"{origin}: the image is embedded in the record, and only images that have a path can be read again; "
-                f"write them out as files with: lookonce data convert {self.file} OUT.jsonl"
+                f"{origin}: the image is embedded in the record, and only images with a path can be read again; "
+                f"extract them with: lookonce data convert {self.file} OUT.jsonl"
             )
         return self.keep(data)
 
@@ -98,13 +97,13 @@ class Finder:
 
 
 def _local(name: str, origin: str) -> str:
-    """The path that a name means."""
+    """The path that a name or `file://` URL means."""
     if not (match := SCHEME.match(name)):
         return name
     if match[1].lower() != "file":
         raise RecordsError(
-            f"{origin}: image {kind(name)} is not on this machine; download it and give its path: a training must not "
-            "depend on what a server gives that day"
+            f"{origin}: image {kind(name)} is not on this machine; download it and use its path: a training must not "
+            "depend on what a server returns that day"
         )
     host, slash, path = name[match.end() :].partition("/")
     if host not in ("", "localhost"):
@@ -115,7 +114,7 @@ def _local(name: str, origin: str) -> str:
 def _data_of_url(name: str, origin: str) -> bytes:
     match = DATA.match(name)
     if match is None:
-        raise RecordsError(f"{origin}: image {kind(name)} is no whole data: URL; it has no comma")
+        raise RecordsError(f"{origin}: image {kind(name)} is not a complete data: URL; it has no comma")
     if match[1].lower().endswith(";base64"):
         return _data_of_base64(unquote(name[match.end() :]), origin)
     return unquote_to_bytes(name[match.end() :])
@@ -125,23 +124,23 @@ def _data_of_base64(value: str, origin: str) -> bytes:
     try:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RecordsError(f"{origin}: the embedded image is no base64 ({error}); is it cut short?") from None
+        raise RecordsError(f"{origin}: the embedded image is not base64 ({error}); is it cut off?") from None
 
 
 class Namer:
-    """Names images for a file that is to be written."""
+    """The references to images in a file that is being written."""
 
     def __init__(self, file: Path, image_root: Path | None, *, absolute: bool = False) -> None:
-        """Names are relative to `image_root`, or to the file's folder; with `absolute`, whole where that can not be."""
+        """Names are relative to `image_root` or the file's folder; with `absolute`, others may be absolute."""
         self.root = file.parent if image_root is None else image_root
         self._absolute = absolute and image_root is None
         self._known: dict[Path, str] = {}
 
     def name(self, image: Path, origin: str = "") -> str:
-        """How the image is called.
+        """The name of an image.
 
         Raises:
-            RecordsError: it lies outside of the root, and would not be found from there.
+            RecordsError: it lies outside the root, from where it would not be found.
         """
         if image not in self._known:
             self._known[image] = self._name(image, f"{origin}: " if origin else "")
@@ -152,14 +151,14 @@ class Namer:
         is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
         if os.pardir in image.parts:
             raise RecordsError(
-                f"{of}image {image} lies outside of the root that it was read with, or of {self.root}; {ELSEWHERE}"
+                f"{of}image {image} lies outside the root that it was read with, or outside {self.root}; {ELSEWHERE}"
             )
         if is_outside and not self._absolute:
-            raise RecordsError(f"{of}image {image} lies outside of {self.root}; {ELSEWHERE}")
+            raise RecordsError(f"{of}image {image} lies outside {self.root}; {ELSEWHERE}")
         name = os.path.abspath(image) if is_outside else name
         return name if _is_plain(name) else f"/.{name}" if is_outside else f"./{name}"
 
 
 def _is_plain(name: str) -> bool:
-    """Whether it is read as a path, and not as something else that begins like it."""
+    """Whether it is read back as a path, not as another kind of reference."""
     return bool(name.strip()) and not (SCHEME.match(name) or name[:5].lower() == "data:" or BASE64.fullmatch(name))

@@ -1,13 +1,13 @@
-"""The project's own two forms, canonical and flat; both may stand in one file.
+"""The project's own two record formats, canonical and flat; one file may mix them.
 
     {"images": ["images/a.jpg"], "turns": [{"question": "Is there text?", "answer": "yes"}],
      "system": "Answer briefly.", "metadata": {"source": "polyps"}}
 
     {"image_id": "a", "image_filename": "a.jpg", "question": "Is there text?", "answer": "yes", "stage": 1}
 
-Canonical says all that a record can say. Flat is one question about one image, and all other keys are metadata; so it
-is also what a table has, CSV or parquet. The image may stand under other names that are usual in tables. Texts are
-taken as they are: `<image>` in them is a word.
+Canonical can hold every record. Flat is one question about one image, and all other keys are metadata, so it is also
+the format of tables (CSV, parquet). Flat accepts several usual names for the image's column. Texts are read unchanged:
+`<image>` in them is a word.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 
 IMAGE_KEYS = ("image_filename", "file_name", "image_path", "image")
-"""Where a flat record names its image: the first that is there, but one that is embedded before a name."""
+"""The keys under which a flat record may have its image: the first one present counts, embedded bytes before names."""
 
 
 def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
-    """A record with its turns, and nothing that is not a part of one."""
+    """Read a canonical record; a key that is not part of the format is an error."""
     unknown = sorted(set(row) - {"images", "turns", "system", "metadata"})
     if unknown:
-        raise RecordsError(f"{origin}: unknown key `{unknown[0]}`; put what you want to keep under `metadata`")
+        raise RecordsError(f"{origin}: unknown key `{unknown[0]}`; put extra keys under `metadata`")
     turns = items(need(row, "turns", origin), "turns", origin)
     if not turns:
         raise RecordsError(f"{origin}: `turns` is empty; expected at least one question and answer")
@@ -44,13 +44,13 @@ def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
 
 
 def write_canonical(record: Record, images: list[str]) -> Row:
-    """All of a record."""
+    """Write all of a record."""
     turns = [{"question": turn.question, "answer": turn.answer} for turn in record.turns]
     return {"images": images, "turns": turns, "system": record.system, "metadata": dict(record.metadata)}
 
 
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
-    """A record of one question about one image."""
+    """Read a record of one question about one image."""
     need(row, "question", origin)
     key = min((key for key in IMAGE_KEYS if key in row), key=lambda key: isinstance(row[key], str), default=None)
     if key is None:
@@ -64,16 +64,16 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
 
 
 def write_flat(record: Record, images: list[str]) -> Row:
-    """One question about one image, metadata beside it.
+    """Write one question about one image, with the metadata as further keys.
 
     Raises:
-        RecordsError: there are more of either, or fewer, or a system text.
+        RecordsError: the record has another number of either, or a system text.
     """
     for number, what in ((len(images), "image"), (len(record.turns), "question")):
         if number != 1:
             raise RecordsError(f"it holds one {what} a record, and this one has {number}")
     if record.system is not None:
-        raise RecordsError("it has no place for a system text")
+        raise RecordsError("it cannot hold a system text")
     turn = {"question": record.turns[0].question, "answer": record.turns[0].answer}
     return {"image_filename": images[0], **turn} | dict(record.metadata)
 

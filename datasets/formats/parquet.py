@@ -1,104 +1,87 @@
 """Parquet files that hold records, and images that are embedded in them.
 
-Design: a row is an object, and any form may stand in it; a null is a key that is not there. A column of embedded
-images, a struct with `bytes` or binary, is not read with the records: row 17's image has the path `train.parquet/17`,
-as archives.py reads it. Lists of embedded images have no such path, and their bytes are read with their rows.
-
-pyarrow takes long to import and is imported when the first such file is met.
+Design: a row is an object in any record format; a null is a key that the object does not have. A column of embedded
+images, a struct with `bytes` or binary, is not read with the records: the image of row 17 has the path
+`train.parquet/17`, which archives.py reads. Lists of embedded images have no such path; their bytes are read with their
+rows.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lookonce.datasets.archives import image_columns
 from lookonce.datasets.formats.checks import Row
-from lookonce.datasets.formats.text_files import Named, Rows, encode
+from lookonce.datasets.formats.text_files import Named, encode
+from lookonce.datasets.readers.image_column import ImageColumn, find_image_column
+from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_rows, read_values
+from lookonce.datasets.readers.text import Rows
 from lookonce.errors import ImageError, RecordsError
+from lookonce.text import first_line
 
-ROWS = 1024
-"""Read at once."""
-ROWS_WITH_BYTES = 16
 JSON_COLUMN = "metadata"
-"""Of canonical records: JSON as text, since a column has one type and metadata may be anything."""
+"""The column of canonical records that is JSON text: a column has one type, and metadata may have any."""
 
 
 def read_parquet(path: Path) -> Rows:
-    """A record a row, counted from 0 as in the paths of embedded images.
+    """A record per row, counted from 0 as in the paths of embedded images.
 
     Raises:
-        RecordsError: it is damaged, or has several columns of images and none is called `image`.
+        RecordsError: the file is damaged, or has several image columns and none is called `image`.
     """
     from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(path) as file:
+        with open_parquet(path) as file:
             columns = _Columns.of(file)
-            if columns.embedded and path.suffix.lower() != ".parquet":
-                raise RecordsError(f"{path}: its images can be read if its name ends in .parquet; rename it")
-            for number, row in enumerate(_rows(file, columns)):
-                if columns.embedded:
-                    row["image"] = Path(os.path.abspath(path), str(number))
-                elif columns.image and columns.image in row:
-                    row["image"] = row.pop(columns.image)
-                yield f"{path}: row {number}", _opened(row, f"{path}: row {number}")
+            if columns.is_embedded and path.suffix.lower() != ".parquet":
+                raise RecordsError(f"{path}: its images can only be read if its name ends in .parquet; rename it")
+            num_rows = IMAGE_ROWS if columns.has_lists_of_bytes else TEXT_ROWS
+            for number, row in enumerate(read_rows(file, columns.names, num_rows=num_rows)):
+                values = without_nulls(row.values)
+                if columns.is_embedded:
+                    values["image"] = Path(os.path.abspath(path), str(number))
+                elif columns.image in values:
+                    values["image"] = values.pop(columns.image)
+                yield f"{path}: row {number}", _opened(values, f"{path}: row {number}")
     except ImageError as error:
         raise RecordsError(f"{path}: {error}") from None
     except ArrowException as error:
-        raise RecordsError(f"can not read {path}: {str(error).partition(chr(10))[0]}; is it whole?") from None
+        raise RecordsError(f"cannot read {path}: {first_line(error)}; is it complete?") from None
 
 
 class _Columns(NamedTuple):
-    """What to read of a file."""
+    """Which columns of a file to read."""
 
     names: list[str]
     image: str | None
-    """The column of images, if there is one."""
-    embedded: bool
-    """Whether it holds bytes, and not only paths."""
-    has_bytes: bool
-    """Whether other columns do, in lists."""
+    """The image column, if there is one."""
+    is_embedded: bool
+    """Whether the image column holds bytes, not only paths."""
+    has_lists_of_bytes: bool
+    """Whether other columns hold bytes, in lists."""
 
     @classmethod
     def of(cls, file: Any) -> _Columns:
-        schema = file.schema_arrow
-        names, with_bytes = list(schema.names), [field.name for field in schema if "binary" in str(field.type)]
-        if not any(_is_image(schema.field(name).type) for name in with_bytes):
-            return cls(names, None, False, bool(with_bytes))
-        bytes_column, path_column = image_columns(schema)
-        image = bytes_column if path_column is None and bytes_column in names else bytes_column.removesuffix(".bytes")
-        names.remove(image)
-        with_bytes.remove(image)
-        embedded = path_column is None or not _is_empty(file, bytes_column)
-        return cls(names if embedded else [*names, str(path_column)], image, embedded, bool(with_bytes))
+        schema, image = file.schema_arrow, find_image_column(file.schema_arrow)
+        name = image and image.name
+        names = [field.name for field in schema if field.name != name]
+        has_lists = any("binary" in str(field.type) for field in schema if field.name != name)
+        if image is None or not image.path_field or not _is_empty(file, image):
+            return cls(names, name, image is not None, has_lists)
+        return cls([*names, image.path_field], name, False, has_lists)
 
 
-def _is_image(kind: Any) -> bool:
-    """Whether a column of that type holds an image a row."""
-    return str(kind) in ("binary", "large_binary") or (
-        str(kind).startswith("struct") and kind.get_field_index("bytes") >= 0
-    )
-
-
-def _is_empty(file: Any, bytes_column: str) -> bool:
-    """Whether the first row has no bytes: then the images lie beside the file, and it says where."""
-    first = next(file.iter_batches(1, columns=[bytes_column]), None)
-    return first is not None and (first.column(0)[0].as_py() or {}).get("bytes") is None
-
-
-def _rows(file: Any, columns: _Columns) -> Iterator[Row]:
-    num_rows = ROWS_WITH_BYTES if columns.has_bytes else ROWS
-    for batch in file.iter_batches(num_rows, columns=columns.names):
-        yield from (without_nulls(row) for row in batch.to_pylist())
+def _is_empty(file: Any, image: ImageColumn) -> bool:
+    """Whether the first row has no bytes: then the images lie beside the file, at the paths in this column."""
+    first = next(read_values(file, image.bytes_field, 1), None)
+    return first is not None and (first.as_py() or {}).get("bytes") is None
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without what is null in its objects, and with what JSON has no type for as text."""
+    """A value without the nulls in its objects; values without a JSON type become text."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -116,7 +99,7 @@ def _opened(row: Row, origin: str) -> Row:
 
 
 def write_parquet(path: Path, rows: Named) -> None:
-    """A row a record, a column a key.
+    """One row per record, one column per key.
 
     Raises:
         RecordsError: values under one key have different types.
@@ -130,11 +113,11 @@ def write_parquet(path: Path, rows: Named) -> None:
         try:
             columns[key] = pa.array([row.get(key) for row in closed])
             if "struct<>" in str(columns[key].type):
-                raise TypeError("empty objects have none")
+                raise TypeError("empty objects have no type")
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise RecordsError(
-                f"a column has one type, and the values under `{key}` have not ({error}); write JSONL, or canonical "
-                "records, whose metadata may be anything"
+                f"the values under `{key}` have different types, and a parquet column has one ({error}); write JSONL, "
+                "or canonical records, whose metadata may have any type"
             ) from None
     parquet.write_table(pa.table(columns), path, compression="zstd")
 

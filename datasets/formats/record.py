@@ -1,4 +1,4 @@
-"""The nouns: a record and its turns."""
+"""The data classes `Record` and `Turn`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Turn:
 
 @dataclass(frozen=True)
 class Record:
-    """A conversation of one or more turns about an image, several, or none."""
+    """A conversation of one or more turns about one image, several or none."""
 
     images: tuple[Path, ...]
-    """Absolute and in their shortest form, but for `root/../a.jpg`, which leads out of the root and is not opened."""
+    """Absolute, normalized paths, except for `root/../a.jpg`, which leads out of the root and is never opened."""
     turns: tuple[Turn, ...]
     system: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
-    """Where it was read from, "train.jsonl:12"; for messages."""
+    """Where the record was read from, such as "train.jsonl:12"; used in messages."""
 
     @property
     def references(self) -> tuple[str, ...]:
-        """All right answers of a record that has several: texts in its metadata, the first of which is its only answer.
+        """All correct answers of a record with one turn: a list in its metadata that begins with its answer.
 
-        Whatever else somebody keeps in metadata by that name is not meant.
+        Any other value under the metadata key `references` is ignored.
         """
         texts = self.metadata.get("references")
         if len(self.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -1,8 +1,9 @@
-"""All forms by name, and which one a record has.
+"""All record formats by name, and which one a record has.
 
-Design: a form is known by the keys of a file's first record, and all others must be of its kind; so a file that changes
-its mind in the middle is found out, and reading needs no guess a record. Forms that differ in writing only are read as
-one kind: LLaVA and ShareGPT, the three forms of messages, and the project's own two, which may stand in one file.
+Design: the format of a file is recognised by the keys of its first record, and all other records must be of the same
+kind. So a file that changes its format halfway is detected, and no record needs a guess. Formats that differ only in
+how they are written are read as one kind: LLaVA and ShareGPT, the three kinds of messages, and the project's own two,
+which may be mixed in one file.
 """
 
 from __future__ import annotations
@@ -20,45 +21,45 @@ from lookonce.datasets.formats.native import read_canonical, read_flat, write_ca
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
 
-FormName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
-FORM_NAMES: tuple[FormName, ...] = get_args(FormName)
+FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
+FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 Read = Callable[[Row, Finder, str], Record]
 Write = Callable[[Record, list[str]], Row]
-KNOWN_BY = (
-    "the key `turns` (canonical form) or `question` (flat form), got {keys}; other forms have `conversations` (LLaVA, "
-    "ShareGPT), `messages`, or `instruction` and `output` (Alpaca)"
+EXPECTED_KEYS = (
+    "the key `turns` (canonical format) or `question` (flat format), got {keys}; other formats have `conversations` "
+    "(LLaVA, ShareGPT), `messages`, or `instruction` and `output` (Alpaca)"
 )
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a record is read from an object, and made one."""
+class RecordFormat:
+    """A record format: how to read a row as a record, and how to write a record as a row."""
 
-    name: FormName
+    name: FormatName
     kind: str
-    """Forms of one kind are read alike, and may stand in one file."""
+    """Formats of one kind are read by the same rules, and one file may mix them."""
     read: Read
     write: Write
-    """Given the record and the names of its images; raises what the form can not hold."""
+    """Takes the record and the names of its images; raises RecordsError if the format cannot hold the record."""
 
 
-FORMS: dict[FormName, Form] = {
-    form.name: form
-    for form in (
-        Form("canonical", "own", read_canonical, write_canonical),
-        Form("flat", "own", read_flat, write_flat),
-        Form("llava", "conversations", read_conversations, write_llava),
-        Form("sharegpt", "conversations", read_conversations, write_sharegpt),
-        Form("alpaca", "alpaca", read_alpaca, write_alpaca),
-        Form("messages", "messages", read_messages, write_messages),
-        Form("parts", "messages", read_messages, write_parts),
-        Form("openai", "messages", read_messages, write_openai),
+FORMATS: dict[FormatName, RecordFormat] = {
+    format.name: format
+    for format in (
+        RecordFormat("canonical", "native", read_canonical, write_canonical),
+        RecordFormat("flat", "native", read_flat, write_flat),
+        RecordFormat("llava", "conversations", read_conversations, write_llava),
+        RecordFormat("sharegpt", "conversations", read_conversations, write_sharegpt),
+        RecordFormat("alpaca", "alpaca", read_alpaca, write_alpaca),
+        RecordFormat("messages", "messages", read_messages, write_messages),
+        RecordFormat("parts", "messages", read_messages, write_parts),
+        RecordFormat("openai", "messages", read_messages, write_openai),
     )
 }
 
 
-def form_of(row: Row) -> FormName | None:
-    """The form of a record, by its keys; None if it has those of no form."""
+def format_of(row: Row) -> FormatName | None:
+    """Return the format of a record, recognised by its keys, or None."""
     if "turns" in row:
         return "canonical"
     if "question" in row and "image_filename" in row:
@@ -66,13 +67,13 @@ def form_of(row: Row) -> FormName | None:
     if "conversations" in row:
         return "sharegpt" if "images" in row else "llava"
     if "messages" in row:
-        return _form_of_messages(row)
+        return _format_of_messages(row)
     if "instruction" in row and "output" in row:
         return "alpaca"
     return "flat" if "question" in row else None
 
 
-def _form_of_messages(row: Row) -> FormName:
+def _format_of_messages(row: Row) -> FormatName:
     messages = row["messages"] if isinstance(row["messages"], list) else []
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -84,37 +85,37 @@ def _form_of_messages(row: Row) -> FormName:
 
 
 class Reader:
-    """Reads the records of one file, all of one form."""
+    """Reads the records of one file, which must all have formats of one kind."""
 
-    def __init__(self, finder: Finder, form: FormName | None = None) -> None:
-        """Without a form it is that of the first record."""
+    def __init__(self, finder: Finder, format: FormatName | None = None) -> None:
+        """Without `format`, the first record decides."""
         self.finder = finder
-        self.form: FormName | None = form
-        """Known after the first record."""
-        self._read = FORMS[form].read if form else None
+        self.format: FormatName | None = format
+        """The format of the file; None until the first record is read, unless it was given."""
+        self._read = FORMATS[format].read if format else None
 
     def read(self, value: Any, origin: str) -> Record:
-        """A record of what stands in the file.
+        """Return the record that a row of the file holds.
 
         Raises:
-            RecordsError: it is not of the form; says what was expected.
+            RecordsError: the row does not follow the format; says what was expected.
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
         if self._read is not None:
             return self._read(value, self.finder, origin)
-        found = form_of(value)
-        self.form = self.form or found
-        if found is None or self.form is None:
+        found = format_of(value)
+        self.format = self.format or found
+        if found is None or self.format is None:
             raise RecordsError(f"{origin}: expected {self._expected(value)}")
-        if FORMS[found].kind != FORMS[self.form].kind:
+        if FORMATS[found].kind != FORMATS[self.format].kind:
             raise RecordsError(
-                f"{origin}: expected a record of the form {self.form}, as the first one is, and it is of the form "
+                f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
                 f"{found}; keep them in two files"
             )
-        return FORMS[found].read(value, self.finder, origin)
+        return FORMATS[found].read(value, self.finder, origin)
 
     def _expected(self, value: Row) -> str:
-        if self.form is None or FORMS[self.form].kind == "own":
-            return KNOWN_BY.format(keys=sorted(value))
-        return f"a record of the form {self.form}, as the first one is, got {kind(value)}"
+        if self.format is None or FORMATS[self.format].kind == "native":
+            return EXPECTED_KEYS.format(keys=sorted(value))
+        return f"a record in the format {self.format}, like the first one, got {kind(value)}"

@@ -1,21 +1,17 @@
-"""Known sets, from whatever form people have them in: `lookonce data prepare`.
+"""`lookonce data prepare`: known datasets, downloaded or from a local copy in any layout, to records.
 
-definition     what a set's YAML file says: columns, rules, split
+definition     the YAML file of a dataset: columns, rules, split
 rows           one question about one image, before it is a record
-rules          cleaning, by named rules that are counted
-duplicates     several rows of one question about one image
+rules          cleaning by named rules that are counted
+duplicates     several rows with the same question about the same image
 splits         which images are trained on, and what leaks
-sources        what lies at a path: which form, which files
-hub            a set on the Hugging Face Hub, downloaded at a commit
-chunks         what readers of files give: rows, in portions
-parquet_files  the reader of parquet files
-text_files     the readers of CSV, JSON, JSONL, and of question|answer lines
-tar_files      the reader of WebDataset tars
-lookup         where the image of a row lies that is not embedded
-images         image files, written once each, byte for byte
-journal        what is done already, so that an interrupted run goes on
-extract        from a source to journal and image files
-build_records  from rows to records by part
-report         what became of every row, as JSON and as a table
-run            all of it
+sources        the files of a dataset, at a path or on the Hub
+chunks         the files of a source as rows, in chunks
+lookup         finding the image of a row that is not embedded
+images         image files, each written once, byte for byte
+journal        finished chunks, so that an interrupted run resumes
+extract        from a source to the journal and image files
+build_records  from rows to the records of train, val and test
+report         the outcome of every row, as JSON and as a table
+run            all steps
 """

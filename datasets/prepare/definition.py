@@ -1,8 +1,8 @@
-"""What a set is: one YAML file that says where it lies, what its columns mean, how it is cleaned and split.
+"""Dataset definitions: one YAML file says where a dataset is, what its columns mean, how it is cleaned and split.
 
-Every key that such a file can have is below, with its meaning and its default; `datasets/README.md` shows how one is
-written. Unknown keys are refused, so that a misspelt one can not be silently ignored. What is left out of a file has
-the defaults of a set of `question`, `answer` and `image`.
+Every key of such a file is below, with its meaning and its default; `datasets/README.md` shows how to write one.
+Unknown keys are refused, so that a misspelt one is not silently ignored. The defaults are those of a dataset with the
+columns `question`, `answer` and `image`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.errors import UsageError
+from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings
 
 FOLDER = Path(__file__).parents[1]
-"""Holds the known sets."""
+"""The folder with the definitions of known datasets."""
 FIELD = re.compile(r"\{(\w+)\}")
-"""A column's name in a pattern."""
+"""The name of a column in a pattern."""
 OWN_METADATA = ("img_id", "official_split", "variant", "references", "original")
-"""What `prepare` itself writes into metadata."""
+"""Metadata keys that `prepare` itself writes."""
 
 
 def _as_list(value: Any) -> Any:
@@ -37,8 +38,14 @@ def _is_relative(pattern: str) -> str:
     return pattern
 
 
+def _is_owner_and_name(name: str) -> str:
+    if not is_hub_name(name):
+        raise ValueError("must be the name of a dataset on the Hub, owner/name")
+    return name
+
+
 Names = Annotated[list[str], BeforeValidator(_as_list)]
-"""One or several; the first that is there counts."""
+"""One name or several; the first that the source has is used."""
 Pattern = Annotated[str, AfterValidator(_is_relative)]
 Patterns = Annotated[list[Pattern], BeforeValidator(_as_list)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -49,50 +56,50 @@ class Section(BaseModel):
 
 
 class HubSection(Section):
-    id: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
-    """Of the data set, owner/name."""
+    id: Annotated[str, AfterValidator(_is_owner_and_name)]
+    """The dataset's name on the Hub, owner/name."""
     revision: str | None = None
-    """The commit that is downloaded; by default what `main` is now, which the report then names."""
+    """The commit to download; by default the current commit of `main`, which the report then names."""
     files: Patterns = ["*"]
-    """Which of its files; `*` goes over folders."""
+    """Patterns of the files to download; `*` matches across folders."""
 
 
 class ColumnsSection(Section):
-    """The names of columns; where several are given, the first that a source has."""
+    """The names of columns; of several, the first that the source has is used."""
 
     question: Names = ["question"]
     answer: Names = ["answer"]
     image: Names = ["image"]
-    """The embedded image, or its file name. An http(s) URL is not followed: `images` says where the file is."""
+    """The embedded image, or its file name. An http(s) URL is not opened: `images` says where the file is."""
     image_id: Names = ["img_id", "image_id"]
-    """What the set calls the image: its file is named so, and rows that call it so stay in one part of a split."""
+    """The dataset's name for the image: the file is named after it, and rows with the same name stay on one side."""
     split: Names = ["split"]
-    """The part that the set puts a row into; without such a column its file's name says it, if anything does."""
+    """The official split of a row: train, val or test. Without this column, the file's name may say it."""
     metadata: dict[str, Names] = {}
-    """What else a record keeps: its name there, and the column."""
+    """Columns that records keep: the name in the record's metadata, and the column."""
 
     @model_validator(mode="after")
     def _names_are_free(self) -> ColumnsSection:
         taken = sorted(set(self.metadata) & set(OWN_METADATA))
         if taken:
-            raise ValueError(f"metadata `{taken[0]}` is written by prepare itself; give the column another name there")
+            raise ValueError(f"metadata `{taken[0]}` is written by prepare itself; choose another name for the column")
         return self
 
 
 class TextSection(Section):
-    """A set of text files, a line a question: `question|answer`."""
+    """A dataset of text files with one `question|answer` line per question."""
 
     files: Pattern
-    """Where they are; `{sequence}` stands for a folder or a part of a name, and becomes a column."""
+    """The paths of the text files; `{sequence}` matches a folder or a piece of a name, and becomes a column."""
     image: Pattern
-    """Where the image of such a file is, by the same names."""
+    """The path of the image of such a file, with the same names in braces."""
     image_id: str = ""
-    """What to call that image, by the same names."""
+    """The name of that image, with the same names in braces."""
     separator: Annotated[str, Field(min_length=1)] = "|"
 
 
 class OfficialSection(Section):
-    """The set's own split, where a column of metadata says it and not a file's name or a column `split`."""
+    """The official split, if a metadata column says it instead of the files' names or a column `split`."""
 
     column: str
     train: list[str] = []
@@ -101,7 +108,7 @@ class OfficialSection(Section):
 
 
 class SharesSection(Section):
-    """Of images; train has the rest."""
+    """Shares of the images; train has the rest."""
 
     val: Share = 0.15
     test: Share = 0.15
@@ -109,93 +116,95 @@ class SharesSection(Section):
     @model_validator(mode="after")
     def _something_is_left(self) -> SharesSection:
         if self.val + self.test > 1:
-            raise ValueError(f"val and test are {self.val + self.test:g} together; at most 1, train is what is left")
+            raise ValueError(f"val and test are {self.val + self.test:g} together; at most 1, and train is the rest")
         return self
 
 
 class SplitSection(Section):
     by: Literal["image", "official"] = "image"
-    """`image`: drawn by the seed, no image on two sides. `official`: the set's own, whatever leaks."""
+    """`image`: drawn with the seed, no image on two sides. `official`: the dataset's own, even if it leaks."""
     seed: int = 42
     shares: SharesSection = SharesSection()
     together: list[str] = []
-    """Metadata whose rows stay on one side, for example of a video or of a patient."""
+    """Metadata keys: rows with the same value, such as a video or a patient, stay on one side."""
     official: OfficialSection | None = None
 
 
 class QuestionSection(Section):
-    """What is known of a question's text; a row's own metadata goes first."""
+    """Metadata of all rows with a question; a row's own metadata takes precedence."""
 
     category: str | None = None
     stage: int | None = None
 
 
 class Definition(Section):
-    """A whole set."""
+    """A dataset definition."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     title: str = ""
     licence: str = "unknown"
-    """Shown whenever the set is prepared."""
+    """The licence, printed whenever the dataset is prepared."""
     homepage: str = ""
     paper: str = ""
     counts: dict[str, int] = {}
-    """What the publishers say is in it: `rows`, `images`; told beside what was found."""
+    """The publishers' numbers of `rows` and `images`; reported beside those found."""
     hub: HubSection | None = None
     files: Patterns = []
-    """Of a local folder those with the rows; by default all of one kind."""
+    """Patterns of the files with the rows, in a local folder; by default all files of one format."""
     columns: ColumnsSection = ColumnsSection()
     images: Patterns = ["{image}", "images/{image}", "images/{image_id}.jpg", "{image_id}.jpg"]
-    """Where the image of a row is that is not embedded: tried in this order, in the source's folder and its zip files.
-    Names of columns stand in braces; `{image}` and `{image_id}` are those of `columns`."""
+    """Where the image of a row is if it is not embedded: tried in this order, in the source's folder and its zip files.
+    Names in braces are columns; `{image}` and `{image_id}` are those of `columns`."""
     variants: Patterns = []
-    """Where the transformed variants of an image are; `{variant}` is 1, 2 and so on."""
+    """Where augmented variants of an image are; `{variant}` is 1, 2 and so on."""
     text: TextSection | None = None
     rules: list[Rule] = []
     duplicates: Policy = "merge"
-    """Of rows that ask the same of the same image with other answers: one record with all answers as references, a
-    record each, or none of them."""
+    """Rows with the same image and question but different answers become one record with all answers as references
+    (merge), one record each (keep), or none (drop)."""
     split: SplitSection = SplitSection()
     questions: dict[str, QuestionSection] = {}
-    """By the question's text, as it is after the rules."""
+    """Metadata of questions, by their text after the rules."""
 
     @property
     def used_columns(self) -> set[str]:
-        """The names of all columns that become something."""
+        """The names of all columns that are used."""
         columns = self.columns
         names = [columns.question, columns.answer, columns.image, columns.image_id, columns.split]
         patterns = " ".join([*self.images, *self.variants])
         return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
 
     @model_validator(mode="after")
-    def _rules_have_names_of_their_own(self) -> Definition:
+    def _rule_names_are_unique(self) -> Definition:
         names = [rule.name for rule in self.rules]
         double = sorted({name for name in names if names.count(name) > 1})
         if double:
-            raise ValueError(f"two rules are called `{double[0]}`; reports tell rules by their names")
+            raise ValueError(
+                f"two rules are called `{double[0]}`; reports identify rules by name, so give each its own"
+            )
         return self
 
 
-def known_sets() -> list[str]:
-    """The names of the definitions that come with lookonce."""
+def known_datasets() -> list[str]:
+    """The names of the dataset definitions that come with lookonce."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def find_definition(name: str) -> Definition:
-    """The definition of a known set, or of a YAML file at a path.
+    """The definition of a known dataset, or the one in a YAML file.
 
     Raises:
-        UsageError: there is none, or something in it is wrong; all that is wrong is named at once.
+        UsageError: there is none, or it has mistakes; all of them are named.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return read_definition(path)
-    if name not in known_sets():
-        close = difflib.get_close_matches(name, known_sets(), n=1)
+    if name not in known_datasets():
+        close = difflib.get_close_matches(name, known_datasets(), n=1)
         hint = f"did you mean `{close[0]}`? " if close else ""
         raise UsageError(
-            f"no set is called {name!r}; {hint}known are {', '.join(known_sets())}, or name a YAML file of your own "
-            "(datasets/README.md says what goes into it)"
+            f"no known dataset is called {name!r}; {hint}known are {', '.join(known_datasets())}, or name "
+            "a YAML file of your own (datasets/README.md says how to write one)"
         )
     return read_definition(FOLDER / f"{name}.yaml")
 
@@ -204,7 +213,10 @@ def read_definition(path: Path) -> Definition:
     """Read one YAML file.
 
     Raises:
-        UsageError: it is missing, no YAML, or a key or value is wrong.
+        UsageError: it is missing or not YAML, or a key or value is wrong.
     """
-    hint, expected = f"known sets are {', '.join(known_sets())}", f"keys and values, at least `name: {path.stem}`"
+    hint, expected = (
+        f"known datasets are {', '.join(known_datasets())}",
+        f"keys and values, at least `name: {path.stem}`",
+    )
     return read_settings(path, Definition, str(path), hint, expected)

@@ -1,9 +1,9 @@
 """Several rows of one question about one image.
 
-Design: rows are the same if the image's bytes, the question and the answer are, after the rules; one of them is kept
-whatever is asked for. Where the answers differ (Kvasir-VQA has a row for each polyp), `merge` makes one record of them
-with all answers as references, the first of which is trained on, and an evaluation calls each of them right; `keep`
-leaves a record each; `drop` leaves all of them out, since none of them is known to be the right one.
+Design: rows are identical if the image's bytes, the question and the answer are, after the rules; one of them is kept
+under every policy. If the answers differ (Kvasir-VQA has a row for each polyp), `merge` makes one record with all
+answers as references: the first is trained on, and an evaluation accepts each. `keep` makes one record per answer.
+`drop` leaves all of them out, since it is unknown which is right.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Literal
 from lookonce.datasets.prepare.rows import Row
 
 Policy = Literal["merge", "keep", "drop"]
-Group = tuple[Row, ...]
-"""The rows that one record is made of, in their order; the answers of the later ones are further references."""
+RecordRows = tuple[Row, ...]
+"""The rows that one record is made of, in order; the answers of the later ones are further references."""
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What was found, and what became of it."""
+    """The duplicates that were found, and their outcome."""
 
     policy: Policy
     num_pairs: int = 0
-    """(image, question) pairs with several rows."""
+    """Pairs of image and question with several rows."""
     num_differing_pairs: int = 0
-    """Of them those whose answers differ."""
+    """Those pairs whose answers differ."""
     num_identical: int = 0
-    """Rows left out because another one says the same."""
+    """Rows left out because another row is identical."""
     num_merged: int = 0
-    """Rows that became a further reference of another one's record."""
+    """Rows that became a further reference of another row's record."""
     num_dropped: int = 0
-    """Rows left out because the answers differ."""
+    """Rows left out because their answers differ."""
 
 
-def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[Group], Duplicates]:
-    """The rows of each record to be, in the order of their first rows."""
+def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRows], Duplicates]:
+    """The rows of each record, in the order of their first rows."""
     by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_pair.setdefault((row.key, row.question), []).append(row)
-    groups: list[Group] = []
+    records: list[RecordRows] = []
     counts: Counter[str] = Counter()
     for alike in by_pair.values():
         different = _different(alike)
@@ -50,13 +50,13 @@ def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[Group], D
         counts["num_differing_pairs"] += len(different) > 1
         counts["num_identical"] += len(alike) - len(different)
         if len(different) == 1 or policy == "keep":
-            groups += [(row,) for row in different]
+            records += [(row,) for row in different]
         elif policy == "merge":
-            groups.append(tuple(different))
+            records.append(tuple(different))
             counts["num_merged"] += len(different) - 1
         else:
             counts["num_dropped"] += len(different)
-    return groups, Duplicates(policy, **counts)
+    return records, Duplicates(policy, **counts)
 
 
 def _different(rows: list[Row]) -> list[Row]:

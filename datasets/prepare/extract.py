@@ -1,7 +1,7 @@
-"""From a source to a journal of rows and a folder of images, portion by portion.
+"""From a source to a journal of rows and a folder of images, chunk by chunk.
 
-Design: one pass. An embedded image is written as its row goes by; image files are looked for by their rows, and each
-that is new is read once. A row whose image is not found is kept with the reason, so that it is counted like all others.
+Design: one pass. An embedded image is written when its row is read; an image file is found by its row and read once. A
+row whose image is not found is kept with the reason, so that it is counted like all others.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.prepare.chunks import Portion, RawRow
+from lookonce.datasets.image_suffixes import without_suffix
+from lookonce.datasets.prepare.chunks import Chunk, RawRow
 from lookonce.datasets.prepare.definition import Definition
 from lookonce.datasets.prepare.images import ImageStore, Stored
 from lookonce.datasets.prepare.journal import Journal
 from lookonce.datasets.prepare.lookup import ImageFinder
 from lookonce.datasets.prepare.rows import Row, text_of
 from lookonce.datasets.prepare.sources import Source
-from lookonce.datasets.prepare.splits import ENDING, part_of
+from lookonce.datasets.prepare.splits import part_of
 from lookonce.errors import ImageError, RecordsError
 
 NO_IMAGE = "no image was found"
 
 
 def extract(source: Source, definition: Definition, num_variants: int, journal: Journal) -> None:
-    """Read all portions that the journal lacks."""
+    """Read all chunks that the journal lacks."""
     num_done, images, files = journal.done()
     finder = ImageFinder(source.image_roots, definition.images)
     with ImageStore(journal.images, images) as store:
         extraction = Extraction(definition, finder, store, num_variants, files)
-        for number, (part, portion) in enumerate(_shown(source, definition)):
+        for number, (part, chunk) in enumerate(_with_progress(source, definition)):
             if number >= num_done:
                 known, before = store.num_images, set(files)
-                rows = extraction.read(portion, part)
+                rows = extraction.read(chunk, part)
                 store.finish()
                 new_files = {name: files[name] for name in files.keys() - before}
                 journal.write(number, rows, store.since(known), dict(sorted(new_files.items())), extraction.columns)
 
 
-def _shown(source: Source, definition: Definition) -> Iterator[tuple[str, Portion]]:
-    """The portions of a source, with a bar of their rows; how many there are in all, parquet files say beforehand."""
-    portions: Iterable[tuple[str, Portion]] = source.portions(definition)
+def _with_progress(source: Source, definition: Definition) -> Iterator[tuple[str, Chunk]]:
+    """The chunks of a source, with a progress bar of rows; only parquet files know their total in advance."""
+    chunks: Iterable[tuple[str, Chunk]] = source.chunks(definition)
     total = None
-    if source.form == "parquet":
-        portions = list(portions)
-        total = sum(portion.num_rows or 0 for _, portion in portions)
-    with tqdm(desc=f"read {source.form}", total=total, unit="row", leave=False, disable=None) as progress:
-        for part, portion in portions:
-            yield part, portion
-            progress.update(portion.num_rows or 0)
+    if source.format == "parquet":
+        chunks = list(chunks)
+        total = sum(chunk.num_rows or 0 for _, chunk in chunks)
+    with tqdm(desc=f"read {source.format}", total=total, unit="row", leave=False, disable=None) as progress:
+        for part, chunk in chunks:
+            yield part, chunk
+            progress.update(chunk.num_rows or 0)
 
 
 @dataclass
@@ -65,32 +66,32 @@ class _Draft:
 
 @dataclass
 class Extraction:
-    """Makes rows of what readers give."""
+    """Turns the rows of files into rows with images."""
 
     definition: Definition
     finder: ImageFinder
     store: ImageStore
     num_variants: int
     files: dict[str, Stored]
-    """Which image is which file of the source; grows."""
+    """The image of each file of the source that was read."""
     unreadable: dict[str, str] = field(default_factory=dict)
     columns: set[str] = field(default_factory=set)
-    """All that rows had."""
+    """The columns of all rows so far."""
 
-    def read(self, portion: Portion, part: str) -> list[Row]:
-        """The rows of a portion, their images written or soon to be."""
-        drafts = list(itertools.chain.from_iterable(self._drafts(raw, part) for raw in portion.read()))
+    def read(self, chunk: Chunk, part: str) -> list[Row]:
+        """The rows of a chunk; their images are written or in the queue."""
+        drafts = list(itertools.chain.from_iterable(self._drafts(raw, part) for raw in chunk.read()))
         self._store_files(drafts)
         return [self._finish(draft) for draft in drafts]
 
     def _drafts(self, raw: RawRow, part: str) -> Iterator[_Draft]:
-        """The row itself, and one for each transformed variant of its image that is there."""
+        """The row itself, and one for each augmented variant of its image that is found."""
         columns, values = self.definition.columns, raw.values
         self.columns |= values.keys()
         image = text_of(_first(values, columns.image)).strip()
         image_id = text_of(_first(values, columns.image_id)).strip()
         if not image_id and raw.image is None:
-            image_id = ENDING.sub("", image)
+            image_id = without_suffix(image)
         named = {**values, "image": image, "image_id": image_id}
         row = Row(
             question=text_of(_wanted(raw, columns.question, "question")),
@@ -144,7 +145,7 @@ class Extraction:
 
 
 def _first(values: Mapping[str, Any], names: Iterable[str]) -> Any:
-    """The value of the first of these columns that there is."""
+    """The value of the first of these columns that the row has."""
     return next((values[name] for name in names if name in values), None)
 
 
@@ -152,12 +153,12 @@ def _wanted(raw: RawRow, names: list[str], what: str) -> Any:
     if not any(name in raw.values for name in names):
         raise RecordsError(
             f"{raw.origin}: expected a column {' or '.join(f'`{name}`' for name in names)}, got {sorted(raw.values)}; "
-            f"say in the set's YAML file what it is called: columns: {{{what}: NAME}}"
+            f"name it in the dataset's YAML file: columns: {{{what}: NAME}}"
         )
     return _first(raw.values, names)
 
 
 def _stem(row: Row, file_name: str) -> str:
-    """What to call the file of a row's image."""
+    """The preferred file name of a row's image."""
     stem = (row.image_id or file_name).rpartition("/")[2]
     return f"{stem}-variant-{row.variant}" if row.variant else stem

@@ -1,10 +1,9 @@
-"""Image files of a prepared set: each image once, byte for byte as it came.
+"""Image files of a prepared dataset: each image once, byte for byte.
 
-Design: what is one image is decided by its bytes, and its file is called by the name that the set has for it, so that
-people find it. Where two images want one name, the later one has the first digits of its key added. Files are written
-and flushed on threads while the next rows are read, since flushing one takes milliseconds; a portion of rows is done
-when all of its files are on the disk. Nothing is decoded, so broken images are written too: `lookonce data audit` and
-the cache name them.
+Design: images with the same bytes are one image. Its file has the name that the dataset has for it, so that people find
+it; if that is taken, the first digits of the key are added. Files are written and flushed on threads while the next
+rows are read, since flushing one takes milliseconds; a chunk of rows is finished when all of its files are on the disk.
+Nothing is decoded, so broken images are written too: `lookonce data audit` and the cache name them.
 """
 
 from __future__ import annotations
@@ -18,23 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from lookonce.datasets.image_suffixes import suffix_of_bytes, without_suffix
 from lookonce.datasets.images import bytes_key
-from lookonce.datasets.prepare.splits import ENDING
 from lookonce.files import TEMPORARY_MARK, flush, temporary_name
 from lookonce.threads import NUM_THREADS
 
 NUM_RECENT = 4
-"""Images that the next one is compared with before it is hashed."""
+"""How many images the next one is compared with before it is hashed."""
 MAX_STEM = 100
 """Characters of a file's name; filesystems allow 255 bytes."""
-SIGNATURES = (
-    (b"\xff\xd8\xff", ".jpg"),
-    (b"\x89PNG\r\n\x1a\n", ".png"),
-    (b"GIF8", ".gif"),
-    (b"BM", ".bmp"),
-    (b"II*\0", ".tif"),
-    (b"MM\0*", ".tif"),
-)
 
 
 class Stored(NamedTuple):
@@ -46,7 +37,7 @@ class Stored(NamedTuple):
 
 
 class ImageStore:
-    """Writes images into a folder; a context, at whose end nothing is left to write."""
+    """Writes images into a folder. As a context manager it ends when all of them are written."""
 
     def __init__(self, folder: Path, known: Iterable[Stored] = ()) -> None:
         self.folder = folder
@@ -66,7 +57,7 @@ class ImageStore:
         self._threads.shutdown(cancel_futures=kind is not None)
 
     def add(self, data: bytes, stem: str) -> Stored:
-        """Write an image unless it is there, and say what it is called; `stem` is the name that it should have."""
+        """Write an image unless it was written before; `stem` is the preferred name of its file."""
         for known, stored in self._recent:
             if known is data or known == data:
                 return stored
@@ -85,11 +76,11 @@ class ImageStore:
         return len(self._stored)
 
     def since(self, number: int) -> list[Stored]:
-        """The images after the first so many, in the order in which they were added."""
+        """The images after the first `number`, in the order in which they were added."""
         return list(self._stored.values())[number:]
 
     def finish(self) -> None:
-        """Wait until all that was added is on the disk."""
+        """Wait until all added images are on the disk."""
         while self._writing:
             self._writing.popleft().result()
         flush(self.folder)
@@ -99,7 +90,7 @@ class ImageStore:
         for name in (f"{stem}{suffix}", f"{stem}-{key[:12]}{suffix}", f"{key}{suffix}"):
             if name.casefold() not in self._key_of_name:
                 return name
-        raise AssertionError("an image's key is a name of its own")
+        raise AssertionError("the key of an image is a unique name")
 
     def _write_soon(self, path: Path, data: bytes) -> None:
         self._writing.append(self._threads.submit(_write, path, data))
@@ -108,7 +99,7 @@ class ImageStore:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed process was writing; nobody else may be at work in the folder."""
+    """Remove the temporary files of a killed process; no other process may be writing to the folder."""
     for path in folder.glob(f"*{TEMPORARY_MARK}*"):
         path.unlink(missing_ok=True)
 
@@ -126,16 +117,11 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _safe(stem: str) -> str:
-    """A name as part of a file's name, without its ending if that is an image's."""
-    return re.sub(r"[^\w.-]+", "_", ENDING.sub("", stem)).strip("._")[:MAX_STEM] or "image"
+    """A name as the stem of a file name."""
+    return re.sub(r"[^\w.-]+", "_", without_suffix(stem)).strip("._")[:MAX_STEM] or "image"
 
 
 def _suffix(stem: str, data: bytes) -> str:
-    """The ending that the bytes ask for, or else that of the name."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return ".webp"
-    for signature, suffix in SIGNATURES:
-        if data.startswith(signature):
-            return suffix
+    """The suffix that the bytes ask for, or else that of the name."""
     found = re.search(r"\.\w{1,5}$", stem)
-    return found.group().lower() if found else ".img"
+    return suffix_of_bytes(data) or (found.group().lower() if found else ".img")

@@ -1,12 +1,12 @@
-"""What an unfinished `prepare` has done, so that the next one goes on.
+"""The finished chunks of an unfinished `prepare`, from which the next one resumes.
 
-    DIR/.prepare/settings.json          what is being prepared, from what, and how
-    DIR/.prepare/portion-00012.json     the rows of a portion, and the images that came with them; after these
+    DIR/.prepare/settings.json          the dataset definition, the source and the options
+    DIR/.prepare/portion-00012.json     the rows of a chunk, and the images that came with them
 
-Design: a portion's file is written when all of its images are on the disk, so that what it says is true after a power
-cut. What is done is trusted only as far as its image files are still there in their size. The names of images depend on
-those before them, so portions are done in order, and the first that is missing is where it goes on. All of it is
-removed when the records are written; `report.json` then says what was prepared.
+Design: a chunk's file is written when all of its images are on the disk, so that it is true after a power cut. A chunk
+counts as finished only if its image files still exist with the right size. The names of images depend on those before
+them, so chunks are finished in order, and a run resumes at the first that is missing. The journal is removed when the
+records are written; `report.json` then says what was prepared.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lookonce.datasets.prepare.rows import Row
 from lookonce.differences import differences
 from lookonce.errors import UsageError
 from lookonce.files import write_json, write_text
+from lookonce.text import count
 
 IMAGES = "images"
 REPORT = "report.json"
@@ -33,7 +34,7 @@ FIELDS = [field.name for field in fields(Row)]
 
 
 class Journal:
-    """The work folder of a set that is being prepared."""
+    """The work folder of a dataset that is being prepared."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,24 +43,26 @@ class Journal:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While this lasts, no other process prepares this folder.
+        """A lock: inside this context, no other process prepares this folder.
 
         Raises:
-            UsageError: another one does.
+            UsageError: another process holds it.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with (self.work / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UsageError(f"{self.folder} is being prepared by another process; wait for it") from None
+                raise UsageError(
+                    f"{self.folder} is being prepared by another process; wait until it has ended"
+                ) from None
             yield
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Begin, or go on with the same settings.
+        """Begin, or resume with the same settings.
 
         Raises:
-            UsageError: something else was begun here.
+            UsageError: the folder holds a preparation with other settings.
         """
         path = self.work / "settings.json"
         if path.exists():
@@ -71,11 +74,11 @@ class Journal:
             write_json(path, settings)
 
     def done(self) -> tuple[int, list[Stored], dict[str, Stored]]:
-        """How many portions are done, their images, and which image is which file of the source."""
+        """The number of finished chunks, their images, and the image of each file of the source."""
         images: dict[str, Stored] = {}
         files: dict[str, Stored] = {}
         number = 0
-        while (path := self._portion(number)).exists():
+        while (path := self._chunk_file(number)).exists():
             value = json.loads(path.read_text(encoding="utf-8"))
             new = [Stored(*image) for image in value["images"]]
             if not all(self._is_there(image) for image in new):
@@ -93,21 +96,21 @@ class Journal:
         files: Mapping[str, Stored],
         columns: Iterable[str],
     ) -> None:
-        """Note that a portion is done; `columns` are those that its rows had, or rows before it."""
+        """Record a finished chunk; `columns` are those of its rows and of all rows before it."""
         value = {
             "images": images,
             "files": {name: image.key for name, image in files.items()},
             "columns": sorted(columns),
             "rows": [[getattr(row, name) for name in FIELDS] for row in rows],
         }
-        write_text(self._portion(number), json.dumps(value, ensure_ascii=False, default=str))
+        write_text(self._chunk_file(number), json.dumps(value, ensure_ascii=False, default=str))
 
     def read(self) -> tuple[list[Row], list[str]]:
-        """All rows, in the order of the source, and the columns that they had there."""
+        """All rows in the order of the source, and the columns that they have there."""
         rows: list[Row] = []
         columns: set[str] = set()
         number = 0
-        while (path := self._portion(number)).exists():
+        while (path := self._chunk_file(number)).exists():
             value = json.loads(path.read_text(encoding="utf-8"))
             rows += [Row(**dict(zip(FIELDS, values, strict=True))) for values in value["rows"]]
             columns |= set(value["columns"])
@@ -115,7 +118,7 @@ class Journal:
         return rows, sorted(columns)
 
     def clear(self) -> None:
-        """Remove it; the set is complete."""
+        """Remove the journal of a complete dataset."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _is_there(self, image: Stored) -> bool:
@@ -124,23 +127,22 @@ class Journal:
         except OSError:
             return False
 
-    def _portion(self, number: int) -> Path:
+    def _chunk_file(self, number: int) -> Path:
         return self.work / f"portion-{number:05d}.json"
 
 
 def check_settings(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings.
+    """Refuse to resume with other settings.
 
     Raises:
-        UsageError: they differ; names where.
+        UsageError: they differ; names the keys.
     """
     wanted = json.loads(json.dumps(wanted, default=str))  # as it is read back
     differing = differences(found, wanted)
     if not differing:
         return
     shown = "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing[:5])
-    more = f"\n  and {len(differing) - 5} more" if len(differing) > 5 else ""
     raise UsageError(
-        f"{folder} holds, or was begun with, another preparation:\n{shown}{more}\n"
+        f"{folder} holds a preparation with other settings, {count(len(differing), 'difference')}:\n{shown}\n"
         "Choose another folder, or remove this one"
     )

@@ -1,8 +1,9 @@
-"""Where the image of a row lies that is not embedded: a file, a member of a zip file, or a path into a tar or parquet.
+"""Finding the image of a row that is not embedded: a file, a member of a zip file, or a path into a tar or parquet
+file.
 
-Design: a definition gives patterns, and each is tried in the source's folder, in the image root if one is given, and in
-zip files that lie there, until there is such a file. Zip files are read where they are (SLAKE has its images in one); a
-name that leads out of the folder is not looked for, since a file of questions should not decide what is opened.
+Design: a dataset definition has patterns. Each is tried in the image root if there is one, in the source's folder, and
+in the zip files there, until a file is found. Zip files are read in place (SLAKE has its images in one). A name that
+leads out of the folder is ignored, since a file of questions should not decide what is opened.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ URLS = ("http://", "https://")
 
 
 class ImageFinder:
-    """Finds images below some folders, by patterns with the names of columns in braces."""
+    """Finds images below some folders, by patterns with column names in braces."""
 
     def __init__(self, roots: Sequence[Path], patterns: Sequence[str]) -> None:
         self._roots = [Path(os.path.abspath(root)) for root in roots]
@@ -31,7 +32,7 @@ class ImageFinder:
         self._found: dict[tuple[str, ...], Path | None] = {}
 
     def find(self, values: Mapping[str, Any], patterns: Sequence[str] | None = None) -> Path | None:
-        """The image of a row, or None; a path may lead into an archive."""
+        """The image of a row, or None; the path may lead into an archive."""
         names = tuple(name for name in (_fill(each, values) for each in patterns or self._patterns) if name)
         if names not in self._found:
             self._found[names] = next((path for path in map(self._look_for, names) if path), None)
@@ -57,11 +58,11 @@ class ImageFinder:
                 with zipfile.ZipFile(path) as archive:
                     zips[path] = frozenset(archive.namelist())
             except (OSError, zipfile.BadZipFile) as error:
-                raise ImageError(f"{path} can not be read ({error}); download it again") from None
+                raise ImageError(f"{path} cannot be read ({error}); download it again") from None
         return zips
 
     def read(self, paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:
-        """The bytes of images that were found, each once; zip files last."""
+        """The bytes of images that were found, each once; members of zip files come last."""
         plain: list[Path] = []
         members: dict[Path, list[Path]] = {}
         for path in dict.fromkeys(paths):
@@ -80,12 +81,17 @@ class ImageFinder:
 def _member(file: zipfile.ZipFile, path: Path, name: str) -> bytes | ImageError:
     try:
         return file.read(name)
-    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:  # encrypted, or compressed oddly
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        NotImplementedError,
+    ) as error:  # encrypted, or an unknown compression
         return unreadable(path, str(error))
 
 
 def _fill(pattern: str, values: Mapping[str, Any]) -> str:
-    """A pattern with the values of columns; empty if one of them is missing, or is a URL."""
+    """A pattern with the values of columns filled in; empty if one of them is missing or a URL."""
     try:
         name = pattern.format_map(_Texts(values))
     except KeyError:
@@ -94,7 +100,7 @@ def _fill(pattern: str, values: Mapping[str, Any]) -> str:
 
 
 class _Texts(dict[str, Any]):
-    """Values as they may stand in a path."""
+    """Values as text for a path."""
 
     def __getitem__(self, key: str) -> str:
         text = text_of(self.get(key)).strip()

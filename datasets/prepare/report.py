@@ -1,8 +1,8 @@
-"""What became of every row: `report.json`, and the table that is printed.
+"""The outcome of every row: `report.json`, and the table that is printed.
 
-Design: rows that were read, and those added for transformed variants, are the records and what was left out, each for
-one reason; the sum is in the report and a test holds it. Nothing in it depends on the time or the machine, so an
-interrupted preparation ends with the same bytes as one that was not.
+Design: rows that were read, plus those of augmented variants, equal the records plus the rows left out, each for one
+reason; a test checks the sum. Nothing in the report depends on the time or the machine, so an interrupted preparation
+ends with the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lookonce.datasets.prepare.splits import PARTS, Leak
 from lookonce.text import count, rows, table
 
 NUM_SHOWN = 5
-"""Images that were not found, by name."""
+"""How many reasons for missing images are listed."""
 
 
 @dataclass(frozen=True)
 class SplitReport:
-    """A split, and what of its held-out parts is known from the training."""
+    """A split, and how much of val and test is also in train."""
 
     by: str
     num_records: Mapping[str, int]
@@ -41,7 +41,7 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is to be told of a prepared set."""
+    """The report on a prepared dataset."""
 
     name: str
     title: str
@@ -49,35 +49,35 @@ class Report:
     homepage: str
     source: Mapping[str, Any]
     columns_left_out: list[str]
-    """What the rows had and the definition does not name."""
+    """Columns of the source that the definition does not name."""
     counts: Mapping[str, int]
-    """What the publishers say is in it."""
+    """The publishers' numbers of rows and images."""
     num_read: int
     num_variant_rows: int
     num_records: int
     rules: list[Tally]
     duplicates: Duplicates
     problems: Mapping[str, int]
-    """How many rows have no image, by the reason; the first few reasons, the rest together."""
+    """The number of rows without an image, for the most frequent reasons."""
     num_without_image: int
     num_in_no_part: int
-    """Rows that the split puts nowhere."""
+    """Rows that the split does not assign to a part."""
     num_images: int
     num_names: int
     num_unused: int
-    """Images that no record asks about, since the rules have left out all that was asked."""
+    """Images in no record, because the rules have left out all questions about them."""
     num_shared: int
-    """Images that the set calls by several names."""
+    """Images with several names in the dataset."""
     split: SplitReport
     official: SplitReport | None
-    """The set's own split, if it has one and another was made."""
+    """The official split, if there is one and another was made."""
     num_unknown_questions: int | None
-    """Records whose question the definition does not list; None if it lists none."""
+    """Records with a question that the definition does not list; None if it lists no questions."""
     settings: Mapping[str, Any]
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Rows that are no record of their own, by the reason; with the records they are all that were read."""
+        """Rows without a record of their own, by reason; together with the records they are all rows."""
         reasons = {tally.name: tally.num_dropped for tally in self.rules if tally.num_dropped}
         reasons["no image"] = self.num_without_image
         reasons["in no part of the split"] = self.num_in_no_part
@@ -118,27 +118,27 @@ class Report:
 
 
 def report_text(value: Mapping[str, Any]) -> str:
-    """A report as people read it, from its JSON."""
-    parts = [
+    """A report as text, from its JSON."""
+    sections = [
         _head(value),
         _rules(value["rules"]),
         _rows(value),
         _split(value["split"]),
     ]
     if value["official_split"]:
-        parts.append("the set's own split, for comparison:\n" + _split(value["official_split"]))
-    return "\n\n".join(part for part in parts if part)
+        sections.append("the official split, for comparison:\n" + _split(value["official_split"]))
+    return "\n\n".join(section for section in sections if section)
 
 
 def _head(value: Mapping[str, Any]) -> str:
     source, images, published = value["source"], value["images"], value["published"]
-    said = [f"{published[key]:,} {key}" for key in ("rows", "images") if key in published]
+    numbers = [f"{published[key]:,} {key}" for key in ("rows", "images") if key in published]
     lines = [
         ("licence", value["licence"]),
         ("from", f"{source['place']} ({count(source['num_files'], source['form'] + ' file')})"),
         ("revision", source["revision"] or ""),
         ("not kept", ", ".join(value["columns_left_out"])),
-        ("published", ", ".join(said)),
+        ("published", ", ".join(numbers)),
         ("images", _images(images)),
         ("not found", "; ".join(f"{reason} ({number:,})" for reason, number in images["not_found"].items())),
     ]
@@ -148,9 +148,9 @@ def _head(value: Mapping[str, Any]) -> str:
 def _images(images: Mapping[str, Any]) -> str:
     text = f"{images['written']:,}"
     if images["with_several_names"]:
-        text += f"; {images['with_several_names']:,} of them go by several names, {images['names']:,} names in all"
+        text += f"; {images['with_several_names']:,} of them with several names, {images['names']:,} names in all"
     if images["in_no_record"]:
-        text += f"; {images['in_no_record']:,} in no record, all questions about them were left out"
+        text += f"; {images['in_no_record']:,} in no record, because all questions about them were left out"
     return text
 
 
@@ -163,7 +163,7 @@ def _rows(value: Mapping[str, Any]) -> str:
     numbers = value["rows"]
     lines = [("rows read", numbers["read"])]
     if numbers["of_variants"]:
-        lines.append(("rows of transformed variants", numbers["of_variants"]))
+        lines.append(("rows of augmented variants", numbers["of_variants"]))
     lines += [(reason, -number) for reason, number in numbers["left_out"].items()]
     lines.append(("records", numbers["records"]))
     text = table(("rows", "number"), [(name, f"{number:,}") for name, number in lines])
@@ -182,14 +182,14 @@ def _split(split: Mapping[str, Any]) -> str:
     text = table((f"split by {split['by']}", "images", "records", "images also in train"), lines)
     leaking = " and ".join(part for part, leak in leaks.items() if leak["also_in_train"])
     return text + (
-        f"\n{leaking}: asks about images that are trained on, so it does not tell of new ones" if leaking else ""
+        f"\n{leaking} has images that are also in train, so its score says little about new images" if leaking else ""
     )
 
 
 def next_steps(folder: Path, value: Mapping[str, Any]) -> str:
-    """What to run next, and what to put into a run file."""
+    """The commands to run next, and the section of the run file."""
     parts = [part for part in PARTS if value["split"]["records"].get(part)]
     files = [f"  {part}: {folder / part}.jsonl" for part in parts]
     return "\n".join(
-        [f"look into it: lookonce data audit {folder}/*.jsonl", "train on it, in a run file:", "data:", *files]
+        [f"check it: lookonce data audit {folder}/*.jsonl", "train on it, with this in a run file:", "data:", *files]
     )

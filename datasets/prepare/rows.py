@@ -1,7 +1,7 @@
-"""One question about one image, before it is a record: with whatever dirt it has.
+"""One question about one image as the source has it, before it is cleaned and becomes a record.
 
-Design: a row is text that may be empty or say "nan", because rules have to see that; a record may not. It is immutable,
-and what it was when it was read stays with it, so that nothing that a rule does is lost.
+Design: the texts of a row may be empty or "nan", because rules must see that; those of a record may not. A row is
+immutable and keeps its original texts, so that every change by a rule can be traced.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class Row:
     question: str
     answer: str
     key: str
-    """Of the image: sha256 of its bytes. Empty if there is none, see `problem`."""
+    """The image key; empty if the row has no image, see `problem`."""
     image: str = ""
     """The image's file name below `images/`."""
     image_id: str = ""
-    """What the set calls the image; empty if it does not."""
+    """The dataset's name for the image; empty if it has none."""
     split: str = ""
-    """The part that the set itself puts this row into: train, val, test, or empty."""
+    """The official split of the row: train, val, test, or empty."""
     variant: str = ""
-    """Which transformed variant of the image this is; empty for the image itself."""
+    """The number of the augmented variant of the image; empty for the image itself."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     problem: str = ""
-    """Why there is no image."""
+    """Why the row has no image."""
     read_as: tuple[str, str] | None = None
-    """Question and answer before any rule; None as long as none has changed them."""
+    """Question and answer before any rule; None if no rule has changed them."""
 
     @property
     def as_read(self) -> tuple[str, str]:
@@ -43,12 +43,12 @@ class Row:
 
     @property
     def scene(self) -> str:
-        """What the image shows, whatever its bytes: an image and its transformed variants are one scene."""
+        """What the image shows, whatever its bytes: an image and its augmented variants are one scene."""
         return self.image_id or self.key
 
 
 def text_of(value: Any) -> str:
-    """A value of a column as text: what is missing is empty, whole numbers have no `.0`."""
+    """A value of a column as text: missing values are empty, whole numbers have no `.0`."""
     if value is None:
         return ""
     if isinstance(value, float) and not math.isnan(value) and value.is_integer():

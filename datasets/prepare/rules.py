@@ -1,9 +1,8 @@
 """Cleaning: named rules, each a small pure function of a row's text, each counted.
 
-Design: a set's YAML file lists its rules, and they are applied in that order. A rule either leaves a row out or changes
-its question or its answer, and sees no other row; what several rows of one question say is another matter
-(duplicates.py). Labels are what stands between separators: "pink; red" has two. Equal ones are never thrown together,
-because "<5mm; <5mm" are two polyps.
+Design: a dataset definition lists its rules, and they are applied in that order. A rule either leaves a row out or
+changes its question or its answer, and sees no other row; duplicates.py handles several rows of one question. Labels
+are separated by semicolons: "pink; red" has two. Equal labels are never merged, because "<5mm; <5mm" are two polyps.
 """
 
 from __future__ import annotations
@@ -19,42 +18,42 @@ from pydantic import BaseModel, ConfigDict, Field
 from lookonce.datasets.prepare.rows import Row, text_of
 
 NUM_EXAMPLES = 3
-"""What a report shows of each rule."""
+"""How many examples of each rule a report shows."""
 SEPARATOR = ";"
 
 
-# What rules do to text.
+# Changes of text.
 
 
 def replace_words(text: str, words: Mapping[str, str]) -> str:
-    """The text with whole words replaced; the parts of "lower-right" are words."""
+    """The text with whole words replaced; "lower-right" has two words."""
     if not any(wrong in text for wrong in words):
         return text
     return _any_of(tuple(words)).sub(lambda match: words[match.group()], text)
 
 
 def replace_labels(text: str, labels: Mapping[str, str]) -> str:
-    """The text with whole labels replaced; the spaces around them stay."""
+    """The text with whole labels replaced; the spaces around them are kept."""
     parts = text.split(SEPARATOR)
     return SEPARATOR.join(part.replace(part.strip(), labels.get(part.strip(), part.strip())) for part in parts)
 
 
 def separate_labels(text: str) -> str:
-    """Several labels with one kind of separator: `a;b` becomes `a; b`."""
+    """The labels with a semicolon and a space between them: `a;b` becomes `a; b`."""
     return f"{SEPARATOR} ".join(part.strip() for part in text.split(SEPARATOR)) if SEPARATOR in text else text
 
 
 def order_labels(text: str, order: Sequence[str] = ()) -> str:
-    """The labels in the order given, those that it lacks after them by the alphabet; as many as before."""
+    """The labels in the given order, the others after them alphabetically; none is removed."""
     if SEPARATOR not in text:
         return text
-    place = {label: number for number, label in enumerate(order)}
+    rank = {label: number for number, label in enumerate(order)}
     labels = [part.strip() for part in text.split(SEPARATOR)]
-    return f"{SEPARATOR} ".join(sorted(labels, key=lambda label: (place.get(label, len(place)), label)))
+    return f"{SEPARATOR} ".join(sorted(labels, key=lambda label: (rank.get(label, len(rank)), label)))
 
 
 def strip_spaces(text: str) -> str:
-    """The text without spaces around it, and single ones in it."""
+    """The text without spaces around it, and with single spaces inside."""
     return " ".join(text.split())
 
 
@@ -64,14 +63,14 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
 
-# What a YAML file may list.
+# The rules of a YAML file.
 
 
 class _Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     name: Annotated[str, Field(min_length=1)]
-    """What it is called in reports."""
+    """The rule's name in reports."""
 
     def apply(self, row: Row) -> Row | None:
         """The row after this rule, or None if it is left out."""
@@ -79,7 +78,7 @@ class _Rule(BaseModel):
 
 
 class DropRows(_Rule):
-    """Leave rows out whose question, or whose answer, is one of these; capitals and outer spaces do not matter."""
+    """Leave out rows whose question or answer is one of these; case and outer spaces are ignored."""
 
     rule: Literal["drop_rows"]
     question: list[str] = []
@@ -90,7 +89,7 @@ class DropRows(_Rule):
 
 
 class KeepRows(_Rule):
-    """Leave rows out whose metadata does not have one of these values."""
+    """Leave out rows whose metadata does not have one of these values."""
 
     rule: Literal["keep_rows"]
     metadata: str
@@ -135,7 +134,7 @@ class ReplaceLabels(_TextRule):
 
 
 class SeparateLabels(_TextRule):
-    """One kind of separator between labels: a semicolon and a space."""
+    """Separate labels by a semicolon and a space."""
 
     rule: Literal["separate_labels"]
 
@@ -144,7 +143,7 @@ class SeparateLabels(_TextRule):
 
 
 class OrderLabels(_TextRule):
-    """Labels in one order: the one stated, and then by the alphabet."""
+    """Put labels into one order: the given one, the others after them alphabetically."""
 
     rule: Literal["order_labels"]
     order: list[str] = []
@@ -154,7 +153,7 @@ class OrderLabels(_TextRule):
 
 
 class StripSpaces(_TextRule):
-    """No spaces around the text, single ones in it."""
+    """Remove spaces around the text, and make those inside single."""
 
     rule: Literal["strip_spaces"]
 
@@ -172,19 +171,19 @@ def _is_one_of(text: str, values: Iterable[str]) -> bool:
     return bool(values) and text.strip().casefold() in {value.casefold() for value in values}
 
 
-# Applying them.
+# Applying rules.
 
 
 @dataclass
 class Tally:
-    """What a rule did."""
+    """How many rows a rule has changed and left out, with examples."""
 
     name: str
     rule: str
     num_changed: int = 0
     num_dropped: int = 0
     examples: list[list[str]] = field(default_factory=list)
-    """The first few different changes, each before and after; of rows left out question and answer."""
+    """The first few different changes, each as text before and after, or question and answer of a row left out."""
 
     def note(self, before: Row, after: Row | None) -> None:
         if after is None:
@@ -206,9 +205,9 @@ class Tally:
 
 
 def clean(rows: Iterable[Row], rules: Sequence[Rule]) -> tuple[list[Row], list[Tally]]:
-    """The rows that are left, in their order, and what each rule did.
+    """The remaining rows in order, and the tally of each rule.
 
-    Rows whose question or answer is empty after all rules are left out by one more, since a record can not be empty.
+    A last rule leaves out rows whose question or answer is then empty, since a record cannot be empty.
     """
     tallies = [Tally(rule.name, rule.rule) for rule in rules]
     steps: list[tuple[Callable[[Row], Row | None], Tally]] = [

@@ -1,10 +1,10 @@
-"""Prepare a set: read it, clean it, split it, write records, say what became of every row.
+"""Prepare a dataset: read it, clean it, split it, write records, and report the outcome of every row.
 
-Design: reading is what takes long, and goes on where it was interrupted; all else is done in one go from the journal,
-with the text of all rows in memory and no image. Parquet files of Kvasir-VQA's shape (61,177 rows, 6,500 images,
-1.57 GB) take 45 s and 0.37 GB on two shared cores, most of it pyarrow's decoding of 15 GB of repeated images and the
-disk; 159,549 rows about 6,449 image files take 45 s and 0.57 GB. The report is written last and says that the set is
-complete. A folder belongs to one preparation: another one, or one with other settings, is refused and never mixed in.
+Design: reading takes most of the time and resumes where it was interrupted. The other steps run at once from the
+journal, with the texts of all rows in memory and no image. Parquet files of Kvasir-VQA's shape (61,177 rows, 6,500
+images, 1.57 GB) take 45 s and 0.37 GB on two shared cores, mostly for pyarrow to decode 15 GB of repeated images and
+for the disk; 159,549 rows about 6,449 image files take 45 s and 0.57 GB. The report is written last and marks the
+dataset as complete. A folder belongs to one preparation: one with another definition, source or options is refused.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.prepare.build_records import Lists, compose, write_parts
+from lookonce.datasets.prepare.build_records import Lists, build_records, write_parts
 from lookonce.datasets.prepare.definition import Definition, HubSection, find_definition
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.extract import extract
-from lookonce.datasets.prepare.hub import download
 from lookonce.datasets.prepare.journal import REPORT, WORK, Journal, check_settings
-from lookonce.datasets.prepare.sources import Source, find_source
+from lookonce.datasets.prepare.sources import Source, download_source, find_source
 from lookonce.datasets.prepare.splits import PARTS
 from lookonce.errors import SourceError, UsageError
 from lookonce.files import write_json
-from lookonce.text import Notify, count
+from lookonce.hub import is_hub_name
+from lookonce.text import Notify, count, listed
 
 VERSION = 1
-"""Of what is made of the same source with the same settings."""
+"""The version of the output for the same source and settings."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; None leaves it to the definition."""
+    """The options of the command line; None means the value of the definition."""
 
     source: str | None = None
-    """A path, or the name of a set on the Hub."""
+    """A path, or the name of a dataset on the Hub."""
     revision: str | None = None
-    form: str | None = None
+    format: str | None = None
     image_root: Path | None = None
     split: str | None = None
-    """`image`, `official`, or a file with lists of image names."""
+    """`image`, `official`, or the path of a JSON file with lists of image names."""
     seed: int | None = None
     duplicates: Policy | None = None
     num_variants: int = 0
@@ -52,21 +52,21 @@ DEFAULTS = Options()
 
 @dataclass(frozen=True)
 class Prepared:
-    """A complete set."""
+    """A complete dataset."""
 
     folder: Path
     report: dict[str, Any]
-    fresh: bool
-    """False if it was there already."""
+    is_new: bool
+    """False if the folder held the complete dataset before."""
 
 
 def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify = lambda text: None) -> Prepared:
     """Make `train.jsonl`, `val.jsonl`, `test.jsonl`, `images/` and `report.json` in `folder`.
 
-    `name` is a known set or the path of a YAML file. `notify` gets notes for a person.
+    `name` is a known dataset or the path of a YAML file.
 
     Raises:
-        LookonceError: there is no such set or source, it can not be read, or the folder holds something else.
+        LookonceError: there is no such dataset or source, it cannot be read, or the folder holds something else.
     """
     definition = resolve(find_definition(name), options)
     lists = read_lists(options.split)
@@ -84,29 +84,29 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     if (folder / REPORT).exists():
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
         check_settings(folder, report["settings"], settings)
-        journal.clear()  # killed after the report it would still be there
-        return Prepared(folder, report, fresh=False)
+        journal.clear()  # left if the process was killed after the report
+        return Prepared(folder, report, is_new=False)
     with journal.held():
         journal.begin(settings)
         extract(source, definition, options.num_variants, journal)
         rows, columns = journal.read()
-        composed = compose(rows, columns, definition, source, settings, lists)
-        write_parts(folder, composed, definition)
-        report = composed.report.to_json()
+        built = build_records(rows, columns, definition, source, settings, lists)
+        write_parts(folder, built, definition)
+        report = built.report.to_json()
         write_json(folder / REPORT, report)
         journal.clear()
-    return Prepared(folder, report, fresh=True)
+    return Prepared(folder, report, is_new=True)
 
 
 def resolve(definition: Definition, options: Options) -> Definition:
-    """The definition with what the command line replaces in it.
+    """The definition with the options of the command line.
 
     Raises:
-        UsageError: an option does not fit it.
+        UsageError: an option does not fit the definition.
     """
     if options.num_variants and not definition.variants:
         raise UsageError(
-            f"{definition.name} has no transformed variants; leave --variants out or list them in its YAML"
+            f"{definition.name} has no augmented variants; leave out --variants, or add `variants` to its YAML file"
         )
     changes: dict[str, Any] = {}
     if options.split in ("image", "official"):
@@ -126,26 +126,27 @@ def check_folder(folder: Path) -> None:
     if not folder.exists() or (folder / REPORT).exists() or (folder / WORK).exists():
         return
     if not folder.is_dir() or any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty and holds no prepared set; choose another folder or empty it")
+        raise UsageError(f"{folder} is not empty and holds no prepared dataset; choose another folder, or empty it")
 
 
 def open_source(definition: Definition, options: Options, notify: Notify) -> Source:
-    """Where the set is, downloaded if it is on the Hub.
+    """The source of a dataset, downloaded if it is on the Hub.
 
     Raises:
-        LookonceError: it is nowhere.
+        LookonceError: it is not available.
     """
-    place = options.source
-    if place is not None and (Path(place).exists() or not _is_hub_name(place)):
+    name = options.source
+    if name is not None and (Path(name).exists() or not is_hub_name(name)):
         if options.revision:
-            raise UsageError(f"--revision is of a set on the Hub, and {place} is a path; leave it out")
-        source = find_source(Path(place), definition, options.form, options.image_root)
+            raise UsageError(f"--revision is for a dataset on the Hub, and {name} is a path; leave it out")
+        source = find_source(Path(name), definition, options.format, options.image_root)
     else:
-        hub = _hub(definition, place)
-        source = download(hub, definition, options.revision, options.form, options.image_root)
+        hub = _hub(definition, name)
+        source = download_source(hub, definition, options.revision, options.format, options.image_root)
         licence = f", licence there: {source.licence}" if source.licence else ""
-        notify(f"{hub.id} at commit {source.revision}{licence}; the same again: --revision {source.revision}")
-    notify(f"reading {count(len(source.files), f'{source.form} file')}{_left_alone(source)}")
+        notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")
+    ignored = f"; ignored: {listed(source.ignored, 3)} (--format chooses)" if source.ignored else ""
+    notify(f"reading {count(len(source.files), f'{source.format} file')}{ignored}")
     return source
 
 
@@ -160,22 +161,11 @@ def _hub(definition: Definition, name: str | None) -> HubSection:
     return HubSection(id=name)
 
 
-def _is_hub_name(place: str) -> bool:
-    return place.count("/") == 1 and not place.startswith((".", "/", "~"))
-
-
-def _left_alone(source: Source) -> str:
-    if not source.left:
-        return ""
-    named = ", ".join(source.left[:3]) + (", ..." if len(source.left) > 3 else "")
-    return f"; left alone: {named} (--format chooses)"
-
-
 def read_lists(split: str | None) -> Lists | None:
-    """Image names by part, from the file that --split names; None if it names none.
+    """Image names by part, from the file that --split names; None if it does not name a file.
 
     Raises:
-        UsageError: it is no such file, or an image is in two of its lists.
+        UsageError: the file does not hold such lists, or an image is in two of them.
     """
     if split in (None, "image", "official"):
         return None
@@ -190,7 +180,7 @@ def read_lists(split: str | None) -> Lists | None:
     parts_of = Counter(name for names in value.values() for name in set(names))
     double = sorted(name for name, number in parts_of.items() if number > 1)
     if double:
-        raise UsageError(f"{split} has image {double[0]} in two parts; it may be in one")
+        raise UsageError(f"{split} has image {double[0]} in two parts; each image may be in one")
     return {part: value.get(part, []) for part in PARTS}
 
 

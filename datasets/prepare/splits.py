@@ -1,33 +1,32 @@
-"""Which images are trained on, and what of the test is known from the training.
+"""Which images are trained on, and how much of the held-out images is also in train.
 
-Design: what is split are families of images, and never questions. A family is all that could tell of each other: files
-with the same bytes whatever their names, files that the set calls by the same name whatever their bytes, the
-transformed variants of an image, and the values of those columns that are to stay together (the frames of one video).
+Design: image families are split, never questions. A family is all images that could reveal each other: files with the
+same bytes whatever their names, files with the same name in the dataset whatever their bytes, augmented variants of an
+image, and images with the same value of a column that is to stay together (the frames of one video).
 
-The families are put in order by their smallest image name, or key where the set has no names, shuffled by a generator
-that the seed makes, and dealt: the first to val, the next to test, the rest to train. So a split depends on the seed
-and on which images there are; not on the order of the rows, nor on the form in which somebody has the set, although
-re-saved files have other bytes. The same on every machine and for ever: a text as seed goes through sha512. Numbers are
-exact: 6,500 images are 4,550, 975 and 975.
+Families are sorted by their smallest image name, or by key if the dataset has no names, shuffled by a seeded generator,
+and assigned: the first to val, the next to test, the rest to train. So a split depends on the seed and on the images,
+not on the order of the rows or on the file format of the source, although re-saved files have other bytes. It is the
+same on every machine and with every version of Python: a text as seed goes through sha512. Numbers are exact: 6,500
+images are 4,550, 975 and 975.
 
-It is not the division that others have drawn with the same seed from another order. For theirs, give lists of names.
+It is not the split that others have drawn with the same seed from another order. To use theirs, give lists of names.
 
-A leak is an image of the held-out part one of whose family is in train: measured by content, for whatever split.
+A leak is an image of val or test whose family is also in train. It is measured by content, for every split.
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lookonce.datasets.image_suffixes import without_suffix
 from lookonce.datasets.prepare.rows import Row, text_of
 
 PARTS = ("train", "val", "test")
-ENDING = re.compile(r"\.(jpe?g|png|gif|bmp|tiff?|webp)$", re.IGNORECASE)
-"""Of an image's file name."""
+"""The parts of a split."""
 SYNONYMS = {
     "validation": "val",
     "validate": "val",
@@ -39,13 +38,13 @@ SYNONYMS = {
 
 
 def part_of(name: str) -> str:
-    """What a set calls a part, by our name; empty if it is none (Kvasir-VQA's only one is called `raw`)."""
+    """Our name for a dataset's name of a part; empty if there is none (Kvasir-VQA's only part is called `raw`)."""
     name = SYNONYMS.get(name.strip().lower(), name.strip().lower())
     return name if name in PARTS else ""
 
 
 def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str]:
-    """For each image key the name of its family: its smallest image name, or key where there are none."""
+    """The family of each image key, named by its smallest image name, or by its smallest key if it has no names."""
     parent: dict[str, str] = {}
 
     def find(node: str) -> str:
@@ -56,7 +55,7 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
             parent[node], node = root, parent[node]
         return root
 
-    links: dict[tuple[str, ...], None] = {}  # many rows say the same
+    links: dict[tuple[str, ...], None] = {}  # many rows have the same links
     for row in rows:
         named = (f"name {row.image_id}",) if row.image_id else ()
         shared = (f"{column} {text_of(row.metadata[column])}" for column in together if column in row.metadata)
@@ -77,7 +76,7 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
 def split_by_image(
     rows: Sequence[Row], shares: Mapping[str, float], seed: int, together: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The part of each image key; `shares` are of images, variants not counted."""
+    """The part of each image key; `shares` are shares of the images, without variants."""
     family_of = families(rows, together)
     members: dict[str, set[str]] = {name: set() for name in family_of.values()}
     for row in rows:
@@ -97,23 +96,19 @@ def split_by_image(
 
 
 def split_by_lists(names: Iterable[str], lists: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """The part of each image by its name, with or without its ending; empty for those that no list names."""
-    part_of_name = {_bare(name): part for part, listed in lists.items() for name in listed}
-    return {name: part_of_name.get(_bare(name), "") for name in names}
-
-
-def _bare(name: str) -> str:
-    return ENDING.sub("", name)
+    """The part of each image by its name, with or without its suffix; empty for those that are in no list."""
+    part_of_name = {without_suffix(name): part for part, listed in lists.items() for name in listed}
+    return {name: part_of_name.get(without_suffix(name), "") for name in names}
 
 
 @dataclass(frozen=True)
 class Leak:
-    """How much of a held-out part is known from the training."""
+    """How much of val or test is also in train."""
 
     part: str
     num_images: int
     num_leaked: int
-    """Images of which the training has one of the family."""
+    """Images whose family is also in train."""
     num_questions: int
     num_leaked_questions: int
     """Questions about those images."""
@@ -133,7 +128,7 @@ class Leak:
 
 
 def measure_leaks(keys: Iterable[str], parts: Iterable[str], family_of: Mapping[str, str]) -> list[Leak]:
-    """What of val and of test is in train, given the image key and the part of each question."""
+    """How much of val and of test is in train, given the image key and the part of each question."""
     asked: dict[str, dict[str, int]] = {part: {} for part in PARTS}
     for key, part in zip(keys, parts, strict=True):
         if part:

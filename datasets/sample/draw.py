@@ -1,7 +1,7 @@
 """A `Scene` as pixels: mucosa with folds and a lumen, lesions, instrument, landmark, text and the green box.
 
-Colours are stronger than in life. A frozen tower with random weights keeps colour and place and little else; with
-life-like contrast the tiny model learned nothing from forty frames (LOG.md).
+Colours are stronger than in real frames. A frozen tower with random weights keeps little but colour and position; with
+realistic contrast the tiny model learned nothing from forty frames (LOG.md).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 from lookonce.datasets.sample.scene import Instrument, Scene
 
 Pixels = NDArray[np.float64]
-"""`[height, width, 3]`, 0 to 255."""
+"""An array `[height, width, 3]` of values from 0 to 255."""
 
 PANEL_WIDTH = 0.2
-"""Of the frame: the black strip on the left that holds text and box."""
+"""The width of the black strip on the left, which holds text and box, as a share of the frame's width."""
 MUCOSA = {"colonoscopy": (195, 95, 75), "gastroscopy": (225, 180, 135)}
 INFLAMED_TINT = (0.85, 0.35, 0.35)
 INSTRUMENT_RGB = {"tube": (30, 215, 235), "biopsy forceps": (215, 60, 215)}
@@ -26,7 +26,7 @@ LANDMARK_RGB = {"z-line": (190, 80, 70)}
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The frame as an RGB image of `scene.width` x `scene.height`; the same scene gives the same pixels."""
+    """Draw the frame as an RGB image of `scene.width` x `scene.height`; the same scene gives the same pixels."""
     panel = int(scene.width * PANEL_WIDTH)
     view = _View(scene.width - panel, scene.height, np.random.default_rng(scene.seed))
     pixels = _mucosa(scene, view)
@@ -58,12 +58,12 @@ class _View:
         self.inside = (np.maximum(off_u, off_v) < 1) & (off_u + off_v < 1.6)
 
     def distance(self, u: float, v: float) -> Pixels:
-        """From the point (u, v), in heights of the view; `[height, width]`."""
+        """Return the distance of each pixel from the point (u, v), in heights of the view; `[height, width]`."""
         distance: Pixels = np.hypot((self.u - u) * self.aspect, self.v - v)
         return distance
 
     def clouds(self) -> Pixels:
-        """Smooth noise of about -0.5 to 0.5; `[height, width]`."""
+        """Return smooth noise of about -0.5 to 0.5; `[height, width]`."""
         coarse = Image.fromarray((self.rng.random((7, 8)) * 255).astype(np.uint8))
         smooth: Pixels = np.asarray(coarse.resize((self.width, self.height), Image.Resampling.BICUBIC)) / 255 - 0.5
         return smooth
@@ -85,7 +85,7 @@ def _mucosa(scene: Scene, view: _View) -> Pixels:
 
 
 def _with_polyp(pixels: Pixels, view: _View, x: float, y: float, radius: float, rgb: tuple[int, int, int]) -> Pixels:
-    """A lit ball with a tinted rim: the rim makes it span several patches of the tower."""
+    """Draw a lit ball with a tinted rim, which makes it span several patches of the tower."""
     color = np.array(rgb, float)
     distance = view.distance(x, y) / radius
     rim = 0.5 * np.clip(1.8 - distance, 0, 1)[..., None]
@@ -97,7 +97,7 @@ def _with_polyp(pixels: Pixels, view: _View, x: float, y: float, radius: float, 
 
 
 def _draw_instrument(view: Image.Image, instrument: Instrument) -> None:
-    """A rod from the nearest lower corner to its tip."""
+    """Draw a rod from the nearest lower corner to its tip."""
     pen, (width, height) = ImageDraw.Draw(view), view.size
     tip = instrument.x * width, instrument.y * height
     corner = (width if instrument.x > 0.5 else 0, height)
@@ -119,7 +119,7 @@ def _draw_text(frame: Image.Image, seed: int) -> None:
 
 
 def _draw_box(frame: Image.Image) -> None:
-    """The scope guide: a green box with the bend of the scope in the lower left corner."""
+    """Draw the scope guide: a green box with the bend of the scope, in the lower left corner."""
     pen, (width, height) = ImageDraw.Draw(frame), frame.size
     pen.rectangle((2, height * 0.66, width * 0.22, height - 3), fill=(10, 160, 60))
     pen.rectangle((4, height * 0.68, width * 0.21, height - 5), outline=(60, 240, 90), width=3)

@@ -1,11 +1,11 @@
-"""A Qwen3-VL with random weights as an ordinary checkpoint folder: tiny to learn on, or real sizes to measure on.
+"""A Qwen3-VL with random weights as an ordinary model folder: a tiny one to train, or real sizes to measure speed.
 
-Design: weights are drawn with variance 1/fan_in, so that every layer passes on what it gets at about the size it got
-it. transformers' own initialisation (0.02 throughout) shrinks a tiny tower's output until nothing can be learned from
-it. Stock transformers, PEFT and lookonce all load the folder like any Qwen3-VL checkpoint.
+Design: weights are drawn with variance 1/fan_in, so that every layer keeps the scale of its input. transformers' own
+initialisation (0.02 everywhere) shrinks a tiny tower's output until nothing can be learned from it. Stock transformers,
+PEFT and lookonce all load the folder like any Qwen3-VL checkpoint.
 
-The shapes of the real sizes are those of the published configurations (https://huggingface.co/Qwen/Qwen3-VL-2B-Instruct
-and its siblings); their weights here are random, which is enough to measure speed.
+The real sizes have the shapes of the published configurations (https://huggingface.co/Qwen/Qwen3-VL-2B-Instruct and its
+siblings) with random weights, which is enough to measure speed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from lookonce.datasets.sample.tokenizer import write_tokenizer
 from lookonce.errors import UsageError
+from lookonce.text import first_line
 
 _VISION_2B = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
 _VISION_8B = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
@@ -64,31 +65,31 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 }
 TIED_EMBEDDINGS = {"tiny": False, "2b": True, "4b": True, "8b": False}
 POSITION_STD = 0.1
-"""Of the tower's position embedding; larger ones drown the colours of the tiny tower's patches."""
+"""The standard deviation of the tower's position embedding; a larger one drowns the colours of the tiny model."""
 PATCH_GRID = 2
-"""Patch kernels are drawn on a grid of so many cells a side and enlarged: trained towers look at coarse structure too,
-and kernels that are noise in every pixel cost 4 points of held-out accuracy on the sample."""
+"""Patch kernels are drawn on a grid with this many cells per side and enlarged. Trained towers look at coarse structure
+too, and kernels with noise in every pixel cost 4 points of held-out accuracy on the sample."""
 HEAD_GAIN = 3
-"""Of the output head: hidden states are normalised and the head is frozen, so with a gain of 1 no token of the tiny
-model could ever get more than about three quarters of the probability."""
+"""Scales the weights of the output head. Hidden states are normalised and the head is frozen, so with a gain of 1 no
+token of the tiny model could get more than about three quarters of the probability."""
 
 MIN_PIXELS, MAX_PIXELS = 65_536, 16_777_216
-"""Qwen3-VL's own limits."""
+"""The limits of Qwen3-VL."""
 TINY_MIN_PIXELS, TINY_MAX_PIXELS = 4_096, 25_600
-"""About 20 visual tokens an image."""
+"""The limits of the tiny model, which give about 20 visual tokens per image."""
 
 
 def write_model(
     folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path | None = None, *, tower_only: bool = False
 ) -> None:
-    """Write a checkpoint folder with random weights.
+    """Write a model folder with random weights.
 
     `size` is a key of `SIZES`; real sizes are written in bfloat16, the tiny one in float32. `tokenizer` is a folder
-    whose tokenizer and chat template are copied; without it the sample's own small tokenizer is used. `tower_only`
-    leaves out the language model's tensors.
+    whose tokenizer and chat template are copied; by default the sample's own small tokenizer is written. `tower_only`
+    leaves out the tensors of the language model.
 
     Raises:
-        UsageError: there is no such size, or no tokenizer in that folder.
+        UsageError: the size is unknown, or the folder has no tokenizer.
     """
     if size not in SIZES:
         raise UsageError(f"no model of size {size!r}; choose one of {', '.join(SIZES)}")
@@ -106,7 +107,7 @@ def write_model(
 
 
 def make_config(size: str, ids: dict[str, int]) -> Qwen3VLConfig:
-    """The configuration of one of `SIZES` for a tokenizer with these special token ids."""
+    """Return the configuration of one of `SIZES` for a tokenizer with these special token ids."""
     text, vision = dict(SIZES[size]["text"]), dict(SIZES[size]["vision"])
     vocab_size = math.ceil((max(ids.values()) + 1) / 64) * 64
     text["vocab_size"] = max(vocab_size, text.get("vocab_size", 0))
@@ -131,7 +132,7 @@ def make_config(size: str, ids: dict[str, int]) -> Qwen3VLConfig:
 
 
 def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
-    """A model of this configuration with weights drawn from `seed`, variance 1/fan_in."""
+    """Return a model of this configuration with weights drawn from `seed` with variance 1/fan_in."""
     model: PreTrainedModel = _drawn(
         Qwen3VLForConditionalGeneration, config, seed, dtype, device, config.tie_word_embeddings
     )
@@ -142,7 +143,7 @@ def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: s
 
 
 def _write_tower(folder: Path, config: Qwen3VLConfig, seed: int, dtype: torch.dtype) -> None:
-    """The tower's tensors under their names in a whole checkpoint, and the whole configuration."""
+    """Write the tower's tensors under their names in a whole checkpoint, and the whole configuration."""
     tower = _drawn(Qwen3VLVisionModel, config.vision_config, seed, dtype, "cpu", False)
     tensors = {f"model.visual.{name}": tensor for name, tensor in tower.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -165,7 +166,7 @@ def _drawn(model_class: Any, config: Any, seed: int, dtype: torch.dtype, device:
 
 
 def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, tied: bool) -> None:
-    """Draw one parameter; the norms keep their ones, and embeddings that are the head too are drawn as a head."""
+    """Draw one parameter; norms keep their ones, and tied embeddings are drawn like a head."""
     if "patch_embed" in name and parameter.ndim == 5:
         out_channels, in_channels, frames, side, _ = parameter.shape
         grid = parameter.new_empty(out_channels, in_channels, PATCH_GRID, PATCH_GRID)
@@ -220,5 +221,5 @@ def _copy_tokenizer(source: Path, folder: Path) -> dict[str, int]:
     try:
         vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{source} has no tokenizer: {str(error).strip().splitlines()[0]}") from None
+        raise UsageError(f"{source} has no tokenizer: {first_line(error)}") from None
     return vocabulary

@@ -1,7 +1,7 @@
-"""The questions asked of a frame and the answers that follow from what was drawn on it.
+"""The questions about a frame, and the answers that follow from what is drawn on it.
 
-Wording and answer vocabulary are Kvasir-VQA's (https://arxiv.org/abs/2409.01437), with the misspelt "instrumnets"
-written right; several labels are joined by "; " in alphabetical order, as in the cleaned set.
+Wording and answer vocabulary are those of Kvasir-VQA (https://arxiv.org/abs/2409.01437), with the misspelt
+"instrumnets" corrected. Several labels are joined by "; " in alphabetical order, as in the cleaned dataset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_QUESTIONS = len(QUESTIONS)
 
 
 def ask(scene: Scene) -> list[tuple[str, str]]:
-    """The (question, answer) pairs of one frame: `scene.num_questions` of them, always the same for the same scene."""
+    """Return `scene.num_questions` pairs of question and answer; the same scene gives the same pairs."""
     if scene.kind == "normal":
         return [(NORMAL_QUESTION, "no")]
     answers = dict(zip(QUESTIONS, _answers(scene), strict=True))
@@ -43,7 +43,7 @@ def ask(scene: Scene) -> list[tuple[str, str]]:
 
 
 def _answers(scene: Scene) -> tuple[str, ...]:
-    """The answers to `QUESTIONS`, in that order."""
+    """Return the answers to `QUESTIONS`, in that order."""
     num_polyps, inflamed = len(scene.polyps), scene.kind == "inflamed"
     lesion, instrument = scene.lesion, scene.instrument
     found = num_polyps > 0 or inflamed
@@ -70,7 +70,7 @@ def _answers(scene: Scene) -> tuple[str, ...]:
 
 
 def cell(x: float, y: float) -> str:
-    """The name of the ninth of the view that holds the point: "upper-left" ... "center" ... "lower-right"."""
+    """Name the ninth of the view with the point: "upper-left" ... "center" ... "lower-right"."""
     row = ("upper", "center", "lower")[min(2, int(y * 3))]
     column = ("left", "center", "right")[min(2, int(x * 3))]
     return "center" if row == column == "center" else f"{row}-{column}"

@@ -1,13 +1,12 @@
-"""What one made-up endoscopy frame shows, drawn from a seed and free of pixels.
+"""What a synthetic endoscopy frame shows, as plain facts drawn from a seed.
 
-Design: a frame is a small bundle of facts (`Scene`); `draw.py` turns it into pixels and `questions.py` into questions
-and answers, so an answer is true of the picture by construction. Facts come from shuffled decks rather than from
-independent coins: with about forty informative frames, coins leave attributes so correlated by chance that a model
-learns the wrong one. The cost is that frames are less varied than real ones; they are for trying things, not for
-research.
+Design: a frame is a small set of facts (`Scene`). `draw.py` turns it into pixels and `questions.py` into questions and
+answers, so every answer is true of its image by construction. Facts come from shuffled cycles of values and not from
+independent draws: among about forty informative frames, independent draws correlate attributes by chance so much that a
+model learns the wrong one. The cost is that frames vary less than real ones; they are for trials, not for research.
 
-The number of questions an image follows what was counted on Kvasir-VQA (https://arxiv.org/abs/2409.01437): 38 % of
-the images carry one question, 28 % seventeen, 9.2 on average.
+The number of questions per image follows Kvasir-VQA (https://arxiv.org/abs/2409.01437): 38 % of the images have one
+question, 28 % have seventeen, and the mean is 9.2.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-Card = TypeVar("Card")
+Value = TypeVar("Value")
 
 DEFAULT_SEED = 3
-"""With about ten held-out frames a split, the accuracy of a training varies by ten points from sample to sample; this
-one is among the clearer (LOG.md has them all)."""
+"""With about ten frames in a held-out split, accuracy varies by ten points from seed to seed; this seed is among those
+with clearer results (LOG.md lists them all)."""
 
 NUM_IMAGES = 64
-"""Distinct frames in the sample."""
+"""The number of distinct frames in the sample."""
 
 SIZES = ((311, 265), (360, 288), (384, 288), (640, 512), (960, 536))
-"""Half of Kvasir-VQA's most frequent image sizes, (width, height), ..."""
+"""The most frequent image sizes of Kvasir-VQA, (width, height), at half their scale."""
 SIZE_WEIGHTS = (30, 30, 28, 8, 4)
-"""... and how often each occurs there, in percent."""
+"""How often each of `SIZES` occurs in Kvasir-VQA, in percent."""
 
 
 @dataclass(frozen=True)
 class Lesion:
-    """How one kind of polyp looks and what is said of it."""
+    """How one kind of polyp looks, and the answers about it."""
 
     color: str
     rgb: tuple[int, int, int]
     radius: float
-    """In heights of the view."""
+    """The radius in heights of the view."""
     size: str
     paris_type: str
 
@@ -53,7 +52,7 @@ LESIONS = (
 
 @dataclass(frozen=True)
 class Instrument:
-    """An instrument in the view and the point its tip reaches, in widths and heights of the view."""
+    """An instrument in the view, and the position of its tip in widths and heights of the view."""
 
     name: str
     x: float
@@ -62,41 +61,41 @@ class Instrument:
 
 @dataclass(frozen=True)
 class Scene:
-    """The facts of one frame; positions are in widths and heights of the round view, from its upper left corner."""
+    """The facts of one frame; positions are in widths and heights of the view, from its upper left corner."""
 
     width: int
     height: int
     kind: str
-    """`normal`, `polyps`, `inflamed` or `instrument`: the four sources the real set is made of."""
+    """`normal`, `polyps`, `inflamed` or `instrument`: the kinds of frames in the real dataset."""
     procedure: str
     polyps: tuple[tuple[float, float], ...]
     lesion: Lesion
     instrument: Instrument | None
     landmark: str | None
-    """Around the lumen."""
+    """The landmark around the lumen, if there is one."""
     has_text: bool
     has_box: bool
     num_questions: int
     seed: int
-    """Of the texture; changes pixels and no answer."""
+    """The seed of the texture, which changes pixels and no answer."""
 
 
-class Deck(Generic[Card]):
-    """Cards dealt in a shuffled order, shuffled anew when they run out: every value comes up equally often."""
+class ShuffledCycle(Generic[Value]):
+    """Values in a shuffled order, shuffled again when they run out, so that each comes equally often."""
 
-    def __init__(self, rng: random.Random, cards: Sequence[Card]) -> None:
-        self._rng, self._cards, self._hand = rng, tuple(cards), list[Card]()
+    def __init__(self, rng: random.Random, values: Sequence[Value]) -> None:
+        self._rng, self._values, self._left = rng, tuple(values), list[Value]()
 
-    def deal(self) -> Card:
-        if not self._hand:
-            self._hand = list(self._cards)
-            self._rng.shuffle(self._hand)
-        return self._hand.pop()
+    def next(self) -> Value:
+        if not self._left:
+            self._left = list(self._values)
+            self._rng.shuffle(self._left)
+        return self._left.pop()
 
 
 KINDS = ("normal",) * 24 + ("polyps",) * 18 + ("inflamed",) * 9 + ("instrument",) * 13
-QUESTIONS_AN_IMAGE = (17,) * 18 + (8,) * 5 + (13,) * 3 + (9,) * 3 + (12,) * 3 + (16,) * 3 + (14,) * 2 + (15,) * 3
-"""Of the forty frames that show something; the normal ones carry one question each."""
+QUESTIONS_PER_IMAGE = (17,) * 18 + (8,) * 5 + (13,) * 3 + (9,) * 3 + (12,) * 3 + (16,) * 3 + (14,) * 2 + (15,) * 3
+"""The numbers of questions of the forty frames that are not normal; normal ones have one question each."""
 
 _OVERLAYS = [(p, text, box) for p in ("colonoscopy", "gastroscopy") for text in (False, True) for box in (False, True)]
 _POLYP_HEIGHTS: dict[int, tuple[float, ...]] = {0: (), 1: (0.5,), 2: (0.27, 0.73), 3: (0.2, 0.5, 0.8)}
@@ -105,42 +104,42 @@ _POLYP_HEIGHTS: dict[int, tuple[float, ...]] = {0: (), 1: (0.5,), 2: (0.27, 0.73
 def make_scenes(seed: int, num_images: int = NUM_IMAGES) -> Iterator[Scene]:
     """Yield `num_images` scenes; the same seed gives the same scenes."""
     rng = random.Random(seed)
-    dealer = _Dealer(rng)
+    maker = _SceneMaker(rng)
     for index in range(num_images):
-        yield dealer.deal(KINDS[index % len(KINDS)])
+        yield maker.make(KINDS[index % len(KINDS)])
 
 
-class _Dealer:
-    """The decks that all frames of one sample are dealt from."""
+class _SceneMaker:
+    """The shuffled cycles that all frames of one sample take their values from."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.overlays = {"normal": Deck(rng, _OVERLAYS), "other": Deck(rng, _OVERLAYS)}
-        self.num_polyps = {"polyps": Deck(rng, (1, 2, 3)), "instrument": Deck(rng, (0, 1, 0, 2))}
-        self.lesions = Deck(rng, LESIONS)
-        self.sides = Deck(rng, ("left", "right"))
-        self.has_instrument = Deck(rng, (False, False, False, True))
-        self.instruments = Deck(rng, ("tube", "biopsy forceps"))
-        self.num_questions = Deck(rng, QUESTIONS_AN_IMAGE)
+        self.overlays = {"normal": ShuffledCycle(rng, _OVERLAYS), "other": ShuffledCycle(rng, _OVERLAYS)}
+        self.num_polyps = {"polyps": ShuffledCycle(rng, (1, 2, 3)), "instrument": ShuffledCycle(rng, (0, 1, 0, 2))}
+        self.lesions = ShuffledCycle(rng, LESIONS)
+        self.sides = ShuffledCycle(rng, ("left", "right"))
+        self.has_instrument = ShuffledCycle(rng, (False, False, False, True))
+        self.instruments = ShuffledCycle(rng, ("tube", "biopsy forceps"))
+        self.num_questions = ShuffledCycle(rng, QUESTIONS_PER_IMAGE)
 
-    def deal(self, kind: str) -> Scene:
+    def make(self, kind: str) -> Scene:
         normal = kind == "normal"
         width, height = self.rng.choices(SIZES, SIZE_WEIGHTS)[0]
-        procedure, has_text, has_box = self.overlays["normal" if normal else "other"].deal()
-        num_polyps = self.num_polyps[kind].deal() if kind in self.num_polyps else 0
-        side = self.sides.deal()
+        procedure, has_text, has_box = self.overlays["normal" if normal else "other"].next()
+        num_polyps = self.num_polyps[kind].next() if kind in self.num_polyps else 0
+        side = self.sides.next()
         return Scene(
             width=width,
             height=height,
             kind=kind,
             procedure=procedure,
             polyps=tuple(self._polyp(side, y) for y in _POLYP_HEIGHTS[num_polyps]),
-            lesion=self.lesions.deal() if num_polyps else LESIONS[0],
+            lesion=self.lesions.next() if num_polyps else LESIONS[0],
             instrument=self._instrument(kind, side),
             landmark="z-line" if procedure == "gastroscopy" else None,
             has_text=has_text,
             has_box=has_box,
-            num_questions=1 if normal else self.num_questions.deal(),
+            num_questions=1 if normal else self.num_questions.next(),
             seed=self.rng.getrandbits(32),
         )
 
@@ -150,7 +149,7 @@ class _Dealer:
         return (x if side == "left" else 1 - x) + jitter_x, y + jitter_y
 
     def _instrument(self, kind: str, polyp_side: str) -> Instrument | None:
-        """From the side without polyps, so that it never covers one and no answer is wrong."""
-        if kind == "normal" or not (kind == "instrument" or self.has_instrument.deal()):
+        """Return an instrument on the side without polyps, so that it covers none and all answers stay true."""
+        if kind == "normal" or not (kind == "instrument" or self.has_instrument.next()):
             return None
-        return Instrument(self.instruments.deal(), 0.70 if polyp_side == "left" else 0.30, 0.70)
+        return Instrument(self.instruments.next(), 0.70 if polyp_side == "left" else 0.30, 0.70)

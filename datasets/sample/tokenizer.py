@@ -1,8 +1,8 @@
 """A small tokenizer with Qwen's special tokens and a chat template of the same structure.
 
-Byte-level BPE trained on the sample's own questions and answers, so that each word is about one token and sequences
-stay short; any other text still encodes, byte by byte. Real tokenizers differ in vocabulary only: the code that
-turns records into tokens is the same for both.
+It is a byte-level BPE trained on the sample's own questions and answers, so that a word is about one token and
+sequences stay short; any other text is encoded byte by byte. Real tokenizers differ only in their vocabulary: the code
+that turns records into tokens is the same for both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_WORD_TOKENS = 640
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text falls into words before BPE: letters with one leading mark, single digits, punctuation, line ends."""
+"""Splits text into words before BPE: letters with one leading character, single digits, punctuation, line breaks."""
 
 CHAT_TEMPLATE = """\
 {%- macro parts(content) -%}
@@ -57,7 +57,7 @@ CHAT_TEMPLATE = """\
 
 
 def write_tokenizer(folder: Path) -> dict[str, int]:
-    """Write tokenizer and chat template as Hugging Face files into `folder`; give each special token's id."""
+    """Write tokenizer and chat template as Hugging Face files into `folder`; return the ids of the special tokens."""
     tokenizer = _train(_corpus())
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -75,7 +75,7 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
 
 
 def _corpus() -> list[str]:
-    """Every word that the sample's conversations are made of."""
+    """Return all words of the sample's conversations."""
     rows, columns = ("upper", "center", "lower"), ("left", "center", "right")
     cells = [f"{row}-{column}; center" for row, column in itertools.product(rows, columns)]
     lesions = [f"{lesion.color} {lesion.size} {lesion.paris_type}" for lesion in LESIONS]

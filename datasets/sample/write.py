@@ -1,8 +1,8 @@
-"""Write the sample: frames, records split by image, and a model to try everything on.
+"""Write the sample: frames, records split by image, and a model to try everything with.
 
-Design: the same seed gives the same bytes (with the same versions of the libraries). The split is by image, drawn
-within each kind of frame so that all three parts hold some of each; two frames are there twice under another name,
-as real sets have it, and a copy stays in the part of its original.
+Design: the same seed gives the same bytes (with the same library versions). The split is by image, and is drawn within
+each kind of frame, so that all three splits have some of each. Two frames have a copy under another name, as in real
+datasets; a copy is in the split of its original.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
-from lookonce.datasets.sample.sizes import FrameSize, deal_sizes, read_sizes
+from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
-SPLIT = {"train": 0.7, "val": 0.15, "test": 0.15}
+SPLIT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
 NUM_COPIES = 2
 STAMP = "sample.json"
 JPEG_QUALITY = 92
 SIZED_JPEG_QUALITY = 98
-"""Of frames of given sizes, which are there to measure with: about 3 bits a pixel, as real frames have."""
+"""The JPEG quality of frames with given sizes, which are for measurements: about 3 bits per pixel, like real frames."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class SampleReport:
     num_questions: dict[str, int]
     model: str
     fresh: bool
-    """False if the same sample was there already."""
+    """Whether the sample was written; False if the same sample already existed."""
 
     def text(self) -> str:
-        questions = ", ".join(f"{number} {part}" for part, number in self.num_questions.items())
-        state = "wrote" if self.fresh else "already there:"
+        questions = ", ".join(f"{number} {split}" for split, number in self.num_questions.items())
+        state = "wrote" if self.fresh else "already exists:"
         return (
             f"{state} {self.folder}: {self.num_files} images ({self.num_images} distinct), "
             f"questions: {questions}; model: {self.model}, random weights"
@@ -69,41 +69,41 @@ def write_sample(
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
-    `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have sizes dealt from it.
-    `tower_only` leaves the language model out, which is enough for a cache and a thirtieth of the bytes. Does nothing
-    if the same sample is there already.
+    `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in
+    its share. `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the
+    bytes. Does nothing if the same sample already exists.
 
     Raises:
-        UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` are nothing to use.
+        UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
     """
     wanted = {
         "seed": seed,
         "model": model,
         "tokenizer": str(tokenizer) if tokenizer else None,
         "images": num_images,
-        "sizes": f"dealt from {sizes}" if sizes else None,
+        "sizes": f"stratified from {sizes}" if sizes else None,
         "tower_only": tower_only,
     }
-    of_frames = read_sizes(sizes) if sizes else None
+    frame_sizes = read_sizes(sizes) if sizes else None
     found = _read_stamp(folder)
     if found:
-        if others := [key for key in wanted if found.get(key) != wanted[key]]:
+        if differing := [key for key in wanted if found.get(key) != wanted[key]]:
             raise UsageError(
-                f"{folder} holds another sample ({_words(found, others)}); wanted {_words(wanted, others)}. "
+                f"{folder} holds another sample ({_words(found, differing)}); wanted {_words(wanted, differing)}. "
                 "Choose another folder, or remove that one"
             )
         return _report(folder, found, fresh=False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is not empty and holds no sample; choose another folder or empty it")
-    place = folder.absolute()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}{TEMPORARY_MARK}") as unfinished:
-        content = _write(Path(unfinished), seed, num_images, of_frames) | wanted
+        raise UsageError(f"{folder} is not empty and has no sample; choose another folder or empty it")
+    target = folder.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}") as unfinished:
+        content = _write(Path(unfinished), seed, num_images, frame_sizes) | wanted
         _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)
-        place.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
-            os.replace(path, place / path.name)
-    write_json(place / STAMP, content)  # last: it says that all else is there
+            os.replace(path, target / path.name)
+    write_json(target / STAMP, content)  # last, since it marks the sample as complete
     return _report(folder, content, fresh=True)
 
 
@@ -114,7 +114,7 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-    return {"images": NUM_IMAGES, "sizes": None, "tower_only": False} | found  # which samples of old do not say
+    return {"images": NUM_IMAGES, "sizes": None, "tower_only": False} | found  # older samples lack these keys
 
 
 def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
@@ -124,42 +124,42 @@ def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, to
 
 
 def _write(folder: Path, seed: int, num_images: int, sizes: Sequence[FrameSize] | None) -> dict[str, object]:
-    """Frames and records; of sizes of their own if none are given."""
+    """Write frames and records; without `sizes`, frames keep the sizes of their scenes."""
     images = folder / "images"
     images.mkdir()
-    parts = split(list(make_scenes(seed, num_images)), seed)
+    splits = split_scenes(list(make_scenes(seed, num_images)), seed)
     num_questions = {}
     quality = SIZED_JPEG_QUALITY if sizes else JPEG_QUALITY
-    for part, scenes in parts.items():
+    for split, scenes in splits.items():
         if sizes:
-            scenes = deal_sizes(scenes, sizes, f"{seed} {part}")
+            scenes = stratify_sizes(scenes, sizes, f"{seed} {split}")
         numbers, members = zip(*scenes, strict=True)
         frames = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, members)
         records = [record for frame in frames for record in frame]
-        if part == "train":
+        if split == "train":
             records += _write_copies(images, scenes)
-        write_records(folder / f"{part}.jsonl", records)
-        num_questions[part] = len(records)
+        write_records(folder / f"{split}.jsonl", records)
+        num_questions[split] = len(records)
     follow_umask(folder)
     return {"num_files": num_images + NUM_COPIES, "num_images": num_images, "num_questions": num_questions}
 
 
-def split(scenes: list[Scene], seed: int) -> dict[str, list[tuple[int, Scene]]]:
-    """Numbered scenes by part; within each kind of frame in the proportions of `SPLIT`."""
+def split_scenes(scenes: list[Scene], seed: int) -> dict[str, list[tuple[int, Scene]]]:
+    """Return the numbered scenes of each split; each kind of frame is split in the proportions of `SPLIT_SHARES`."""
     rng = random.Random(seed)
-    parts: dict[str, list[tuple[int, Scene]]] = {part: [] for part in SPLIT}
+    splits: dict[str, list[tuple[int, Scene]]] = {split: [] for split in SPLIT_SHARES}
     for kind in sorted({scene.kind for scene in scenes}):
         alike = [(number, scene) for number, scene in enumerate(scenes) if scene.kind == kind]
         rng.shuffle(alike)
-        num_held_out = round(len(alike) * SPLIT["val"])
-        parts["val"] += alike[:num_held_out]
-        parts["test"] += alike[num_held_out : 2 * num_held_out]
-        parts["train"] += alike[2 * num_held_out :]
-    return {part: sorted(members, key=lambda member: member[0]) for part, members in parts.items()}
+        num_held_out = round(len(alike) * SPLIT_SHARES["val"])
+        splits["val"] += alike[:num_held_out]
+        splits["test"] += alike[num_held_out : 2 * num_held_out]
+        splits["train"] += alike[2 * num_held_out :]
+    return {split: sorted(members, key=lambda member: member[0]) for split, members in splits.items()}
 
 
 def _map_in_processes(function: Callable[..., list[Record]], *arguments: Sequence[Any]) -> list[list[Record]]:
-    """`map`, in several processes if there is much to do: drawing a large frame takes a tenth of a second."""
+    """Map in several processes if there are many frames: drawing a large one takes a tenth of a second."""
     if len(arguments[0]) <= NUM_IMAGES:
         return list(map(function, *arguments))
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
@@ -173,7 +173,7 @@ def _write_frame(images: Path, quality: int, number: int, scene: Scene) -> list[
 
 
 def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[Record]:
-    """Byte-identical copies of the first normal frames: other names, the same images."""
+    """Write byte-identical copies of the first normal frames under other names."""
     normal = [(number, scene) for number, scene in scenes if scene.kind == "normal"]
     records = []
     for number, scene in normal[:NUM_COPIES]:

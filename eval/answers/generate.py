@@ -1,4 +1,4 @@
-"""Greedy answers to questions, in batches; and the questions with other images. Scores are in scores.py."""
+"""Greedy answers to questions, in batches; and shuffled images for a control experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
-from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import PRECISIONS, base_model
 
@@ -25,23 +25,23 @@ from lookonce.train.model.load import PRECISIONS, base_model
 def greedy_answers(
     model: Any,
     tokenizer: Any,
-    collator: Collator,
+    collator: RowCollator,
     questions: Sequence[Example],
     max_new_tokens: int,
     batch_size: int,
     precision: str,
 ) -> list[str]:
-    """The model's greedy answer to each question, in their order; `model` may wear an adapter.
+    """The model's greedy answer to each question, in order; `model` may have an adapter.
 
-    Questions of like length share a batch, which keeps padding small. `precision` is the run file's: half precisions
-    answer under autocast, as they were trained.
+    Questions of similar length share a batch, so that padding is small. `precision` is the run file's; in bf16 and fp16
+    answers are generated under autocast, as in training.
     """
     device, dtype = model.device, PRECISIONS[precision]
     model.eval()
     answers = [""] * len(questions)
     order = sorted(range(len(questions)), key=lambda number: questions[number].num_tokens)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    with autocast, _plain_greedy(model, tokenizer, max_new_tokens), _bar(len(order)) as progress:
+    with autocast, _greedy_only(model, tokenizer, max_new_tokens), _bar(len(order)) as progress:
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = collator.prompts([questions[number] for number in chosen])
@@ -54,8 +54,8 @@ def greedy_answers(
 
 
 @contextlib.contextmanager
-def _plain_greedy(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
-    """Greedy and nothing else: no penalties or sampling that a checkpoint's own generation settings ask for."""
+def _greedy_only(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
+    """Replace the model folder's generation settings, which may ask for sampling or penalties."""
     base = base_model(model)
     before = base.generation_config
     base.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -75,14 +75,14 @@ def _bar(total: int) -> Any:
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:
-    """The records with every image replaced by another one of theirs: what a model that looks must not survive.
+    """The records with every image replaced by another one: a model that uses the images must score lower.
 
     Raises:
-        UsageError: they show fewer than two distinct images.
+        UsageError: the records have fewer than two distinct images.
     """
     keys = sorted({images.key_of[image] for record in records for image in record.images})
     if len(keys) < 2:
-        raise UsageError(f"--shuffle-images needs at least two distinct images, and these records show {len(keys)}")
+        raise UsageError(f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}")
     random.Random(seed).shuffle(keys)
     other = dict(zip(keys, keys[1:] + keys[:1], strict=True))
 

@@ -1,4 +1,4 @@
-"""Answer a question about any images, or none, with a trained adapter.
+"""Answer a question about any images, or about none, with a trained adapter.
 
 Needs the model, the adapter and the images; neither the cache nor the records of the training.
 """
@@ -13,25 +13,25 @@ from typing import ClassVar
 import torch
 
 from lookonce.cache.build.encode import encode_image
+from lookonce.cache.constants import Grid
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.dtypes import STORAGE
-from lookonce.cache.store.receipts import Grid
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import best_device
 from lookonce.eval.answers.generate import greedy_answers
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import CPU
-from lookonce.train.data.tokenize import Prompter
+from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.load import load_trained
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A `VisionSource` of images that were encoded just now, by their paths."""
+    """A `FeatureSource` of images that were just encoded, by path."""
 
     images: Mapping[str, tuple[torch.Tensor, Grid]]
     has_tower: ClassVar[bool] = False
@@ -44,27 +44,27 @@ class Encoded:
 
 
 def predict(folder: RunFolder, images: Sequence[Path], question: str, system: str | None = None) -> str:
-    """The trained model's greedy answer to a question about some images, in that order, or about none.
+    """The trained model's greedy answer to a question about images in that order, or about none.
 
     Raises:
-        LookonceError: an image can not be read, there is no adapter, or it was trained on another model.
+        LookonceError: an image cannot be read, there is no adapter, or it was trained on another model.
     """
     run = folder.read_run()
     model_folder = ModelFolder.open(run.model.path, run.model.revision)
     folder.check_inputs({"model": model_folder.content_hash()})
     source = _encode(model_folder, run, images)
-    prompter = Prompter(model_folder.folder, model_folder.config)
+    chat_tokenizer = ChatTokenizer(model_folder.folder, model_folder.config)
     record, keys = Record(tuple(images), (Turn(question, ""),), system, origin="the question"), [*map(str, images)]
-    example = prompter.question(record, 0, keys, [source.grid_thw(key) for key in keys])
+    example = chat_tokenizer.question(record, 0, keys, [source.grid_thw(key) for key in keys])
     model = load_trained(model_folder, run, folder.adapter)
-    collator = Collator(source, prompter.image_token_id, prompter.tokenizer.pad_token_id)
+    collator = RowCollator(source, chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
     return greedy_answers(
-        model, prompter.tokenizer, collator, [example], run.eval.max_new_tokens, 1, run.train.precision
+        model, chat_tokenizer.tokenizer, collator, [example], run.eval.max_new_tokens, 1, run.train.precision
     )[0]
 
 
 def _encode(model_folder: ModelFolder, run: RunFile, images: Sequence[Path]) -> Encoded:
-    """The images as the run's cache would have them; the tower is loaded if there are any."""
+    """Encode images as for the run's cache; the tower is only loaded if there are images."""
     if not images:
         return Encoded({})
     processor = ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)

@@ -1,25 +1,23 @@
-"""Predictions and their scores: strict exact match, and what guessing would score.
+"""Predictions and their scores: strict exact match beside the majority baseline.
 
-Design: an answer is right if it is the reference, but for spaces around it; lenient metrics that call "no" right for
-"none" have spoiled published numbers. A record with several `references` in its metadata, as `lookonce data prepare`
-makes of rows whose answers differ, has several right answers. Beside the accuracy always stands the majority baseline:
-the most frequent training answer of each question, given without looking at any image.
+Design: an answer is right if it equals the reference apart from spaces around it; lenient metrics, for which "no"
+matches "none", have spoiled published numbers. A record with several `references` in its metadata, which `lookonce data
+prepare` makes from rows with different answers, has several right answers. The majority baseline is always reported
+too: the most frequent training answer of each question, given without looking at any image.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lookonce.datasets.records import Record
 from lookonce.text import table
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One question asked: what the reference says, what the model said, what guessing says."""
+    """One question: the reference answer, the model's answer and the majority answer."""
 
     origin: str
     images: tuple[str, ...]
@@ -28,7 +26,7 @@ class Prediction:
     predicted: str
     majority: str
     references: tuple[str, ...] = ()
-    """Where there are several right answers, all of them."""
+    """All right answers, if there are several."""
 
     @property
     def is_right(self) -> bool:
@@ -50,7 +48,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Score:
-    """Shares of right answers over some questions."""
+    """Exact match and majority baseline over some questions, as shares."""
 
     num_questions: int
     exact_match: float
@@ -59,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions and their scores, in all and by question text."""
+    """Predictions and their scores, overall and by question text."""
 
     predictions: list[Prediction]
     overall: Score
@@ -72,7 +70,7 @@ class Evaluation:
         return cls(predictions, score(predictions), {question: score(group) for question, group in groups.items()})
 
     def text(self) -> str:
-        """A line a question, the overall score last."""
+        """One line per question text, the overall score last."""
         scores = [*self.by_question.items(), ("all", self.overall)]
         lines = [(name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}") for name, s in scores]
         return table(("question", "asked", "exact match", "majority"), lines)
@@ -87,18 +85,3 @@ def score(predictions: Sequence[Prediction]) -> Score:
     count = len(predictions)
     right, guessed = sum(p.is_right for p in predictions), sum(p.is_majority_right for p in predictions)
     return Score(count, right / max(count, 1), guessed / max(count, 1))
-
-
-class Majority:
-    """The most frequent training answer of each question; for a question never seen, the most frequent of all."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        turns = [turn for record in records for turn in record.turns]
-        by_question: dict[str, Counter[str]] = {}
-        for turn in turns:
-            by_question.setdefault(turn.question, Counter())[turn.answer] += 1
-        self._best = {question: answers.most_common(1)[0][0] for question, answers in by_question.items()}
-        self._fallback = Counter(turn.answer for turn in turns).most_common(1)[0][0] if turns else ""
-
-    def answer(self, question: str) -> str:
-        return self._best.get(question, self._fallback)

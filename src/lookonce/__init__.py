@@ -1,9 +1,9 @@
 """lookonce: look at each image once, train on it many times.
 
 LoRA fine-tuning of Qwen3-VL on visual question answering. Phase 1 (`lookonce.cache`) runs the frozen vision tower once
-over every distinct image; phase 2 (`lookonce.train`) trains the language model from what it put out.
+over every distinct image; phase 2 (`lookonce.train`) trains the language model from its features.
 
-The names below are the public API; they are imported when first used, so that `lookonce --help` needs no torch.
+The names below are the public API. They are imported when first used, so that `lookonce --help` needs no torch.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _keep_our_folder_from_posing_as_hugging_face_datasets() -> None:
     """Block `import datasets` where it would find this repository's folder instead of Hugging Face's library.
 
     With the repository root on `sys.path` (`python -m ...`) and the library not installed, our `datasets/` is a
-    namespace package of that name; transformers then believes that the library is there and Trainer fails on
-    `datasets.Dataset`. `None` in `sys.modules` is Python's own way to say "not importable".
+    namespace package of that name; transformers then takes the library for installed and Trainer fails on
+    `datasets.Dataset`. `None` in `sys.modules` is how Python marks a module as not importable.
     """
     if "datasets" not in sys.modules:
         spec = importlib.util.find_spec("datasets")

@@ -1,4 +1,4 @@
-"""Where two nested settings differ: what refusals of caches and run folders name."""
+"""The differences between two nested settings, which messages about caches and run folders list."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 Difference = tuple[str, Any, Any]
-"""Dotted name, the one's value, the other's; None where it has none."""
+"""Dotted name, the first value, the second value; None where the key is missing."""
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
-    """The keys in which the two differ, sorted by name."""
+    """The keys whose values differ, sorted by name."""
     one, other = flatten(mine), flatten(theirs)
     names = sorted(one.keys() | other.keys())
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level of dotted names."""
+    """Nested settings as one level with dotted names."""
     flat: dict[str, Any] = {}
     for name, item in value.items():
         flat |= flatten(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {f"{prefix}{name}": item}

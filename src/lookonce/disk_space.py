@@ -1,4 +1,4 @@
-"""Room on the disk: asked before a build begins and before each shard, and named when it runs out."""
+"""Free space on the disk: checked before a build and before each shard, and reported when a disk is full."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from lookonce.errors import DiskFull
 from lookonce.text import size
 
 MARGIN = 0.02
-"""Of what is still to be written, to be left over: headers, receipts, other people's files."""
+"""The share of what is still to be written that must stay free, for headers, receipts and other users' files."""
 MIN_MARGIN_BYTES = 32_000_000
+CACHE_ADVICE = (
+    "Finished shards are kept: make room (`lookonce cache gc RUN.yaml` lists what can be deleted), choose another "
+    "`cache.dir`, or halve the cache with `cache.dtype: fp8_e4m3`; then run the same command again"
+)
 
 
 def free_bytes(folder: Path) -> int:
-    """On the disk of a folder that need not exist yet."""
+    """The free bytes on the disk of a folder that need not exist yet."""
     return shutil.disk_usage(existing(folder)).free
 
 
 def existing(folder: Path) -> Path:
-    """The closest folder above that is there already, or the folder itself."""
+    """The folder itself, or the closest one above it that exists."""
     folder = folder.absolute()
     return folder if folder.exists() else existing(folder.parent)
 
@@ -28,26 +32,25 @@ def with_margin(num_bytes: int) -> int:
     return num_bytes + max(int(num_bytes * MARGIN), MIN_MARGIN_BYTES)
 
 
-def check_room(folder: Path, num_bytes: int) -> None:
-    """Make sure that `num_bytes` more can be written, with a margin.
+def check_room(folder: Path, num_bytes: int, what: str = "", advice: str = CACHE_ADVICE) -> None:
+    """Check that `num_bytes` more fit on the disk of a folder, with a margin; `what` and `advice` go into the message.
 
     Raises:
-        DiskFull: they can not; says how much is missing.
+        DiskFull: they do not fit; says how many bytes are missing.
     """
     if num_bytes and free_bytes(folder) < with_margin(num_bytes):
-        raise DiskFull(disk_full(folder, num_bytes))
+        raise disk_full(folder, num_bytes, what=what, advice=advice)
 
 
-def disk_full(folder: Path, num_bytes: int, error: OSError | None = None) -> str:
-    """A message that names what is missing for `num_bytes` more; `error` is how the system put it."""
+def disk_full(
+    folder: Path, num_bytes: int, error: OSError | None = None, what: str = "", advice: str = CACHE_ADVICE
+) -> DiskFull:
+    """The error for `num_bytes` more that do not fit; `error` is the system's, if it refused to write."""
     needed, free = with_margin(num_bytes), free_bytes(folder)
     missing = f"{size(free)} are free, {size(needed - free)} ({needed - free:,} bytes) are missing"
     if free >= needed:
         missing = (
-            f"{size(free)} are free and not given ({error and error.strerror}; `quota -s` and `ulimit -f` say why)"
+            f"{size(free)} are free but were refused ({error and error.strerror}; `quota -s` and `ulimit -f` say why)"
         )
-    return (
-        f"no room for the rest of {folder}: it needs {size(needed)} with a margin, {missing}. What is finished is "
-        "kept: make room (`lookonce cache gc RUN.yaml` lists what can go), choose another `cache.dir`, or halve it "
-        "with `cache.dtype: fp8_e4m3`; then run the same command again"
-    )
+    what = what or f"the rest of {folder}"
+    return DiskFull(f"no room for {what}: {size(needed)} are needed with a margin, {missing}. {advice}")

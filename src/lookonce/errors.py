@@ -1,30 +1,30 @@
-"""What can go wrong through no fault of the program.
+"""Errors that a user can fix; the program itself is not at fault.
 
-    LookonceError               anything a user can mend; the command line prints it without a traceback, exit code 1
+    LookonceError               base class; the command line prints it without a traceback, exit code 1
     |- UsageError               the command line or the run file asks for something impossible, exit code 2
     |- RecordsError             a records file is broken; names file and line
-    |- SourceError              a data set can not be had, or is not where it was said to be
-    |- ImageError               an image is missing or can not be read
-    |  `- BadImage              its bytes are there and are no image that can be used
-    |- ModelError               a checkpoint folder lacks what is needed, or an option does not fit the model
-    |- CacheError               a cache can not be used
-    |  |- CacheMismatch         it was made with another model or other pixels; names the fields
+    |- SourceError              a dataset cannot be downloaded or read
+    |- ImageError               an image is missing or cannot be read
+    |  `- BadImage              it was read, and its bytes are not a usable image
+    |- ModelError               a model folder is incomplete, or an option does not fit the model
+    |- CacheError               a cache cannot be used
+    |  |- CacheMismatch         it was built from another model or with other settings; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
-    |  |- CacheCorrupt          its bytes are not what was written
-    |  `- DiskFull              there is no room for it; names the bytes that are missing
-    |- TrainingError            a training has left the numbers in which it can go on
-    `- RunFolderError           the output folder holds something else
-    Stopped                     a signal asked to stop; exit code 75: run the same command again
+    |  |- CacheCorrupt          its bytes differ from what was written
+    |  `- DiskFull              the disk has no room for it; names the missing bytes
+    |- TrainingError            training diverged, ran out of memory, or a CUDA graph could not be captured
+    `- RunFolderError           the output folder holds another run or other files
+    Stopped                     a signal asked the process to stop; exit code 75: run the same command again
 
-A message says what is wrong, the value, what is allowed, and the command to run next. Broken invariants of our own
-are plain `assert`s.
+A message says what is wrong, the value, what is allowed, and the command to run next. Our own invariants are
+plain `assert`s.
 """
 
 from __future__ import annotations
 
 
 class LookonceError(Exception):
-    """Anything a user can mend."""
+    """An error that a user can fix."""
 
     exit_code = 1
 
@@ -40,27 +40,27 @@ class RecordsError(LookonceError, ValueError):
 
 
 class SourceError(LookonceError):
-    """A data set can not be had, or is not where it was said to be."""
+    """A dataset cannot be downloaded or read."""
 
 
 class ImageError(LookonceError):
-    """An image is missing or can not be read."""
+    """An image is missing or cannot be read."""
 
 
 class BadImage(ImageError):
-    """The bytes of a file are no image that can be used."""
+    """An image file was read, and its bytes are not a usable image."""
 
 
 class ModelError(LookonceError):
-    """A checkpoint folder lacks what is needed, or an option does not fit the model."""
+    """A model folder is incomplete, or an option does not fit the model."""
 
 
 class CacheError(LookonceError):
-    """A cache can not be used."""
+    """A cache cannot be used."""
 
 
 class CacheMismatch(CacheError):
-    """A cache was made with another model or other pixels."""
+    """A cache was built from another model or with other settings."""
 
 
 class FeaturesMissing(CacheError, KeyError):
@@ -71,26 +71,26 @@ class FeaturesMissing(CacheError, KeyError):
 
 
 class CacheCorrupt(CacheError):
-    """The bytes of a cache are not what was written."""
+    """The bytes of a cache differ from what was written."""
 
 
 class DiskFull(CacheError):
-    """There is no room for a cache."""
+    """The disk has no room for a cache."""
 
 
 class Stopped(BaseException):
-    """A signal asked to stop before all was done.
+    """A signal asked the process to stop before its work was finished.
 
-    Not an Exception, as KeyboardInterrupt is none: it comes wherever the program is, and a library that catches its own
-    errors there, a compiler above all, would take it for one.
+    Like KeyboardInterrupt it is not an `Exception`: it is raised wherever the program is, and a library that catches
+    exceptions there (torch.compile does) must not swallow it.
     """
 
     exit_code = 75
 
 
 class TrainingError(LookonceError):
-    """A training has left the numbers in which it can go on."""
+    """Training diverged, ran out of memory, or a CUDA graph could not be captured."""
 
 
 class RunFolderError(LookonceError):
-    """The output folder holds something else."""
+    """The output folder holds another run or other files."""

@@ -1,9 +1,9 @@
-"""Writing files so that a crash, a full disk or a colleague's account finds either the old file or the new one.
+"""Atomic file writes: after a crash or on a full disk there is either the old file or the new one.
 
-Every file is written under a unique temporary name in its own folder, flushed to the disk, renamed, and the folder
-flushed: after a power cut a name never points at half a file. Modes follow the umask, because safetensors 0.8 writes
-0600, which colleagues on a cluster can not read (https://github.com/safetensors/safetensors/issues/782). The cost is
-two fsyncs a file, some milliseconds.
+Design: a file is written under a unique temporary name in its own folder, flushed to the disk and renamed, and then the
+folder is flushed, so a name never leads to half a file even after a power cut. File modes follow the umask, because
+safetensors 0.8 writes 0600, which colleagues on a cluster cannot read
+(https://github.com/safetensors/safetensors/issues/782). The cost is two fsyncs per file, a few milliseconds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lookonce.environment import machine
 
 TEMPORARY_MARK = ".tmp-"
 SCRATCH = "lookonce-"
-"""What the names of scratch folders begin with."""
+"""The prefix of the names of scratch folders."""
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on leaving without an error it becomes `path`, else it is removed."""
+    """A temporary path to write to; it is renamed to `path` on success and removed on an error."""
     temporary = temporary_name(path)
     try:
         yield temporary
@@ -43,30 +43,30 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other process or machine chooses."""
+    """A name beside `path` that no other process on any machine chooses."""
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 def writer_host() -> str:
-    """This host in temporary names, told from others that have its name or share it with containers."""
+    """This host in temporary names, with a checksum that tells machines and containers of one name apart."""
     return f"{socket.gethostname()}.{xxhash.xxh3_64_hexdigest(machine().encode())[:8]}"
 
 
 @contextlib.contextmanager
-def scratch_folder(place: Path, purpose: str) -> Iterator[Path]:
-    """A folder below `place` for as long as this lasts.
+def scratch_folder(parent: Path, purpose: str) -> Iterator[Path]:
+    """A temporary folder below `parent`, removed on leaving the context.
 
-    Its name says whose it is, so that `cache gc` finds what a killed process left.
+    Its name identifies the process, so `cache gc` recognises what a killed one left.
     """
     prefix = f"{SCRATCH}{purpose}{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         yield Path(folder)
 
 
 def create_text(path: Path, text: str) -> bool:
-    """Write `text` to `path` unless there is such a file; of several processes that try, one is told True.
+    """Create `path` with `text`; False if it exists. Of several processes that try, exactly one succeeds.
 
-    A hard link from a finished temporary file: it appears whole or not at all, on network filesystems too.
+    The file is a hard link to a finished temporary one, so it appears whole or not at all, on network filesystems too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -105,7 +105,7 @@ def hash_file(path: Path) -> str:
 
 
 def follow_umask(path: Path) -> None:
-    """Give a file, or all files below a folder, the mode that the umask asks for."""
+    """Set the mode of a file, or of all files below a folder, to what the umask allows."""
     umask = _umask()
     for file in path.rglob("*") if path.is_dir() else (path,):
         if file.is_file():
@@ -113,7 +113,7 @@ def follow_umask(path: Path) -> None:
 
 
 def _umask() -> int:
-    """This process's, without setting it for a moment, which would show in what other threads write meanwhile."""
+    """The umask, read where possible without setting it, which would affect files that other threads create."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
@@ -123,12 +123,12 @@ def _umask() -> int:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it says that there is no room: on the disk, in the quota, or below the limit on a file's size."""
+    """Whether the error means no space left: on the disk, in the quota, or below the file size limit."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

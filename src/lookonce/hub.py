@@ -1,21 +1,22 @@
-"""Models on the Hugging Face Hub: what of one is needed, downloading it, and finding it where there is no internet.
+"""Models and datasets on the Hugging Face Hub: downloading them, and finding models where there is no internet.
 
-Design: huggingface_hub keeps them, in the folder that HF_HOME names, and finds offline what was downloaded online: a
-commit by itself, a branch or tag as it stood then. What is asked for here and what is downloaded are the same files, so
-a download that was cut short is told from a whole one. Weights in other formats than safetensors are left there. The
-model's card comes along, for its licence.
+Design: huggingface_hub keeps the files in the folder that HF_HOME names, where other tools find them, and resumes
+interrupted downloads. Offline it finds what was downloaded online: a commit by its hash, a branch or tag as it was
+then. `find_model` asks for the same files as `download_model`, so an incomplete download is recognised. Weights in
+other formats than safetensors are not downloaded. The model's card is, for its licence. A dataset is always downloaded
+at a commit, never at a branch: without a revision, at the commit that `main` is now.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, constants, snapshot_download
+from huggingface_hub import HfApi, ModelCard, constants, snapshot_download
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
@@ -26,41 +27,52 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm
 
-from lookonce.errors import ModelError
-from lookonce.text import first_line, size
+from lookonce.disk_space import check_room
+from lookonce.errors import DiskFull, ModelError, SourceError
+from lookonce.text import first_line
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
-"""That make a model: weights, configurations, tokenizer, chat template."""
+"""The files of a model: weights, configurations, tokenizer, chat template."""
 CARD = "README.md"
+DATASET_INFO = (CARD, "LICENSE*")
+"""Files of a dataset that are always downloaded with it."""
 FETCH_COMMAND = "lookonce fetch RUN.yaml"
+PROGRESS_DELAY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Download:
-    """A model of the Hub that is on this machine."""
+    """Files of a repository on the Hub that are on this machine."""
 
     folder: Path
     commit: str
-    num_files: int
-    size_bytes: int
-    downloaded_bytes: int
-    """Of these, not here before; 0 where the Hub could not be asked."""
     license: str | None
-    """As the model's card says; None if it does not."""
+    """The licence that the card names; None if it names none."""
+
+
+@dataclass(frozen=True)
+class ModelDownload(Download):
+    """A model of the Hub that is on this machine."""
+
+    downloaded_bytes: int
+    """Bytes that were not here before; 0 if the Hub could not be reached."""
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it has the form of a model's name on the Hub, owner/name."""
+    """Whether it has the form of a repository's name on the Hub, owner/name."""
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name))
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision means the same files for ever; branches and tags may be moved."""
+    """Whether a revision always means the same files; branches and tags may be moved."""
     return bool(re.fullmatch(r"[0-9a-f]{40}", revision or ""))
 
 
+# Models.
+
+
 def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
-    """The folder of a model: `name` itself, or where the Hub's model of that name lies.
+    """The folder of a model: `name` itself, or where the Hub's model of that name is on this machine.
 
     Raises:
         ModelError: there is none.
@@ -76,10 +88,10 @@ def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
 
 
 def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Path:
-    """The folder of a model; what of it is not here is downloaded, unless `is_local`.
+    """The folder of a model of the Hub; missing files are downloaded, unless `is_local`.
 
     Raises:
-        ModelError: it can not be had.
+        ModelError: it is not available.
     """
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), local_files_only=is_local))
@@ -89,31 +101,28 @@ def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Pa
         raise ModelError(_refusal(name, revision, error)) from None
 
 
-def download_model(name: str, revision: str | None) -> Download:
-    """Download what of a model is not here, with progress bars; where the Hub can not be reached, all must be here.
+def download_model(name: str, revision: str | None) -> ModelDownload:
+    """Download the missing files of a model; if the Hub cannot be reached, all must be here.
 
     Raises:
-        ModelError: it can not be had, or there is no room for it.
+        ModelError: it is not available, or the disk is too full.
     """
     get: Any = snapshot_download
     wanted = {"repo_id": name, "revision": revision, "allow_patterns": [*FILES, CARD]}
     try:
-        files = get(**wanted, dry_run=True, tqdm_class=_Silent)
+        files = get(**wanted, dry_run=True, tqdm_class=_Progress)
         num_bytes = sum(file.file_size for file in files if file.will_download)
         _check_room(name, num_bytes)
-        folder = Path(get(**wanted, tqdm_class=_Bar))
+        folder = Path(get(**wanted, tqdm_class=_Progress))
     except (DryRunError, LocalEntryNotFoundError) as error:
-        folder, num_bytes = _already_here(wanted | {"local_files_only": True}, error.__cause__), 0
+        folder, num_bytes = _find_offline(wanted | {"local_files_only": True}, error.__cause__), 0
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise ModelError(_refusal(name, revision, error)) from None
-    here = [path for path in folder.iterdir() if path.is_file()]
-    return Download(
-        folder, folder.name, len(here), sum(path.stat().st_size for path in here), num_bytes, _license(folder)
-    )
+    return ModelDownload(folder, folder.name, _license_of_model(folder), num_bytes)
 
 
-def _already_here(wanted: dict[str, Any], reason: BaseException | None) -> Path:
-    """The folder of a model that the Hub can not be asked for, for that reason."""
+def _find_offline(wanted: dict[str, Any], reason: BaseException | None) -> Path:
+    """The folder of a model if the Hub cannot be asked; `reason` is why."""
     try:
         return Path(snapshot_download(**wanted))
     except LocalEntryNotFoundError:
@@ -122,60 +131,99 @@ def _already_here(wanted: dict[str, Any], reason: BaseException | None) -> Path:
         raise ModelError((_refusal if is_refused else _absence)(name, revision, reason)) from None
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
-    """Shown on a terminal, also where the libraries' own bars are switched off."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"disable": None, **options})
-
-
-class _Silent(tqdm):  # type: ignore[type-arg]
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{**options, "disable": True})
+def _check_room(name: str, num_bytes: int) -> None:
+    place, advice = Path(constants.HF_HUB_CACHE), "Make room, or set HF_HOME to a folder on another disk"
+    try:
+        check_room(place, num_bytes, f"model {name!r} in {place}", advice)
+    except DiskFull as error:
+        raise ModelError(str(error)) from None
 
 
 def _absence(name: str, revision: str | None, reason: BaseException | None) -> str:
-    why = f", and the Hub can not be asked for it ({first_line(reason)})" if reason else ""
+    why = f", and the Hub cannot be asked for it ({first_line(reason)})" if reason else ""
     at = f"at revision {revision}" if revision else "at its newest revision (`model.revision` is not set)"
-    return (
-        f"model {name} {at} is not on this machine, or not all of it{why}; where there is internet run: {FETCH_COMMAND}"
-    )
+    return f"model {name} {at} is not on this machine, or incomplete{why}; where there is internet run: {FETCH_COMMAND}"
 
 
 def _refusal(name: str, revision: str | None, error: BaseException | None) -> str:
     """What is wrong, and what to do about it."""
     if isinstance(error, GatedRepoError):
         return (
-            f"model {name!r} is only given to those who accept its licence: do so at https://huggingface.co/{name}, "
+            f"model {name!r} requires accepting its licence: do so at https://huggingface.co/{name}, "
             "then: hf auth login"
         )
     if isinstance(error, RevisionNotFoundError):
         return f"model {name!r} has no revision {revision!r}; set `model.revision` to a branch, a tag or a commit of it"
     if isinstance(error, RepositoryNotFoundError):
         return (
-            f"{name!r} is neither a folder here nor a model on the Hub that you may see; check `model.path`, "
+            f"{name!r} is neither a folder here nor a model on the Hub that you may access; check `model.path`, "
             "or if it is private: hf auth login"
         )
     return (
-        f"{name!r} is neither a folder here nor a model that could be had from the Hub ({first_line(error)}); "
+        f"{name!r} is neither a folder here nor available from the Hub ({first_line(error)}); "
         f"check `model.path` and `model.revision`, or where there is internet run: {FETCH_COMMAND}"
     )
 
 
-def _check_room(name: str, num_bytes: int) -> None:
-    place = Path(constants.HF_HUB_CACHE)
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free
-    if num_bytes > free:
-        raise ModelError(
-            f"model {name!r} needs {size(num_bytes)} in {place}, where {size(free)} are free; "
-            "make room, or set HF_HOME to a folder on another disk"
-        )
-
-
-def _license(folder: Path) -> str | None:
+def _license_of_model(folder: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         data = ModelCard.load(folder / CARD).data
         names = [data.license, getattr(data, "license_name", None), getattr(data, "license_link", None)]
         return ", ".join(str(name) for name in names if name) or None
     return None
+
+
+# Datasets.
+
+
+def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> Download:
+    """Download the files of a dataset that match some patterns.
+
+    Raises:
+        SourceError: it is not available.
+    """
+    try:
+        commit, license = _resolve(name, revision)
+        folder = snapshot_download(
+            name,
+            repo_type="dataset",
+            revision=commit,
+            allow_patterns=[*files, *DATASET_INFO],
+            tqdm_class=_Progress,  # type: ignore[arg-type]  # any kind of tqdm will do
+        )
+    except Exception as error:  # from httpx, from huggingface_hub, from the disk
+        at = f" at revision {revision}" if revision else ""
+        raise SourceError(
+            f"cannot download {name}{at} from the Hub: {first_line(error)}\n"
+            "Check the network and the name; for a dataset that requires consent, log in with `hf auth login`. Read a "
+            "local copy with --source DIR"
+        ) from None
+    return Download(Path(folder), commit, license)
+
+
+def _resolve(name: str, revision: str | None) -> tuple[str, str | None]:
+    """The commit that a revision is, and the licence that the dataset's card names."""
+    try:
+        info = HfApi().dataset_info(name, revision=revision)
+    except Exception:
+        if revision and is_commit(revision):  # maybe downloaded before
+            return revision, None
+        raise
+    if not info.sha:
+        raise ValueError("the Hub names no commit")
+    return info.sha, _license_of_dataset(info)
+
+
+def _license_of_dataset(info: Any) -> str | None:
+    card = info.card_data.to_dict() if info.card_data else {}
+    license = card.get("license") or next(
+        (tag.removeprefix("license:") for tag in info.tags or [] if tag.startswith("license:")), None
+    )
+    return ", ".join(license) if isinstance(license, list) else license
+
+
+class _Progress(tqdm):  # type: ignore[type-arg]
+    """A bar on a terminal, also where the libraries' own bars are switched off; shown after a moment."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"delay": PROGRESS_DELAY_S, **options, "disable": options.get("disable") or None})

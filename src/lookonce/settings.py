@@ -1,4 +1,4 @@
-"""Files of settings that people write: YAML, checked by pydantic, with all that is wrong told at once in our words."""
+"""Read YAML settings files, checked by pydantic; all mistakes are reported at once, each with what is allowed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def read_settings(
     expected: str,
     change: Callable[[dict[str, Any]], None] = lambda values: None,
 ) -> Settings:
-    """Read a YAML file; `change` may alter what it says before it is checked.
+    """Read a YAML file; `change` may alter its values before they are checked.
 
-    In messages the file is `called` so; `hint` follows where it can not be read, `expected` says what it must hold.
+    In messages, `called` names the file, `hint` follows if it cannot be read, and `expected` says what it must contain.
 
     Raises:
-        UsageError: it is missing, no YAML, or a key or value is wrong.
+        UsageError: the file is missing or not YAML, or a key or value is wrong.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"can not read {called}: {error}; {hint}") from None
+        raise UsageError(f"cannot read {called}: {error}; {hint}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{called} is not YAML: {error}") from None
     if not isinstance(values, dict):
@@ -47,8 +47,30 @@ def read_settings(
         raise UsageError(f"{called} is wrong:\n{problems}") from None
 
 
+def set_key(values: dict[str, Any], assignment: str) -> None:
+    """Replace a value by its dotted name: `assignment` is "section.key=value", the value in YAML.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    name, sign, text = assignment.partition("=")
+    *sections, key = name.strip().split(".")
+    if not sign or not key:
+        raise UsageError(f"--set {assignment!r} is not of the form section.key=value, for example train.epochs=5")
+    for section in sections:
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
+        if not isinstance(values, dict):
+            raise UsageError(f"--set {assignment!r}: {section} is not a section")
+    try:
+        values[key] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {assignment!r}: {text!r} is not a YAML value") from None
+
+
 def _explain(problem: Any, kind: type[BaseModel]) -> str:
-    """One of pydantic's errors in our words."""
+    """One of pydantic's errors as a line for users."""
     location = [str(part) for part in problem["loc"]]
     name = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(location))
     if problem["type"] == "extra_forbidden":
@@ -64,7 +86,7 @@ def _explain(problem: Any, kind: type[BaseModel]) -> str:
 
 
 def _keys(kind: Any, location: Sequence[str]) -> list[str]:
-    """The keys of the section at that place; none where sections have no names, as in lists."""
+    """The keys of the section at this location; none inside lists."""
     for part in location:
         field = getattr(kind, "model_fields", {}).get(part)
         kind = field.annotation if field else None

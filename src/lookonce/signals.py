@@ -1,7 +1,7 @@
-"""Being told to stop: SIGTERM and SIGUSR1, which Slurm sends before a time limit or a preemption.
+"""Signals that ask a process to stop: SIGTERM and SIGUSR1, which Slurm sends before a time limit or a preemption.
 
-Both phases end with exit code 75 (EX_TEMPFAIL): not done, run me again. What each of them finishes first is its own
-affair (cache/build/preemption.py, train/loop/preemption.py). Ctrl-C stays what it is.
+Both phases then end with exit code 75 (EX_TEMPFAIL): not finished, run me again. What each finishes first is in
+cache/build/preemption.py and train/loop/preemption.py. Ctrl-C keeps its usual meaning.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from types import FrameType
 from lookonce.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+RESUME = "run the same command again to resume"
 Handler = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
-def handling(handler: Handler) -> Iterator[None]:
-    """Give these signals to `handler` for as long as this lasts; only on the main thread, which alone may ask."""
+def handle_signals(handler: Handler) -> Iterator[None]:
+    """Call `handler` for these signals within the block. Does nothing outside the main thread, as Python requires."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in SIGNALS} if on_main_thread else {}
     try:
         yield
     finally:
-        for number, its_handler in before.items():
-            signal.signal(number, its_handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextlib.contextmanager
-def stopping_early(advice: str = "the same command goes on") -> Iterator[None]:
-    """While nothing is in work yet, or any more: a signal ends the program at once, with the same exit code."""
+def exit_on_signal(advice: str = RESUME) -> Iterator[None]:
+    """End the program at once on a signal, with the same exit code: for blocks with nothing to finish first."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(f"stopped by {signal.Signals(number).name}; {advice}")
 
-    with handling(stop):
+    with handle_signals(stop):
         yield

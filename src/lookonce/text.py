@@ -1,11 +1,11 @@
-"""Text for people: numbers, tables, bar charts, texts from data cut to fit; and who gets a note."""
+"""Text for people: numbers, tables, bar charts, lists, and texts from data cut to fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 Notify = Callable[[str], None]
-"""Gets notes for a person: what is being done, and what is unusual about it."""
+"""Takes a note for the user: what is being done, or what is unusual about it."""
 
 
 def size(num_bytes: float) -> str:
@@ -33,7 +33,7 @@ def count(number: int, noun: str) -> str:
 
 
 def faster(ratio: float) -> str:
-    """How a time compares with one that is `ratio` times as long: "2.5 times faster", "1.1 times slower"."""
+    """How a time compares with another that is `ratio` times as long: "2.5 times faster", "1.1 times slower"."""
     return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
 
 
@@ -77,7 +77,7 @@ def listed(items: Sequence[str], most: int = 5) -> str:
 
 
 def first_line(error: BaseException | None) -> str:
-    """The first line of another library's message, which may have dozens."""
+    """The first line of another library's error message, which may have dozens."""
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 
@@ -86,7 +86,7 @@ MAX_SHOWN = 90
 
 
 def shown(text: str, width: int = MAX_SHOWN) -> str:
-    """A text from data in a line for people: cut if long, what can not be printed with escapes."""
+    """A text from data on one line: cut if long, with escapes for characters that cannot be printed."""
     text = text if len(text) <= width else text[: width - 3] + "..."
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 

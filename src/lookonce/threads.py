@@ -1,4 +1,4 @@
-"""Doing the same thing to many items on a few threads, which hides the latency of disks and networks."""
+"""Apply a function to many items on a few threads, which hides the latency of disks and networks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 NUM_THREADS = 8
-"""Reading and hashing release Python's lock."""
+"""For reading, hashing and checksums, which release Python's lock."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The result of `function` for each item, in order, computed on threads a bounded number ahead of the caller."""
+def threaded_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """The result of `function` for each item, in order; at most about 2 * `NUM_THREADS` are computed ahead."""
     waiting: deque[Future[Result]] = deque()
     threads = ThreadPoolExecutor(NUM_THREADS)
     try:

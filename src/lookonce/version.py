@@ -1,3 +1,3 @@
-"""The version, alone, so that all parts can name it without importing the package's front."""
+"""The version, in its own module, so that any module can import it without the package's public API."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

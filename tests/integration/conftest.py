@@ -1,8 +1,13 @@
-"""Trainings to interrupt, and what became of them."""
+"""Fixtures of the integration tests: processes, models with random LoRA weights, trainings to interrupt and compare."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +18,97 @@ import torch
 from safetensors.torch import load_file
 
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
+from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.workflow.train import train
 
 
 @dataclass
+class Process:
+    """A process that `Preloaded` has started."""
+
+    pid: int
+    folder: Path
+    name: str
+    ask: Callable[[dict[str, Any]], Any]
+    code: int | None = None
+    """The exit code, once it is known."""
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = self.ask({"poll": self.pid})
+        return self.code
+
+    @property
+    def out(self) -> str:
+        return (self.folder / f"{self.name}.out").read_text()
+
+    @property
+    def error(self) -> str:
+        return (self.folder / f"{self.name}.err").read_text()
+
+    def wait(self, timeout_s: float = 120) -> int:
+        """The exit code. A process that does not end in time is killed with its process group."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                os.killpg(self.pid, signal.SIGKILL)
+                pytest.fail(f"{self.name} did not end in {timeout_s} s: {self.error}")
+            time.sleep(0.02)
+        return code
+
+    def wait_until(self, happened: Callable[[], object], timeout_s: float = 60) -> None:
+        """Wait for something while this process runs."""
+        deadline = time.monotonic() + timeout_s
+        while not happened():
+            assert self.poll() is None and time.monotonic() < deadline, self.error
+            time.sleep(0.02)
+
+
+class Preloaded:
+    """Starts processes that have imported torch and transformers already (preloaded.py)."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("preloaded.py"))]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self._process = subprocess.Popen(command, env=environment, **pipes)
+
+    def start(self, source: str, *arguments: str, folder: Path, name: str = "program", **environment: str) -> Process:
+        """Run Python source in a new process, in `folder`; its output goes to NAME.out and NAME.err there."""
+        request = {"source": source, "arguments": arguments, "folder": str(folder), "name": name}
+        pid = self._ask(request | {"environment": environment})
+        return Process(pid, folder, name, self._ask)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    found = Preloaded()
+    yield found
+    found.close()
+
+
+@dataclass
 class Trainings:
-    """Of two epochs and a bit, with dropout, which draws from the random state, and some forward passes a step."""
+    """Trainings of a little over two epochs, with several forward passes a step.
+
+    They have dropout, which draws from the random state, so a resumed training must restore that state too.
+    """
 
     make_run: Callable[..., RunFile]
     sample: Path
     folder: Path
-    """Of those that are not interrupted."""
-    whole_ones: dict[str, RunFile]
+    """Holds the uninterrupted trainings and the cache of all."""
+    finished: dict[str, RunFile]
+    """Uninterrupted trainings by their options; each is trained once a session."""
 
     num_steps, steps_an_epoch = 24, 11
 
@@ -40,19 +123,19 @@ class Trainings:
             "eval": {"split": "test"},
         }
 
-    def whole(self, mode: str, **train_options: Any) -> RunFile:
+    def uninterrupted(self, mode: str, **train_options: Any) -> RunFile:
         """A run that was trained without interruption."""
         name = f"{mode} {train_options}"
-        if name not in self.whole_ones:
-            output = str(self.folder / str(len(self.whole_ones)))
-            self.whole_ones[name] = run = self.make_run(output=output, **self.options(mode, **train_options))
-            Inputs.open(run).build()
+        if name not in self.finished:
+            output = str(self.folder / str(len(self.finished)))
+            self.finished[name] = run = self.make_run(output=output, **self.options(mode, **train_options))
+            RunInputs.open(run).build()
             train(run, notify=lambda note: None)
-        return self.whole_ones[name]
+        return self.finished[name]
 
-    def parts(self, mode: str, **train_options: Any) -> RunFile:
-        """The same, not begun, in the test's own folder."""
-        self.whole(mode)
+    def unstarted(self, mode: str, **train_options: Any) -> RunFile:
+        """A run with the same options and a built cache, in the test's own folder."""
+        self.uninterrupted(mode)
         return self.make_run(**self.options(mode, **train_options))
 
     @staticmethod
@@ -66,7 +149,7 @@ class Trainings:
 
     @staticmethod
     def log(run: RunFile) -> list[list[Any]]:
-        """What was logged, without what the clock says."""
+        """The lines of log.jsonl, without the times."""
         lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
         return [[line.get(name) for name in ("step", "epoch", "loss", "eval_loss", "grad_norm")] for line in lines]
 
@@ -76,24 +159,44 @@ class Trainings:
 
 
 @pytest.fixture(scope="session")
-def whole_trainings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunFile]]:
-    return tmp_path_factory.mktemp("whole"), {}
+def finished_trainings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunFile]]:
+    return tmp_path_factory.mktemp("finished"), {}
 
 
 @pytest.fixture
 def trainings(
-    make_run: Callable[..., RunFile], sample: Path, whole_trainings: tuple[Path, dict[str, RunFile]]
+    make_run: Callable[..., RunFile], sample: Path, finished_trainings: tuple[Path, dict[str, RunFile]]
 ) -> Trainings:
-    return Trainings(make_run, sample, *whole_trainings)
+    return Trainings(make_run, sample, *finished_trainings)
+
+
+@pytest.fixture(scope="session")
+def random_lora() -> Callable[..., Any]:
+    """Loads a run's model with an adapter whose B matrices are random.
+
+    They start at zero, so the adapter would have no effect and the gradients of A would be zero.
+    """
+
+    def make(
+        inputs: RunInputs, load: Callable[..., Any] = load_without_tower, dtype: torch.dtype = torch.float32
+    ) -> Any:
+        model = add_lora(load(inputs.model_folder, dtype), inputs.model_folder, inputs.run.lora, seed=1)
+        generator = torch.Generator().manual_seed(2)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.1, generator=generator)
+        return model
+
+    return make
 
 
 @pytest.fixture(scope="module")
-def whole_products() -> Iterator[None]:
-    """float32 products are not rounded to TensorFloat-32, which a training before may have allowed for good."""
-    places = (torch.backends, torch.backends.cuda.matmul)
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
+def exact_float32() -> Iterator[None]:
+    """Multiplies float32 matrices without TensorFloat-32, which an earlier training may have allowed."""
+    settings = (torch.backends, torch.backends.cuda.matmul)
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
     yield
-    for place, precision in zip(places, before, strict=True):
-        place.fp32_precision = precision
+    for setting, precision in zip(settings, before, strict=True):
+        setting.fp32_precision = precision

@@ -2,7 +2,7 @@
 # A real, throw-away Slurm on loopback, for the tests: without systemd and without touching /etc.
 #
 #   cluster.sh start     write configs, start munged + slurmctld + N slurmd, wait until all nodes are idle
-#   cluster.sh stop      stop exactly the daemons we started (pidfiles); keeps logs
+#   cluster.sh stop      stop the daemons that it started (by pidfiles); keeps logs
 #   cluster.sh status    sinfo/squeue
 #   cluster.sh clean     stop + delete the whole tree
 #   eval "$(cluster.sh env)"   exports SLURM_CONF so that sbatch/squeue/scontrol find this cluster
@@ -13,8 +13,8 @@ set -Eeuo pipefail
 
 ROOT=${SLURM_CI_ROOT:-${TMPDIR:-/tmp}/slurm-ci}
 NODES=${SLURM_CI_NODES:-2}           # number of slurmd's ("virtual nodes") on this host
-CPUS=${SLURM_CI_CPUS:-64}            # CPUs each node *claims* (config_overrides: may exceed the real count)
-MEM=${SLURM_CI_MEM:-512000}          # MB each node claims
+CPUS=${SLURM_CI_CPUS:-64}            # CPUs that each node *claims* (config_overrides: may exceed the real count)
+MEM=${SLURM_CI_MEM:-512000}          # MB that each node claims
 GPUS=${SLURM_CI_GPUS:-2}             # fake GPUs per node; 0 = none
 PORT=${SLURM_CI_PORT:-16817}         # slurmctld; slurmd i listens on PORT+i
 PREFIX=${SLURM_CI_PREFIX:-127.0.1.}  # node names PREFIX1..N; loopback addresses resolve without /etc/hosts (MASTER_ADDR!)
@@ -27,7 +27,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 export SLURM_CONF=$ROOT/etc/slurm.conf
 
 die() { echo "cluster: $*" >&2; exit 1; }
-ours() {   # pid from a pidfile, only while that pid still is a slurm/munge daemon (never kill a recycled pid)
+ours() {   # the pid of a pidfile, if it is still a Slurm or munge daemon (never kill a recycled pid)
   local p; [ -s "$1" ] && p=$(cat "$1") && grep -qE '^(slurmctld|slurmd|munged)$' "/proc/$p/comm" 2>/dev/null && echo "$p"
 }
 alive() { ours "$1" >/dev/null; }
@@ -40,7 +40,7 @@ write_conf() {
   mkdir -p "$ROOT"/{etc,run,log,state,spool,munge}
   for n in $(seq "$NODES"); do mkdir -p "$ROOT/spool/$PREFIX$n"; done
   chmod 0755 "$ROOT" "$ROOT"/{etc,run,log,spool,munge}; chmod 0700 "$ROOT/state"
-  # munge refuses a key that others may read, and a socket dir it finds insecure
+  # munge refuses a key that others may read, and an insecure socket folder
   if [ ! -s "$ROOT/munge/munge.key" ]; then
     (umask 077; head -c 1024 /dev/urandom > "$ROOT/munge/munge.key")
   fi
@@ -110,7 +110,7 @@ PartitionName=urgent Nodes=ALL Default=NO  MaxTime=1-00:00:00 State=UP PriorityT
 CONF
 }
 
-fail() {   # diagnostics, then leave nothing running
+fail() {   # print diagnostics and stop everything
   echo "cluster: $*" >&2
   tail -v -n 20 "$ROOT"/log/*.log >&2 || true
   sinfo -N -o '%N %T %E' >&2 2>/dev/null || true
@@ -144,12 +144,12 @@ start() {
 
 stop() {
   local f p i
-  # stop accepting work and take running job steps down first, so no orphan survives the daemons
+  # cancel all jobs first, so that no job step outlives the daemons
   if alive "$ROOT/run/slurmctld.pid"; then
     scancel -u "$ME" 2>/dev/null || true
     for i in $(seq 50); do [ -z "$(squeue -h -t R,CG 2>/dev/null)" ] && break; sleep 0.2; done
   fi
-  # TERM slurmd's and slurmctld together (they take seconds each), munged after them
+  # TERM slurmd and slurmctld together (each takes seconds), munged after them
   for f in "$ROOT"/run/slurmd-*.pid "$ROOT/run/slurmctld.pid"; do
     if p=$(ours "$f"); then kill "$p" 2>/dev/null || true; fi
   done

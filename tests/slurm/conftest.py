@@ -1,6 +1,6 @@
-"""A real Slurm on this machine, two virtual nodes with two fake GPUs each, and folders to work in.
+"""A real Slurm on this machine with two virtual nodes of two fake GPUs each, and project folders to submit from.
 
-Started once. Where it can not be, the tests are skipped, and where CI is set they fail.
+Slurm is started once. Without Slurm the tests are skipped, or fail if CI is set.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from safetensors.torch import load_file
+
+from lookonce.run.config import RunFile
 
 HERE = Path(__file__).parent
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
@@ -34,18 +35,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Slurm:
-    """The cluster, as its users see it."""
+    """The cluster as its users see it."""
 
     root: Path
     environment: dict[str, str]
 
     def ask(self, *words: str, cwd: Path | None = None) -> str:
+        """Run a command that must succeed; its stdout."""
         done = subprocess.run(words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def jobs(self, job: str) -> list[dict[str, str]]:
-        """What Slurm knows of a job, or of each task of an array."""
+        """Slurm's facts about a job, or about each task of an array."""
         lines = self.ask("scontrol", "show", "job", "-o", job).splitlines()
         return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
 
@@ -53,12 +55,12 @@ class Slurm:
         return {facts["JobState"] for facts in self.jobs(job)}
 
     def wait(self, *jobs: str) -> None:
-        """Until these have ended, and not for another turn."""
-        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
-        self.until(lambda: all(self.states(job) <= over for job in jobs))
+        """Wait until these jobs have ended and are not requeued."""
+        final = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+        self.until(lambda: all(self.states(job) <= final for job in jobs))
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for it, and give what it gave."""
+        """Wait until the condition is true; its value."""
         deadline = time.monotonic() + TIMEOUT_S
         while not (found := condition()):
             assert time.monotonic() < deadline, self.ask("scontrol", "show", "job", "-o")
@@ -71,14 +73,14 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    lacking = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
-    if lacking:
-        message = f"NO SLURM HERE ({', '.join(lacking)}): nothing of slurm/ is tested; install it with: make slurm-test"
+    missing = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
+    if missing:
+        message = f"NO SLURM HERE (no {', '.join(missing)}): slurm/ is not tested; install Slurm with: make slurm-test"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
     root = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
-    root.chmod(0o755)  # munge wants to be seen
+    root.chmod(0o755)  # munge's socket must be accessible
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "LOOKONCE"))}
     environment = clean | {"SLURM_CONF": str(root / "etc" / "slurm.conf")}
     knobs = {"SLURM_CI_ROOT": str(root), "SLURM_CI_MAXARRAY": "5", "SLURM_CI_PORT": str(20000 + os.getpid() % 10000)}
@@ -89,8 +91,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A folder as a user has it: slurm/ from the clone, a site's settings, a run file, no logs/ yet."""
+class Project:
+    """A user's folder: slurm/ from the clone, site settings, a run file, and no logs/ yet."""
 
     folder: Path
     slurm: Slurm
@@ -108,7 +110,7 @@ class Work:
         options = f"--cpus-per-task=1 --mem=500M {options}"
         return self.slurm.ask("sbatch", "--parsable", *options.split(), str(script), *arguments, cwd=self.folder)
 
-    def turn(self, **knobs: Any) -> None:
+    def set_knobs(self, **knobs: Any) -> None:
         (self.folder / "knobs.json").write_text(json.dumps(knobs))
 
     def log(self, kind: str) -> str:
@@ -116,18 +118,18 @@ class Work:
 
     @property
     def shards(self) -> dict[str, tuple[int, int]]:
-        """The finished ones, and which files they are."""
+        """The finished shards by name, with the inode and modification time of their receipts."""
         found = {path.stem: path.stat() for path in (self.folder / "caches").glob("*/receipts/*.json")}
         return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
 
-    def has_features_of(self, other: Work) -> bool:
-        return same(*(read(work.folder.glob("caches/*/shards/*.safetensors")) for work in (self, other)))
+    def has_features_of(self, other: Project) -> bool:
+        return same(*(read(project.folder.glob("caches/*/shards/*.safetensors")) for project in (self, other)))
 
-    def has_adapter_of(self, other: Work) -> bool:
-        return same(*(read(work.folder.glob("runs/a/adapter/*.safetensors")) for work in (self, other)))
+    def has_adapter_of(self, other: Project) -> bool:
+        return same(*(read(project.folder.glob("runs/a/adapter/*.safetensors")) for project in (self, other)))
 
-    def empty(self) -> Work:
-        """Without the shards of its cache, with the plan."""
+    def empty(self) -> Project:
+        """Remove the shards of the cache and keep its plan."""
         for path in self.folder.glob("caches/*/[rs]*/shard-*"):
             path.unlink()
         return self
@@ -146,10 +148,12 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="session")
-def make_work(slurm: Slurm, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Work]:
-    """Makes such folders; `site` are more lines for site.env, `like` names one whose cache is taken over."""
+def make_project(
+    slurm: Slurm, sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Project]:
+    """Makes projects; `site` holds additional lines for site.env, `like` is a project whose cache is copied."""
 
-    def make(name: str, site: str = "", like: Work | None = None, **train: Any) -> Work:
+    def make(name: str, site: str = "", like: Project | None = None, **train: Any) -> Project:
         folder = tmp_path_factory.mktemp(name)
         shutil.copytree(HERE.parents[1] / "slurm", folder / "slurm", ignore=shutil.ignore_patterns("site.env"))
         (folder / "bin").mkdir()
@@ -160,21 +164,20 @@ def make_work(slurm: Slurm, sample: Path, tmp_path_factory: pytest.TempPathFacto
         source = f"export PATH={folder / 'bin'}:$PATH PYTHONPATH={HERE.parents[1] / 'src'} LOOKONCE_VENV=none\n"
         (folder / "slurm" / "site.env").write_text(f"{source}export LOOKONCE_STAGGER_S=0\n{small}{site}")
         questions = str(sample / "test.jsonl")
-        run = {
-            "model": {"path": str(sample / "model")},
-            "data": {"train": questions, "test": questions},
-            "cache": {"dir": "caches", "dtype": "float32", "shard_mb": 1},
-            "lora": {"rank": 4, "alpha": 8, "dropout": 0.1},
-            "batch": {"samples_per_step": 8},
-            "train": {"steps": 3, "precision": "fp32", "logging_steps": 1, "seed": 0} | train,
-            "eval": {"max_new_tokens": 2, "split": "test"},
-            "output": "runs/a",
-        }
-        (folder / "run.yaml").write_text(yaml.safe_dump(run))
+        run = make_run_in(
+            folder,
+            data={"train": questions, "val": [], "test": questions},
+            cache={"dir": "caches"},
+            lora={"dropout": 0.1},
+            train={"steps": 3} | train,
+            eval={"max_new_tokens": 2, "split": "test"},
+            output="runs/a",
+        )
+        (folder / "run.yaml").write_text(run.to_yaml())
         if like:
             shutil.copytree(like.folder / "caches", folder / "caches")
-        work = Work(folder, slurm)
-        work.turn()
-        return work
+        project = Project(folder, slurm)
+        project.set_knobs()
+        return project
 
     return make

@@ -1,7 +1,7 @@
-"""`lookonce` as the jobs of these tests run it: shards of some kilobytes, and slow enough to be interrupted.
+"""`lookonce` as the jobs of these tests run it: with shards of some kilobytes, and slow enough to be interrupted.
 
-knobs.json in the working directory says how slow: seconds an image (`encode_s`) and a step (`step_s`), and which worker
-(`fails`) dies with exit code 7 at its second image. Notes of who encoded are in encoded/.
+knobs.json in the working directory has the seconds per image (`encode_s`) and per step (`step_s`), and the worker that
+exits with code 7 at its second image (`fails`). Each encoding process writes a byte per image to encoded-JOB-PID.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if sys.argv[1:3] == ["cache", "build"]:
     Tower.encode = encode_slowly
 
 if sys.argv[1] == "train":
-    from lookonce.train.loop.metrics_log import StepLines
+    from lookonce.train.loop.metrics_log import MetricsLog
 
-    begin = StepLines.on_step_begin
+    begin = MetricsLog.on_step_begin
 
     def begin_slowly(self, *arguments, **more):
         time.sleep(knobs.get("step_s", 0))
         return begin(self, *arguments, **more)
 
-    StepLines.on_step_begin = begin_slowly
+    MetricsLog.on_step_begin = begin_slowly
 
 main()

@@ -1,4 +1,4 @@
-"""What slurm/ promises, under a real Slurm. What meets its real time limit is begun first and looked at last."""
+"""What slurm/ promises, under a real Slurm. The jobs that reach a real time limit start first and are checked last."""
 
 from __future__ import annotations
 
@@ -18,61 +18,63 @@ import yaml
 ONE, TWO = "127.0.1.1", "127.0.1.2"
 TWO_NODES = "--nodes=2 --ntasks-per-node=1"
 MEGABYTE = 20_000
-"""As slow_lookonce.py has it."""
+"""The value of slow_lookonce.py."""
 Make = Callable[..., Any]
-Slurm = Work = Any  # of conftest.py
+Slurm = Project = Any  # of conftest.py
 
 
 BY_HAND = """
 from pathlib import Path
 from lookonce.run import records as content
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.workflow.train import train
 from lookonce.run.config import read_run_file
 content.MEGABYTE = {megabyte}
 run = read_run_file(Path("run.yaml"))
-Inputs.open(run).build()
+RunInputs.open(run).build()
 train(run)
 """
-"""Cache and training in one process, which takes half as long as in two."""
+"""Builds the cache and trains in one process, which takes half as long as two processes."""
 
 
 @dataclass(frozen=True)
 class Limited:
-    """A cache and a training that need longer than the minute that they get, and what they have to come to."""
+    """A cache job and a training job that need more than their limit of a minute, and the expected result."""
 
-    whole: Work
-    caching: Work
+    undisturbed: Project
+    caching: Project
     cache_job: str
-    training: Work
+    training: Project
     train_job: str
 
 
 @pytest.fixture(scope="session")
-def whole(make_work: Make, root: Path) -> Work:
-    """A run done by hand, without Slurm and without interruption."""
-    work = make_work("whole", steps=30, save_steps=100)
+def undisturbed(make_project: Make, root: Path) -> Project:
+    """A run without Slurm and without interruption."""
+    project = make_project("undisturbed", steps=30, save_steps=100)
     program = [sys.executable, "-c", BY_HAND.format(megabyte=MEGABYTE)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")}
-    subprocess.run(program, cwd=work.folder, env=environment, check=True, capture_output=True)
-    return work
+    subprocess.run(program, cwd=project.folder, env=environment, check=True, capture_output=True)
+    return project
 
 
 @pytest.fixture(scope="session", autouse=True)
-def limited(make_work: Make, whole: Work) -> Limited:
-    minute = f"--time=1 --signal=B:USR1@10 --nodelist={ONE} --gres=none"  # GPUs are left to the others
-    caching, training = (make_work(name, like=whole, steps=30, save_steps=100) for name in ("caching", "training"))
-    caching.empty().turn(encode_s=8)
-    training.turn(step_s=2.5)
+def limited(make_project: Make, undisturbed: Project) -> Limited:
+    minute = f"--time=1 --signal=B:USR1@10 --nodelist={ONE} --gres=none"  # the other tests use the GPUs
+    caching, training = (
+        make_project(name, like=undisturbed, steps=30, save_steps=100) for name in ("caching", "training")
+    )
+    caching.empty().set_knobs(encode_s=8)
+    training.set_knobs(step_s=2.5)
     cache_job = caching.sbatch("cache", "run.yaml", "1", options=f"--array=0 {minute}")
-    return Limited(whole, caching, cache_job, training, training.sbatch("train", "run.yaml", options=minute))
+    return Limited(undisturbed, caching, cache_job, training, training.sbatch("train", "run.yaml", options=minute))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def on_two_nodes(make_work: Make, whole: Work, limited: Limited) -> tuple[Work, str]:
-    """A training on two nodes that nobody interrupts, and its job."""
-    work = make_work("alone", like=whole, steps=8, save_steps=100)
-    return work, work.sbatch("train", "run.yaml", options=f"{TWO_NODES} --gres=none")
+def on_two_nodes(make_project: Make, undisturbed: Project, limited: Limited) -> tuple[Project, str]:
+    """An uninterrupted training on two nodes, and its job."""
+    project = make_project("alone", like=undisturbed, steps=8, save_steps=100)
+    return project, project.sbatch("train", "run.yaml", options=f"{TWO_NODES} --gres=none")
 
 
 def test_shellcheck_finds_nothing(root):
@@ -82,17 +84,17 @@ def test_shellcheck_finds_nothing(root):
     assert len(scripts) > 8 and done.returncode == 0, done.stdout
 
 
-def test_slurm_takes_the_directives_as_they_are(slurm: Slurm, root: Path):
+def test_slurm_accepts_the_directives(slurm: Slurm, root: Path):
     for script in sorted((root / "slurm").glob("*.sbatch")) + [root / "slurm" / "experiments.sh"]:
         options = ["--gres=gpu:2"] if script.stem == "experiments" else []
         slurm.ask("sbatch", "--test-only", *options, str(script), "run.yaml")
         assert not re.search(r"(account|partition|qos)=|^ *module", script.read_text(), re.M)
 
 
-def test_all_jobs_are_submitted_or_none(make_work: Make, slurm: Slurm):
-    work = make_work("refused", site='LOOKONCE_EVAL_OPTIONS="--partition=absent"\n')
-    (work.folder / "bin" / "lookonce").write_text("#!/bin/sh\nprintf 'cache 3\\ntrain\\neval\\n'\n")
-    done = work.submit()
+def test_either_all_jobs_are_submitted_or_none(make_project: Make, slurm: Slurm):
+    project = make_project("refused", site='LOOKONCE_EVAL_OPTIONS="--partition=absent"\n')
+    (project.folder / "bin" / "lookonce").write_text("#!/bin/sh\nprintf 'cache 3\\ntrain\\neval\\n'\n")
+    done = project.submit()
     jobs = re.findall(r"job (\d+)", done.stdout)
     assert done.returncode == 1 and len(jobs) == 3
     assert f"nothing is left in the queue (cancelled: {' '.join(jobs)})" in done.stderr
@@ -100,10 +102,12 @@ def test_all_jobs_are_submitted_or_none(make_work: Make, slurm: Slurm):
     assert {state for job in jobs for state in slurm.states(job)} == {"CANCELLED"}
 
 
-def test_one_command_makes_a_run_and_says_what_is_missing(make_work: Make, slurm: Slurm):
-    """More tasks than an array may have; nothing of the environment passed on; a copy on the node's own disk."""
-    work = make_work("fresh", site="export SBATCH_EXPORT=NONE LOOKONCE_TASKS=6\nexport LOOKONCE_STAGE=$PWD/near\n")
-    done = work.submit()
+def test_one_command_submits_a_run_and_prints_what_is_missing(make_project: Make, slurm: Slurm):
+    """With more tasks than an array may have, no environment passed to jobs, and a copy on the node's own disk."""
+    project = make_project(
+        "fresh", site="export SBATCH_EXPORT=NONE LOOKONCE_TASKS=6\nexport LOOKONCE_STAGE=$PWD/near\n"
+    )
+    done = project.submit()
     assert done.returncode == 0, done.stderr
     assert "missing: cache (10 shards), train, eval" in done.stdout
     jobs = re.findall(r"^  (\w+) +job (\d+) +(.*)$", done.stdout, re.M)
@@ -111,69 +115,73 @@ def test_one_command_makes_a_run_and_says_what_is_missing(make_work: Make, slurm
     assert [note for _, _, note in jobs[:2]] == ["--array=0-4", "--array=0-0"]
     assert "lookonce status run.yaml --watch 10" in done.stdout
 
-    again = work.submit()
+    again = project.submit()
     assert again.returncode == 1 and "still in the queue" in again.stderr
     assert f"{jobs[-1][1]} lookonce-eval: PENDING (Dependency)" in again.stderr
 
     slurm.wait(jobs[-1][1])
     assert {state for _, job, _ in jobs for state in slurm.states(job)} == {"COMPLETED"}
-    assert {f"worker {number} of 6 " in work.log("cache") for number in range(6)} == {True}
-    assert (work.folder / "runs/a/metrics/test.json").exists()
-    assert list((work.folder / "near").glob("*/shards/*")) and "no complete copy" not in work.log("train")
-    assert "nothing of run.yaml is missing" in work.submit().stdout
+    assert {f"worker {number} of 6 " in project.log("cache") for number in range(6)} == {True}
+    assert (project.folder / "runs/a/metrics/test.json").exists()
+    assert list((project.folder / "near").glob("*/shards/*")) and "no complete copy" not in project.log("train")
+    assert "nothing of run.yaml is missing" in project.submit().stdout
 
 
-def test_after_failures_the_same_command_makes_just_what_is_missing(make_work: Make, slurm: Slurm, whole: Work):
-    """One task fails, the other is cancelled; cancelled jobs stay so."""
-    work = make_work("failing", site="LOOKONCE_TASKS=2\n", like=whole).empty()
-    work.turn(encode_s=2, fails="1")
-    jobs = re.findall(r"job (\d+)", work.submit().stdout)
+def test_after_failures_the_same_command_builds_only_what_is_missing(
+    make_project: Make, slurm: Slurm, undisturbed: Project
+):
+    """One task fails, the other is cancelled; cancelled jobs stay cancelled."""
+    project = make_project("failing", site="LOOKONCE_TASKS=2\n", like=undisturbed).empty()
+    project.set_knobs(encode_s=2, fails="1")
+    jobs = re.findall(r"job (\d+)", project.submit().stdout)
     cache, finalize, train, evaluation = jobs
-    slurm.until(lambda: slurm.states(f"{cache}_1") == {"FAILED"} and len(work.shards) >= 2)
+    slurm.until(lambda: slurm.states(f"{cache}_1") == {"FAILED"} and len(project.shards) >= 2)
     slurm.ask("scancel", f"{cache}_0")
     slurm.wait(finalize, train, evaluation)
     assert slurm.states(f"{cache}_0") == {"CANCELLED"} and slurm.states(train) == {"CANCELLED"}
-    assert "slurm/submit.sh run.yaml" in work.log("finalize")
-    before = work.shards
+    assert "slurm/submit.sh run.yaml" in project.log("finalize")
+    before = project.shards
     assert 2 <= len(before) < 10
 
-    work.turn()
-    done = work.submit()
+    project.set_knobs()
+    done = project.submit()
     assert f"missing: cache ({10 - len(before)} shards), train, eval" in done.stdout
     cache, finalize, *others = re.findall(r"job (\d+)", done.stdout)
     slurm.wait(finalize)
     slurm.ask("scancel", *others)
     assert slurm.states(finalize) == {"COMPLETED"}
-    assert before.items() <= work.shards.items() and len(work.shards) == 10
-    assert work.has_features_of(whole)
+    assert before.items() <= project.shards.items() and len(project.shards) == 10
+    assert project.has_features_of(undisturbed)
 
 
-def test_the_last_task_goes_into_the_queue_again_alone(make_work: Make, slurm: Slurm, whole: Work):
-    """Its SLURM_JOB_ID is the whole array's."""
-    work = make_work("last", like=whole).empty()
-    work.turn(encode_s=3)
-    job = work.sbatch("cache", "run.yaml", "2", options="--array=0-1")
-    slurm.until(lambda: len(list(work.folder.glob("encoded-*"))) == 2)
+def test_the_last_task_of_an_array_is_requeued_alone(make_project: Make, slurm: Slurm, undisturbed: Project):
+    """Its SLURM_JOB_ID is that of the whole array."""
+    project = make_project("last", like=undisturbed).empty()
+    project.set_knobs(encode_s=3)
+    job = project.sbatch("cache", "run.yaml", "2", options="--array=0-1")
+    slurm.until(lambda: len(list(project.folder.glob("encoded-*"))) == 2)
     slurm.ask("scancel", "--batch", "-s", "USR1", f"{job}_1")
-    slurm.until(lambda: "USR1: stopping" in work.log("cache"))
-    work.turn()
+    slurm.until(lambda: "USR1: stopping" in project.log("cache"))
+    project.set_knobs()
     slurm.wait(job)
     assert slurm.states(job) == {"COMPLETED"}
     restarts = {facts["ArrayTaskId"]: facts["Restarts"] for facts in slurm.jobs(job)}
     assert restarts == {"0": "0", "1": "1"}
-    assert work.has_features_of(whole)
+    assert project.has_features_of(undisturbed)
 
 
-def test_a_node_is_lost_and_its_task_goes_on_elsewhere_beside_the_old_one(make_work: Make, slurm: Slurm, whole: Work):
-    work = make_work("lost", like=whole).empty()
-    work.turn(encode_s=3)
-    job = work.sbatch("cache", "run.yaml", "1", options=f"--array=0 --nodelist={TWO}")
-    [notes] = slurm.until(lambda: list(work.folder.glob("encoded-*")))
+def test_after_a_node_failure_its_task_continues_beside_the_old_process(
+    make_project: Make, slurm: Slurm, undisturbed: Project
+):
+    project = make_project("lost", like=undisturbed).empty()
+    project.set_knobs(encode_s=3)
+    job = project.sbatch("cache", "run.yaml", "1", options=f"--array=0 --nodelist={TWO}")
+    [notes] = slurm.until(lambda: list(project.folder.glob("encoded-*")))
     os.kill(slurm.slurmd(TWO), signal.SIGKILL)
     slurm.ask("scontrol", "update", f"nodename={TWO}", "state=down", "reason=test")
     try:
         slurm.ask("scontrol", "update", f"jobid={job}", "NodeList=")
-        _, other = slurm.until(lambda: len(found := sorted(work.folder.glob("encoded-*"))) == 2 and found)
+        _, other = slurm.until(lambda: len(found := sorted(project.folder.glob("encoded-*"))) == 2 and found)
         assert is_alive(notes) and is_alive(other), "two writers for a while"
         slurm.wait(job)
         slurm.until(lambda: not is_alive(notes))
@@ -181,66 +189,66 @@ def test_a_node_is_lost_and_its_task_goes_on_elsewhere_beside_the_old_one(make_w
         slurm.ask("/usr/sbin/slurmd", "-N", TWO)
         slurm.until(lambda: "down" not in slurm.ask("sinfo", "-h", "-n", TWO, "-o", "%t"))
     assert slurm.states(job) == {"COMPLETED"}
-    assert "turn 1" in work.log("cache")
-    assert work.has_features_of(whole)
+    assert "restart 1" in project.log("cache")
+    assert project.has_features_of(undisturbed)
 
 
-def test_a_training_on_two_nodes_gives_way_to_a_better_partition_and_goes_on(
-    make_work: Make, slurm: Slurm, whole: Work, on_two_nodes: tuple[Work, str]
+def test_a_training_on_two_nodes_is_preempted_and_resumes(
+    make_project: Make, slurm: Slurm, undisturbed: Project, on_two_nodes: tuple[Project, str]
 ):
-    work = make_work("preempted", like=whole, steps=8, save_steps=100)
-    work.turn(step_s=2)
-    preempted = work.sbatch("train", "run.yaml", options=TWO_NODES)
-    slurm.until(lambda: "step 2/8" in work.log("train"))
+    project = make_project("preempted", like=undisturbed, steps=8, save_steps=100)
+    project.set_knobs(step_s=2)
+    preempted = project.sbatch("train", "run.yaml", options=TWO_NODES)
+    slurm.until(lambda: "step 2/8" in project.log("train"))
     urgent = ["--partition=urgent", f"--nodelist={TWO}", "--gres=gpu:2", "--output=/dev/null", "--wrap=true"]
     slurm.wait(slurm.ask("sbatch", "--parsable", *urgent))
-    work.turn()
+    project.set_knobs()
     alone, job = on_two_nodes
     slurm.wait(preempted, job)
-    log = work.log("train")
+    log = project.log("train")
     assert slurm.jobs(preempted)[0]["Restarts"] == "1" and slurm.states(preempted) == {"COMPLETED"}, log
-    assert "2 processes on 127.0.1.[1-2], turn 1" in log and re.search(r"going on from checkpoint-\d+", log), log
+    assert "2 processes on 127.0.1.[1-2], restart 1" in log and re.search(r"resuming from checkpoint-\d+", log), log
     assert slurm.states(job) == {"COMPLETED"}, alone.log("train")
-    assert work.has_adapter_of(alone)
+    assert project.has_adapter_of(alone)
 
 
-def test_experiments_share_a_node_follow_each_other_and_go_on(make_work: Make, slurm: Slurm):
-    work = make_work("experiments")
-    run = yaml.safe_load((work.folder / "run.yaml").read_text())
+def test_experiments_share_a_node_run_in_order_and_are_requeued(make_project: Make, slurm: Slurm):
+    project = make_project("experiments")
+    run = yaml.safe_load((project.folder / "run.yaml").read_text())
     for name in ("a", "b"):
-        (work.folder / f"{name}.yaml").write_text(yaml.safe_dump(run | {"output": f"runs/{name}"}))
-    work.turn(step_s=5)
+        (project.folder / f"{name}.yaml").write_text(yaml.safe_dump(run | {"output": f"runs/{name}"}))
+    project.set_knobs(step_s=5)
     chains = ["a.yaml", "b.yaml,absent.yaml,never.yaml"]
-    job = work.sbatch("experiments", *chains, options="--gres=gpu:2")
-    logs = work.folder / "logs"
+    job = project.sbatch("experiments", *chains, options="--gres=gpu:2")
+    logs = project.folder / "logs"
     slurm.until(lambda: all("step 1/3" in text(logs / f"experiments-{job}-{name}.out") for name in "ab"))
     slurm.ask("scancel", "--batch", "-s", "USR1", job)
-    slurm.until(lambda: "run file (75: unfinished" in work.log("experiments"))
-    work.turn()
+    slurm.until(lambda: "run file (75: unfinished" in project.log("experiments"))
+    project.set_knobs()
     slurm.wait(job)
-    first, second = work.log("experiments").split("run file (75: unfinished, -: not begun)")[1:]
+    first, second = project.log("experiments").split("run file (75: unfinished, -: not started)")[1:]
     ended = [sorted(re.findall(r"^ *(\S+) .*  (\w+)\.yaml$", part, re.M)) for part in (first, second)]
     assert ended[0] == [("-", "absent"), ("-", "never"), ("75", "a"), ("75", "b")]
     assert ended[1] == [("-", "never"), ("0", "a"), ("0", "b"), ("2", "absent")]
     assert slurm.jobs(job)[0]["ExitCode"] == "2:0"
-    assert all((work.folder / f"runs/{name}/summary.json").exists() for name in "ab")
+    assert all((project.folder / f"runs/{name}/summary.json").exists() for name in "ab")
 
 
-def test_at_the_real_time_limit_cache_and_training_stop_and_go_on_to_the_same_end(slurm: Slurm, limited: Limited):
+def test_at_a_real_time_limit_cache_and_training_stop_resume_and_give_the_same_result(slurm: Slurm, limited: Limited):
     slurm.wait(limited.cache_job, limited.train_job)
-    for work, kind, job in (
+    for project, kind, job in (
         (limited.caching, "cache", limited.cache_job),
         (limited.training, "train", limited.train_job),
     ):
-        assert slurm.states(job) == {"COMPLETED"}, work.log(kind)
+        assert slurm.states(job) == {"COMPLETED"}, project.log(kind)
         assert int(slurm.jobs(job)[0]["Restarts"]) >= 1
-        assert "USR1: stopping, to go on later" in work.log(kind)
-    assert limited.caching.has_features_of(limited.whole)
-    assert limited.training.has_adapter_of(limited.whole)
+        assert "USR1: stopping, to resume later" in project.log(kind)
+    assert limited.caching.has_features_of(limited.undisturbed)
+    assert limited.training.has_adapter_of(limited.undisturbed)
 
 
 def is_alive(notes: Path) -> bool:
-    """Whether the worker that left these notes is at work."""
+    """Whether the worker that wrote these notes is running."""
     return Path(f"/proc/{notes.name.rpartition('-')[2]}/cmdline").exists()
 
 

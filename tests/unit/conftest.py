@@ -1,8 +1,9 @@
-"""A place to build caches in: image files, a tower that gives back what it sees, and what came of it. And a Hub."""
+"""Fixtures to build caches with: image files, a fake tower whose features are its input, claims; and a fake Hub."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -31,7 +32,7 @@ from lookonce.files import TEMPORARY_MARK
 
 PATCH_DIM, NUM_LEVELS = 1536, 4
 SHARD_BYTES = 1_300_000
-"""Two or three of the noise images."""
+"""Room for two or three of the noise images."""
 
 
 class PowerCut(Exception):
@@ -39,12 +40,13 @@ class PowerCut(Exception):
 
 
 class FakeTower:
-    """Its features are the patches themselves, those of a merged block as levels of one token; white ones are NaN.
+    """A tower whose features are the patches themselves: those of a merged block are the levels of one token.
 
-    `limit` is how many images it encodes before the power is cut; `on_image` is called with the number of each.
+    An image that is all white gets NaN. `limit` is how many images it encodes before it raises `PowerCut`; `on_image`
+    is called with the number of each image.
     """
 
-    merge_size, tokens_per_forward = 2, 1
+    merge_size, tokens_per_tower_batch = 2, 1
     device = torch.device("cpu")
 
     def __init__(
@@ -71,6 +73,9 @@ def no_tower() -> Any:
     pytest.fail("the tower was loaded")
 
 
+open_processor = functools.cache(ImageProcessor)
+
+
 class Site:
     """Image files in a folder, and the caches they go into."""
 
@@ -78,7 +83,7 @@ class Site:
     no_tower = staticmethod(no_tower)
 
     def __init__(self, path: Path, model: Path) -> None:
-        self.path, self.processor = path, ImageProcessor(model)
+        self.path, self.processor = path, open_processor(model)
         self.fingerprint = Fingerprint(2, "0" * 64, {"out_hidden_size": PATCH_DIM}, {}, NUM_LEVELS, "float32")
 
     def noise(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Path:
@@ -97,14 +102,14 @@ class Site:
     def build(
         self, images: ImageIndex, tower: Callable[[], Any] | Any = FakeTower, root: str = "caches", **options: Any
     ) -> BuildReport:
-        """Build with a tower, or with what gives one."""
+        """Build with a tower, or with a function that returns one."""
         load_tower = tower if callable(tower) else lambda: tower
         return build_cache(
             self.path / root, self.fingerprint, self.processor, images, load_tower, self.options(**options)
         )
 
     def stored(self, root: str = "caches") -> dict[str, bytes]:
-        """All features of a cache, their checksums compared."""
+        """All features of a cache, with checksums compared."""
         cache = VisionCache.open(self.folder(root))
         return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
 
@@ -113,8 +118,8 @@ class Site:
         files = [*self.folder().glob("shards/*"), *self.folder().glob("receipts/*")]
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
-    def rubbish(self, root: str = "caches") -> list[Path]:
-        """What no ended build may leave: temporary files, claims, and shards without a receipt."""
+    def leftovers(self, root: str = "caches") -> list[Path]:
+        """What a build must not leave when it ends: temporary files, claims, and shards without a receipt."""
         folder = self.folder(root)
         receipts = {path.stem for path in folder.glob("receipts/*")}
         lost = [path for path in folder.glob("shards/*") if path.stem not in receipts]
@@ -129,9 +134,17 @@ class Site:
         return index_images([Record(paths, turns=())])
 
     def use(self, dtype: str) -> torch.dtype:
-        """Store in another dtype from now on; gives the one that a tower must compute in."""
+        """Store in another dtype from now on; returns the dtype in which the tower must compute."""
         self.fingerprint = Fingerprint(2, "0" * 64, {"out_hidden_size": PATCH_DIM}, {}, NUM_LEVELS, dtype)
         return STORAGE[dtype].compute
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Unit tests do not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +159,7 @@ def site(tmp_path: Path, make_site: Callable[[Path], Site]) -> Site:
 
 @pytest.fixture
 def take(tmp_path: Path) -> Iterator[Callable[..., Claim | None]]:
-    """Claims a shard for a worker, with no heart that beats."""
+    """Claims a shard for a worker, without a heartbeat."""
     held: list[Claim] = []
 
     def take(worker: Worker | None = None, shard: str = "shard-00003", expiry_s: float = 60.0) -> Claim | None:
@@ -162,46 +175,46 @@ def take(tmp_path: Path) -> Iterator[Callable[..., Claim | None]]:
 
 @pytest.fixture
 def claim_file(tmp_path: Path) -> Path:
-    """Of the shard that `take` claims if it is not told another."""
+    """The claim file of the shard that `take` claims by default."""
     return tmp_path / CLAIMS / "shard-00003.json"
 
 
 @pytest.fixture
-def put_back() -> Callable[[Path, float], None]:
-    """Makes a file look as if it was touched so many seconds ago."""
+def backdate() -> Callable[[Path, float], None]:
+    """Makes a file look as if it was touched some seconds ago."""
 
-    def put_back(path: Path, seconds: float) -> None:
+    def backdate(path: Path, seconds: float) -> None:
         touched = path.stat().st_mtime - seconds
         os.utime(path, (touched, touched))
 
-    return put_back
+    return backdate
 
 
 @pytest.fixture
 def images(site: Site) -> ImageIndex:
-    """Eight images of noise."""
+    """Eight noise images."""
     return site.index(*(site.noise(f"{number}.png", number) for number in range(8)))
 
 
 @dataclass
 class Hub:
-    """As much of the Hub as a download of one repository needs, which has two commits with the same files."""
+    """The part of the Hub that downloads of one repository need; it has two commits with the same files."""
 
     name: str
     kind: str
-    """`models` or `datasets`."""
+    """The kind of repository: `models` or `datasets`."""
     files: dict[str, bytes]
     tags: list[str]
     endpoint: str = ""
     asked: list[str] = field(default_factory=list)
     refuses: tuple[int, str] | None = None
-    """Status and error code that every request gets."""
+    """Status and error code of every answer, if set."""
     first: str = "1" * 39 + "a"
     second: str = "2" * 39 + "b"
-    """What `main` is."""
+    """The commit that `main` names."""
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
-        """Status, body, headers."""
+        """Status, body and headers of the answer to a request."""
         self.asked.append(path)
         commit = self.first if self.first in path else self.second
         api, file = f"/api/{self.kind}/{self.name}", path.partition(f"/{self.name}/resolve/{commit}/")[2]
@@ -221,7 +234,7 @@ class Hub:
 
 @pytest.fixture
 def make_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hub]]:
-    """Starts a Hub that huggingface_hub takes for the real one; downloads go to the test's own folder."""
+    """Starts a Hub that huggingface_hub uses instead of the real one; downloads go to the test's folder."""
     servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
 
     def make(*of_hub: Any) -> Hub:

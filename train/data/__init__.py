@@ -1,15 +1,16 @@
-"""Records to batches. No module here knows the model, but for the shapes that it takes.
+"""From records to batches. These modules know the model's input shapes, and nothing else of it.
 
-tokenize     records to tokens, and which of them are supervised
-token_stats  tokens of records, packs and epochs, before any training
-groups       examples that share their images: a prefix once, and a branch for each
-steps        which examples make up each optimizer step of an epoch
-packing      a step's groups as packs, sequences that fit the GPU, spread over the ranks
-sampler      all forward passes of a run, and the loss weight of each example in its step
-mrope        positions of text and image tokens
-features     where a batch's image features come from: the cache, or pixels (to compare with)
+tokenize       records to tokens, by the model's chat template; which tokens are supervised
+groups         examples that share their images: one prefix, and a branch per example
+steps          which examples make up each optimizer step of an epoch
+packing        a step's groups as packs, sequences that fit the GPU, distributed over the ranks
+sampler        the micro-batches of each step, and the target weights of the loss
+mrope          mRoPE positions of text and image tokens
+features       sources of a batch's images: cached features, or pixels (to compare with)
 collate_rows   collator of padded rows
 collate_packs  collator of packs
-batches      forward passes to batches on the device
-prefetch     batches made on a thread, ahead of the steps that use them
+batches        micro-batches to batches on the device
+prefetch       batches made on a thread, ahead of the steps that use them
+token_stats    count tokens per record, image and epoch, without training
+token_report   the token counts for people: tables, findings
 """

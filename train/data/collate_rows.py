@@ -1,10 +1,11 @@
-"""Examples to tensors with a row for each: for training one by one, for comparisons and for generation.
+"""Collator of padded rows, one per example: for `separate` mode, for comparisons and for generation.
 
-Design: images lie one after the other without padding; text is padded on the right for training and on the left for
-generation. Only positions whose next token is supervised go through the language model's head: `logits_to_keep` names
-the columns in which any row has one, and `targets` and `weights` are given for those columns alone. With a vocabulary
-of 151,936 that is most of the memory of a short-answer batch. What each target weighs in the loss of its optimizer step
-is written into the batch, so that a step may be cut into forward passes, and spread over processes, in any way.
+Design: images follow one another without padding. Text is padded on the right for training and on the left for
+generation. Only positions whose next token is a target go through the language model's head: `logits_to_keep` lists the
+columns where at least one row has a target, and `targets` and `weights` have those columns only. With a vocabulary of
+151,936 this saves most of the memory of a batch with short answers. The batch holds the target weights (sampler.py).
+
+Shapes: `B` rows, `T` tokens per row with padding, `K` columns to predict from.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from lookonce.train.data.features import Batch, VisionSource, images
+from lookonce.train.data.features import Batch, FeatureSource, image_inputs
 from lookonce.train.data.tokenize import Example
 
 IGNORED = -100
+"""Target of a position that predicts nothing."""
 
 
 @dataclass(frozen=True)
-class Collator:
-    """Makes batches of rows."""
+class RowCollator:
+    """Makes batches of padded rows."""
 
-    vision: VisionSource
+    source: FeatureSource
     image_token_id: int
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
-        """A training batch, with its images; the loss is the mean over its supervised tokens."""
-        num_targets = sum(int(example.supervised.sum()) for example in examples)
-        return self.texts(examples, [1 / max(num_targets, 1)] * len(examples)) | self._images(examples)
+        """A training batch with images, whose loss is the mean over its targets."""
+        num_targets = sum(example.num_targets for example in examples)
+        return self.text_batch(examples, [1 / max(num_targets, 1)] * len(examples)) | self._images(examples)
 
-    def texts(self, examples: Sequence[Example], weights: Sequence[float]) -> Batch:
-        """A training batch without its images: `B` examples and `T` tokens, `K` of them predicted in at least one row.
+    def text_batch(self, examples: Sequence[Example], target_weights: Sequence[float]) -> Batch:
+        """A training batch without images. `target_weights` has one weight per example, for each of its targets.
 
-        `input_ids`, `attention_mask`, `mm_token_type_ids` are `[B, T]`; `logits_to_keep` `[K]` are the columns to
-        predict from; `targets` `[B, K]` are the tokens to predict there and `weights` `[B, K]` what each counts in the
-        loss: what `weights` says of its example.
+        `input_ids`, `attention_mask`, `mm_token_type_ids` `[B, T]`; `logits_to_keep` `[K]`: columns to predict from;
+        `targets`, `weights` `[B, K]`: the tokens to predict there (`IGNORED` where there is none) and their weights.
         """
         rows = [example.expanded(self.image_token_id) for example in examples]
         input_ids = self._pad([ids for ids, _ in rows], self.pad_token_id)
@@ -49,18 +50,18 @@ class Collator:
         columns = (targets != IGNORED).any(dim=0).nonzero().flatten()
         batch = self._text(input_ids, self._pad([np.ones_like(ids) for ids, _ in rows], 0))
         batch["logits_to_keep"], batch["targets"] = columns, targets[:, columns]
-        of_row = torch.tensor(weights, dtype=torch.float32)[:, None]
-        return batch | {"weights": (batch["targets"] != IGNORED) * of_row}
+        row_weights = torch.tensor(target_weights, dtype=torch.float32)[:, None]
+        return batch | {"weights": (batch["targets"] != IGNORED) * row_weights}
 
     def prompts(self, examples: Sequence[Example]) -> Batch:
-        """A batch to generate from: prompts `[B, T]`, padded on the left."""
+        """A batch to generate from, with images: prompts `[B, T]`, padded on the left."""
         rows = [example.expanded(self.image_token_id)[0] for example in examples]
         input_ids = self._pad(rows, self.pad_token_id, left=True)
         attention_mask = self._pad([np.ones_like(ids) for ids in rows], 0, left=True)
         return self._text(input_ids, attention_mask) | self._images(examples)
 
     def _images(self, examples: Sequence[Example]) -> Batch:
-        return images(self.vision, image_keys(examples))
+        return image_inputs(self.source, image_keys(examples))
 
     def _text(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Batch:
         is_image = (input_ids == self.image_token_id).int()
@@ -75,5 +76,5 @@ class Collator:
 
 
 def image_keys(examples: Sequence[Example]) -> list[str]:
-    """The images of a batch of rows, in the order in which the model wants them."""
+    """The keys of the images of some examples, in the order in which the model expects them."""
     return [key for example in examples for key in example.image_keys]

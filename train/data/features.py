@@ -1,7 +1,7 @@
-"""Where the images of a batch come from: the cache, or pixels.
+"""Sources of a batch's images: cached features, or pixels.
 
-Training uses the cache. Pixels are the plain way, decoding and preprocessing every image of every batch for a model
-with its tower; they are here to compare with, in tests and in `lookonce bench step`.
+Training reads cached features. `Pixels` does what stock training does: it decodes and preprocesses every image of every
+batch, for a model with its tower. It serves as the baseline in tests and in `lookonce bench step`.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from lookonce.cache.constants import Grid
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Grid
 
 CPU = torch.device("cpu")
 Batch = dict[str, torch.Tensor]
 
 
-class VisionSource(Protocol):
-    """What the model gets as `pixel_values`, and each image's grid."""
+class FeatureSource(Protocol):
+    """Provides the model's `pixel_values`, and the patch grid of each image."""
 
     has_tower: ClassVar[bool]
-    """Whether they go through a tower, which computes with grids; else these stay where the CPU reads them at once."""
+    """Whether the model has its tower, which needs the grids on the device. Otherwise grids stay on the CPU, where
+    reading them forces no host-device sync."""
 
     def grid_thw(self, key: str) -> Grid:
-        """The patch grid of an image."""
+        """An image's patch grid: time, height, width."""
         ...
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
-        """The images one after the other, without padding, on a device.
+        """The images one after another, without padding, on a device.
 
-        Features are `[tokens, levels, hidden]`, patches `[patches, patch_dim]`.
+        Shapes: features `[num_tokens, num_levels, hidden]`, patches `[num_patches, patch_dim]`.
         """
         ...
 
 
-def images(vision: VisionSource, keys: Sequence[str], device: torch.device = CPU) -> Batch:
-    """What a model takes of these images; nothing if there are none."""
+def image_inputs(source: FeatureSource, keys: Sequence[str], device: torch.device = CPU) -> Batch:
+    """The model's inputs for these images; empty if there are none."""
     if not keys:
         return {}
-    grids = torch.tensor([vision.grid_thw(key) for key in keys], device=device if vision.has_tower else CPU)
-    return {"pixel_values": vision.load(keys, device), "image_grid_thw": grids}
+    grids = torch.tensor([source.grid_thw(key) for key in keys], device=device if source.has_tower else CPU)
+    return {"pixel_values": source.load(keys, device), "image_grid_thw": grids}
 
 
 class CachedFeatures:
-    """Features of the cache, for a model with `CachedVisionTower`.
+    """Features from the cache, for a model with `CachedVisionTower`.
 
-    The images used last stay in memory, up to `max_bytes`; on a GPU, in page-locked memory. Each image of a batch is
-    read once, however often it occurs there.
+    The most recently used images stay in memory, up to `max_bytes`; for a GPU this is page-locked memory. Each image of
+    a batch is read once, however often it occurs there.
     """
 
     has_tower: ClassVar[bool] = False
@@ -60,7 +61,7 @@ class CachedFeatures:
     def __init__(self, cache: VisionCache, max_bytes: int = 0) -> None:
         self.cache, self.max_bytes = cache, max_bytes
         self.bytes_read = 0
-        """From disk, so far."""
+        """Number of bytes read from disk so far."""
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._num_kept_bytes = 0
         self._lock = threading.Lock()
@@ -71,8 +72,8 @@ class CachedFeatures:
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         with self._lock:
             features = self._features(list(dict.fromkeys(keys)), pin=device.type == "cuda")
-        there = {key: tensor.to(device, non_blocking=True) for key, tensor in features.items()}
-        return torch.cat([there[key] for key in keys])
+        on_device = {key: tensor.to(device, non_blocking=True) for key, tensor in features.items()}
+        return torch.cat([on_device[key] for key in keys])
 
     def _features(self, keys: list[str], pin: bool) -> dict[str, torch.Tensor]:
         missing = [key for key in keys if key not in self._kept]
@@ -93,7 +94,7 @@ class CachedFeatures:
 
 
 class Pixels:
-    """Patches made anew from the image files each time, for a stock model."""
+    """Patches made from the image files every time, for a stock model."""
 
     has_tower: ClassVar[bool] = True
 

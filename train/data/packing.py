@@ -1,14 +1,14 @@
-"""The groups of an optimizer step as packs: training sequences that fit the GPU, dealt to the ranks.
+"""Packing: an optimizer step's groups as packs, training sequences that fit the GPU, distributed over the ranks.
 
-Design: as few packs as hold the step, all of about the same length, since the longest decides how much memory is
-needed and how long the ranks wait for each other. Groups go longest first onto the pack that is least filled (Graham's
-LPT rule, https://doi.org/10.1137/0117039); if one finds no room there, it all begins again with more packs. Packs of
-large steps are more than nine tenths full; the cost of so simple a rule is a pack too many in some steps, all of them
-a little shorter for it.
+Design: use as few packs as possible, all of about the same length, because the longest pack determines the memory that
+is needed and how long ranks wait for each other. Groups are taken longest first, and each goes into the least filled
+pack (Graham's LPT rule, https://doi.org/10.1137/0117039). If a pack becomes too long, packing starts again with more
+packs. The packs of large steps are more than nine tenths full. The cost of this simple rule is one pack too many in
+some steps, with all packs a little shorter.
 
-Each rank gets the same number of packs. A group is cut, its prefix repeated, where it is longer than a pack or where
-there are fewer groups than packs to deal; if nothing is left to cut, a rank repeats a pack, which must weigh nothing,
-because the others would wait for it forever.
+Every rank gets the same number of packs. A group is split, and its prefix repeated, if it is longer than a pack or if
+there are fewer groups than packs. If nothing is left to split, a rank repeats a pack with target weights of 0, because
+the other ranks would otherwise wait for it forever.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from itertools import pairwise
 from lookonce.train.data.groups import Group
 
 BLOCK = 128
-"""Tokens of a block of FlexAttention's kernels; on a GPU packs are padded to whole blocks."""
-MORE = 0.01
-"""Of the packs so far, that are tried in addition: so that as many as a whole validation split has are found soon."""
+"""Tokens per block of FlexAttention's kernels; on a GPU, packs are padded to whole blocks."""
+GROWTH = 0.01
+"""Share of packs added per attempt, so that a whole validation split, which is one step, takes few attempts."""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One training sequence."""
+    """One training sequence: for each group its prefix and then its branches. In `separate` mode, a batch of rows."""
 
     groups: tuple[Group, ...]
     is_filler: bool = False
-    """Repeats another pack so that every rank has as many; it must weigh nothing in the loss."""
+    """Whether it repeats another pack, so that all ranks have equally many; its target weights are 0."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,80 +41,81 @@ class Pack:
 
     @property
     def num_samples(self) -> int:
-        """Examples that run, in a filler too."""
+        """Number of examples, those of a filler included."""
         return sum(len(group.examples) for group in self.groups)
 
 
 def pack_step(step: Sequence[Group], tokens_per_pack: int, num_ranks: int = 1) -> list[list[Pack]]:
-    """The packs of each rank, longest first; every rank has as many, at least one, and ranks have about as many tokens.
+    """The packs of each rank, longest first. Ranks have equally many packs, at least one, and about as many tokens.
 
     Raises:
-        ValueError: an example alone is longer than a pack.
+        ValueError: one example is longer than a pack.
     """
-    groups = [part for group in step for part in _fitting_parts(group, tokens_per_pack)]
+    groups = [fitting for group in step for fitting in _split_to_fit(group, tokens_per_pack)]
     num_packs = num_ranks * math.ceil(sum(group.num_tokens for group in groups) / (tokens_per_pack * num_ranks))
     while _most_tokens(packs := _packs(groups, num_packs)) > tokens_per_pack:
-        num_packs += num_ranks * math.ceil(num_packs / num_ranks * MORE)
+        num_packs += num_ranks * math.ceil(num_packs / num_ranks * GROWTH)
     filler = replace(min(packs, key=lambda pack: pack.num_tokens), is_filler=True)
     packs += [filler] * (num_packs - len(packs))
-    dealt = _spread([pack.num_tokens for pack in packs], num_ranks, num_packs // num_ranks)
-    return [[packs[number] for number in numbers] for numbers in dealt]
+    ranks = _distribute([pack.num_tokens for pack in packs], num_ranks, num_packs // num_ranks)
+    return [[packs[index] for index in indices] for indices in ranks]
 
 
 def _packs(groups: Sequence[Group], num_packs: int) -> list[Pack]:
-    """All groups in that many packs of any length; in fewer, if they can not be cut into as many."""
-    parts = _cut_further(groups, num_packs)
-    packs = _spread([part.num_tokens for part in parts], num_packs, len(parts))
-    return [Pack(tuple(parts[number] for number in sorted(numbers))) for numbers in packs if numbers]
+    """All groups in `num_packs` packs of any length; in fewer packs if the groups cannot be split further."""
+    groups = _split_further(groups, num_packs)
+    packs = _distribute([group.num_tokens for group in groups], num_packs, len(groups))
+    return [Pack(tuple(groups[index] for index in sorted(indices))) for indices in packs if indices]
 
 
-def _fitting_parts(group: Group, tokens_per_pack: int) -> list[Group]:
-    """The group in as few even parts as fit into a pack each."""
+def _split_to_fit(group: Group, tokens_per_pack: int) -> list[Group]:
+    """The group split evenly into as few groups as possible that each fit into a pack."""
     longest = group.num_prefix_tokens + max(group.branch_tokens)
     if longest > tokens_per_pack:
         raise ValueError(f"an example of {longest} tokens does not fit into a pack of {tokens_per_pack} tokens")
-    num_parts = math.ceil(sum(group.branch_tokens) / (tokens_per_pack - group.num_prefix_tokens))
-    while _most_tokens(parts := _even_parts(group, num_parts)) > tokens_per_pack:
-        num_parts += 1
-    return parts
+    num_groups = math.ceil(sum(group.branch_tokens) / (tokens_per_pack - group.num_prefix_tokens))
+    while _most_tokens(split := _split_evenly(group, num_groups)) > tokens_per_pack:
+        num_groups += 1
+    return split
 
 
-def _cut_further(groups: Sequence[Group], num_parts: int) -> list[Group]:
-    """The groups in at least so many parts, those with the most branches cut first; in fewer if nothing is left to cut.
+def _split_further(groups: Sequence[Group], num_groups: int) -> list[Group]:
+    """The groups split into at least `num_groups`, those with the most branches first; fewer if nothing can be split.
 
-    A part of what fits into a pack fits.
+    If a group fits into a pack, so does each group that it is split into.
     """
-    cuts = [1] * len(groups)
-    while sum(cuts) < num_parts:
-        branches = [len(group.examples) / into for group, into in zip(groups, cuts, strict=True)]
+    splits = [1] * len(groups)
+    while sum(splits) < num_groups:
+        branches = [len(group.examples) / into for group, into in zip(groups, splits, strict=True)]
         if max(branches) <= 1:
             break
-        cuts[branches.index(max(branches))] += 1
-    return [part for group, into in zip(groups, cuts, strict=True) for part in _even_parts(group, into)]
+        splits[branches.index(max(branches))] += 1
+    return [split for group, into in zip(groups, splits, strict=True) for split in _split_evenly(group, into)]
 
 
-def _even_parts(group: Group, num_parts: int) -> list[Group]:
-    return [group.part(sorted(numbers)) for numbers in _spread(group.branch_tokens, num_parts, len(group.examples))]
+def _split_evenly(group: Group, num_groups: int) -> list[Group]:
+    members = _distribute(group.branch_tokens, num_groups, len(group.examples))
+    return [group.subset(sorted(some)) for some in members]
 
 
 def _most_tokens(sequences: Iterable[Group | Pack]) -> int:
     return max(sequence.num_tokens for sequence in sequences)
 
 
-def _spread(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list[int]]:
-    """The numbers of the sizes in bins, longest first onto the least filled bin that has less than `max_each`."""
+def _distribute(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list[int]]:
+    """The indices of `sizes` in bins: largest first, each into the least filled bin with fewer than `max_each`."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
-    heap = [(0, place) for place in range(num_bins)]
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        filled, place = heappop(heap)
-        bins[place].append(number)
-        if len(bins[place]) < max_each:
-            heappush(heap, (filled + sizes[number], place))
+    heap = [(0, number) for number in range(num_bins)]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        filled, number = heappop(heap)
+        bins[number].append(index)
+        if len(bins[number]) < max_each:
+            heappush(heap, (filled + sizes[index], number))
     return bins
 
 
 def row_batches(step: Sequence[Group], samples_per_forward: int, num_ranks: int = 1) -> list[list[Pack]]:
-    """Groups of one example each, in their order, as even batches of rows; every rank has as many, fillers included."""
+    """Groups of one example each as batches of rows of about equal size, in order. Ranks have equally many batches."""
     num_packs = num_ranks * math.ceil(len(step) / (samples_per_forward * num_ranks))
     edges = [len(step) * number // num_packs for number in range(num_packs + 1)]
     packs = [Pack(tuple(step[start:end])) for start, end in pairwise(edges) if end > start]
@@ -123,12 +124,12 @@ def row_batches(step: Sequence[Group], samples_per_forward: int, num_ranks: int 
 
 
 def padded_length(num_tokens: int) -> int:
-    """The length that a pack of so many tokens is padded to, whole blocks.
+    """The length that a pack is padded to, in whole blocks.
 
-    Lengths are a block apart, and from 4,096 tokens on a 16th to a 32nd of themselves, so that there are some dozens
-    of them. Two blocks are the least: sizes of 1 are compiled for by themselves
+    Lengths are one block apart; from 4,096 tokens on they are a 16th to a 32nd of the length apart, so that there are
+    only some dozens of them. The shortest is two blocks, because torch.compile specializes on sizes of 1
     (https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html).
     """
     num_blocks = -(-num_tokens // BLOCK)
-    apart = max((1 << num_blocks.bit_length() - 1) // 16, 1)
-    return max(-(-num_blocks // apart) * apart, 2) * BLOCK
+    spacing = max((1 << num_blocks.bit_length() - 1) // 16, 1)
+    return max(-(-num_blocks // spacing) * spacing, 2) * BLOCK

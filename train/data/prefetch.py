@@ -1,9 +1,9 @@
-"""Batches made while the steps before them run.
+"""Prefetch: batches are made on a thread, ahead of the steps that use them.
 
-Design: one thread reads features (by the cache's own threads, straight into page-locked memory), makes tensors and, on
-a GPU, copies them there on a stream of its own, a bounded number of forward passes ahead. A thread and not processes:
-what it does releases Python's lock almost all the time, nothing is copied between processes, and what was read last can
-be kept once for all. How long training has waited for it is counted; that is what a slow disk costs.
+Design: one thread reads features (with the cache's own threads, straight into page-locked memory), collates them and,
+on a GPU, copies them to the device on a stream of its own, a bounded number of micro-batches ahead. A thread serves as
+well as processes would: its work releases the GIL almost all the time, no data is copied between processes, and one
+host cache of features serves all. The time that training waits for batches is counted; it is the cost of a slow disk.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from collections.abc import Callable, Iterator
 import torch
 
 from lookonce.train.data.features import Batch
-from lookonce.train.data.sampler import Forward
+from lookonce.train.data.sampler import MicroBatch
 
 Item = tuple[Batch, "torch.cuda.Event | None", bool] | Exception | None
+"""A batch, when it is on the device and whether it is its step's last; or an error; or None after the last step."""
 
 
-class ReadAhead:
-    """Makes the batches of steps, `num_ahead` of them ready before they are asked for."""
+class Prefetcher:
+    """Makes the batches of steps, `num_ahead` of them before they are asked for."""
 
     def __init__(
         self,
-        steps: Iterator[list[Forward]],
-        make: Callable[[Forward], Batch],
+        steps: Iterator[list[MicroBatch]],
+        make: Callable[[MicroBatch], Batch],
         device: torch.device,
         num_ahead: int,
     ) -> None:
         self.wait_seconds = 0.0
-        """Spent waiting for batches so far."""
+        """Time spent waiting for batches so far."""
         self._steps, self._make, self._device = steps, make, device
         self._queue: queue.Queue[Item] = queue.Queue(num_ahead)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self._thread.start()
 
     def step(self) -> Iterator[tuple[Batch, bool]]:
-        """The batches of the next step, each when it is asked for, and whether it is the step's last one.
+        """The next step's batches, each with whether it is the step's last. Empty after the last step.
 
-        The step before must have been used up. After the last step there is nothing.
+        The batches of the previous step must have been used up.
         """
         is_last = False
         while not is_last:
@@ -61,7 +62,7 @@ class ReadAhead:
             yield batch, is_last
 
     def close(self) -> None:
-        """End the thread; what it has ready is dropped."""
+        """End the thread and drop the batches that are ready."""
         self._closed.set()
         while self._thread.is_alive():
             try:
@@ -83,19 +84,19 @@ class ReadAhead:
                     if self._closed.is_set():
                         return
             self._queue.put(None)
-        except Exception as error:  # is raised where the batch is asked for
+        except Exception as error:  # raised by `step`, where the batch is asked for
             self._queue.put(error)
 
-    def _batches(self, step: list[Forward]) -> Iterator[Item]:
-        for number, forward in enumerate(step, start=1):
-            yield *self._on_device(forward), number == len(step)
+    def _batches(self, step: list[MicroBatch]) -> Iterator[Item]:
+        for number, micro_batch in enumerate(step, start=1):
+            yield *self._on_device(micro_batch), number == len(step)
 
-    def _on_device(self, forward: Forward) -> tuple[Batch, torch.cuda.Event | None]:
+    def _on_device(self, micro_batch: MicroBatch) -> tuple[Batch, torch.cuda.Event | None]:
         if self._device.type != "cuda":
-            return self._make(forward), None
+            return self._make(micro_batch), None
         stream = self._stream()
         with torch.cuda.stream(stream):
-            return self._make(forward), stream.record_event()
+            return self._make(micro_batch), stream.record_event()
 
     def _stream(self) -> torch.cuda.Stream:
         if not hasattr(self, "_own_stream"):

@@ -1,9 +1,12 @@
-"""In which order a run sees its examples: the forward passes of each optimizer step.
+"""The sampler: which examples are in which optimizer step and micro-batch, and what each target weighs in the loss.
 
-Design: which examples make a step is decided first and does not depend on how they go through the model, so `shared`,
-`packed` and `separate` train on the same steps. All of it follows from the seed and the number of the epoch; a run that
-is resumed makes the order anew and goes to its place in it without reading anything. What a target counts is decided
-here too, since only here the whole step is known, with all its forward passes on all ranks.
+Design: the examples of a step are chosen first, independently of how they go through the model, so the modes `shared`,
+`packed` and `separate` train on the same steps. Everything follows from the seed and the epoch's number: a resumed run
+computes the order again and skips to its step without reading any data.
+
+The sampler also sets the target weights, since only here the whole step is known, with all its micro-batches on all
+ranks. The loss of a step is the sum over its targets of cross-entropy times target weight. The weights of a step sum to
+1, so it can be cut into micro-batches, and distributed over ranks, in any way.
 """
 
 from __future__ import annotations
@@ -19,21 +22,21 @@ from lookonce.train.data.steps import epoch_steps, num_steps
 from lookonce.train.data.tokenize import Example
 
 ENOUGH_PACKS = 1000
-"""To tell how long they get."""
+"""Number of packs whose lengths represent those of a long training."""
 
 
 @dataclass(frozen=True)
-class Forward:
-    """What goes through the model together."""
+class MicroBatch:
+    """What one forward pass takes: a pack, or some rows."""
 
     pack: Pack
-    weights: tuple[float, ...]
-    """Of each example, in the order of the pack's groups: what each of its supervised tokens counts in the loss."""
+    target_weights: tuple[float, ...]
+    """For each example, in the order of the pack's groups: the weight of each of its targets in the step's loss."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """The steps of a run, for one of `num_ranks` processes."""
+class Sampler:
+    """The steps of a training, for one of `num_ranks` ranks."""
 
     examples: Sequence[Example]
     groups: Sequence[Group]
@@ -44,75 +47,73 @@ class Order:
     num_ranks: int = 1
 
     @classmethod
-    def of(cls, examples: Sequence[Example], image_token_id: int, batch: BatchSection, seed: int, **kind: int) -> Order:
-        return cls(
-            examples, group_examples(examples, image_token_id), batch, seed, shuffle=batch.order == "random", **kind
-        )
+    def of(
+        cls, examples: Sequence[Example], image_token_id: int, batch: BatchSection, seed: int, **ranks: int
+    ) -> Sampler:
+        """The sampler of some examples; `ranks` are `rank` and `num_ranks`."""
+        groups = group_examples(examples, image_token_id)
+        return cls(examples, groups, batch, seed, shuffle=batch.order == "random", **ranks)
 
     def __len__(self) -> int:
-        """Optimizer steps an epoch."""
+        """Optimizer steps per epoch."""
         return num_steps(len(self.examples), self.batch.samples_per_step)
 
-    def epoch(self, number: int) -> Iterator[list[Forward]]:
-        """The forward passes of each step of an epoch, for this rank; every rank has as many."""
-        return (self._weighed(step, ranks[self.rank]) for step, ranks in self._dealt(number))
+    def epoch(self, number: int) -> Iterator[list[MicroBatch]]:
+        """This rank's micro-batches of each step of an epoch; all ranks have equally many."""
+        return (self._micro_batches(step, ranks[self.rank]) for step, ranks in self._packed_steps(number))
 
-    def steps(self, start: int, end: int) -> Iterator[list[Forward]]:
-        """The forward passes of each step of a training, from one step to another, through all its epochs."""
-        first, within = divmod(start, len(self))
-        return islice(chain.from_iterable(map(self.epoch, count(first))), within, within + end - start)
+    def steps(self, start: int, end: int) -> Iterator[list[MicroBatch]]:
+        """This rank's micro-batches of the steps `start` to `end` of a training, across its epochs."""
+        first, skipped = divmod(start, len(self))
+        return islice(chain.from_iterable(map(self.epoch, count(first))), skipped, skipped + end - start)
 
-    def lengths(self, number: int) -> list[int]:
-        """Of all packs of an epoch on all ranks, in tokens."""
-        return [pack.num_tokens for _, ranks in self._dealt(number) for packs in ranks for pack in packs]
+    def pack_lengths(self, number: int) -> list[int]:
+        """The number of tokens of each pack of an epoch, on all ranks."""
+        return [pack.num_tokens for _, ranks in self._packed_steps(number) for packs in ranks for pack in packs]
 
-    def coming(self, start: int, end: int) -> list[Forward]:
-        """What all ranks run from one step of a training to another, or as much of it as tells what packs are like."""
-        first, within = divmod(start, len(self))
-        dealt = islice(chain.from_iterable(map(self._dealt, count(first))), within, within + end - start)
-        forwards = (forward for step, ranks in dealt for packs in ranks for forward in self._weighed(step, packs))
-        return list(islice(forwards, max(len(self), ENOUGH_PACKS) * self.num_ranks))
+    def upcoming(self, start: int, end: int) -> list[MicroBatch]:
+        """All ranks' micro-batches of the steps `start` to `end`, or enough of them to know the lengths of packs."""
+        first, skipped = divmod(start, len(self))
+        steps = islice(chain.from_iterable(map(self._packed_steps, count(first))), skipped, skipped + end - start)
+        micro_batches = (self._micro_batches(step, packs) for step, ranks in steps for packs in ranks)
+        return list(islice(chain.from_iterable(micro_batches), max(len(self), ENOUGH_PACKS) * self.num_ranks))
 
-    def num_targets(self, forward: Forward) -> int:
-        """Supervised tokens of a forward pass."""
-        return sum(self._num_targets(number) for group in forward.pack.groups for number in group.examples)
+    def num_targets(self, micro_batch: MicroBatch) -> int:
+        """Number of targets of a micro-batch."""
+        return sum(self.examples[index].num_targets for group in micro_batch.pack.groups for index in group.examples)
 
-    def _dealt(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
-        options = self.batch
+    def _packed_steps(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
+        """Each step of an epoch: its groups, and the packs of each rank."""
         steps = epoch_steps(
             self.groups,
-            options.samples_per_step,
-            options.questions_per_image,
+            self.batch.samples_per_step,
+            self.batch.questions_per_image,
             self.seed,
             number,
             shuffle=self.shuffle,
         )
-        return ((step, self._cut(step)) for step in steps)
+        return ((step, self._pack(step)) for step in steps)
 
-    def _cut(self, step: list[Group]) -> list[list[Pack]]:
-        if self.batch.mode == "shared":
+    def _pack(self, step: list[Group]) -> list[list[Pack]]:
+        """The packs, or batches of rows, of each rank."""
+        if self.batch.mode != "shared":
+            step = [group.subset([member]) for group in step for member in range(len(group.examples))]
+        if self.batch.has_packs:
             return pack_step(step, self.batch.tokens_per_pack, self.num_ranks)
-        alone = [group.part([place]) for group in step for place in range(len(group.examples))]
-        if self.batch.mode == "packed":
-            return pack_step(alone, self.batch.tokens_per_pack, self.num_ranks)
-        return row_batches(alone, self.batch.samples_per_forward, self.num_ranks)
+        return row_batches(step, self.batch.samples_per_forward, self.num_ranks)
 
-    def _weighed(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[Forward]:
-        numbers = [number for group in step for number in group.examples]
-        num_targets = sum(self._num_targets(number) for number in numbers)
+    def _micro_batches(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[MicroBatch]:
+        """The packs with their target weights, which depend on the whole step."""
+        samples = [index for group in step for index in group.examples]
+        num_targets = sum(self.examples[index].num_targets for index in samples)
 
-        def weight(number: int) -> float:
+        def target_weight(index: int) -> float:
             if self.batch.loss == "token":
                 return 1 / max(num_targets, 1)
-            return 1 / (len(numbers) * max(self._num_targets(number), 1))
+            return 1 / (len(samples) * max(self.examples[index].num_targets, 1))
 
-        return [
-            Forward(
-                pack,
-                tuple(0.0 if pack.is_filler else weight(number) for group in pack.groups for number in group.examples),
-            )
-            for pack in packs
-        ]
+        def of_pack(pack: Pack) -> tuple[float, ...]:
+            indices = (index for group in pack.groups for index in group.examples)
+            return tuple(0.0 if pack.is_filler else target_weight(index) for index in indices)
 
-    def _num_targets(self, number: int) -> int:
-        return int(self.examples[number].supervised.sum())
+        return [MicroBatch(pack, of_pack(pack)) for pack in packs]

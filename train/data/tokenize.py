@@ -1,10 +1,10 @@
-"""Records to tokens: the model's own chat template, image placeholders, and which tokens are supervised.
+"""Turn records into tokens with the model's own chat template, and mark which tokens are supervised.
 
-Design: the whole conversation is rendered and tokenised once, as the stock processor would, and answers are found in
-it by character offsets: an answer is what follows the rendering of all before it with a generation prompt. So no
-template needs to be known, and no token boundary differs from the stock way. Supervised are the answers and the end
-token after each, nothing else. Placeholders stay single in an `Example` and are expanded when a batch is made, which
-keeps tens of thousands of examples small.
+Design: the whole conversation is rendered and tokenized once, as the stock processor does it. Answers are then found in
+the text by character offsets: an answer is what follows the rendering of the messages before it with a generation
+prompt. So no template has to be known in advance, and token boundaries are those of the stock processor. Only the
+answers and the end token after each answer are supervised. An `Example` keeps one placeholder token per image, which is
+expanded when a batch is made; this keeps tens of thousands of examples small.
 """
 
 from __future__ import annotations
@@ -18,44 +18,50 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from lookonce.cache.store.receipts import Grid
+from lookonce.cache.constants import Grid
 from lookonce.datasets.records import Record
 from lookonce.errors import ModelError, RecordsError
+from lookonce.text import first_line
 
 IMAGE_TOKEN = "<|image_pad|>"
 
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation as tokens, with one placeholder an image."""
+    """One conversation as tokens, with one placeholder per image."""
 
     token_ids: NDArray[np.int32]
     supervised: NDArray[np.bool_]
-    """Per token: is it to be predicted?"""
+    """Whether each token is a target."""
     image_keys: tuple[str, ...]
     num_image_tokens: tuple[int, ...]
     origin: str
 
     @property
     def num_tokens(self) -> int:
-        """With its placeholders expanded."""
+        """Number of tokens with the placeholders expanded."""
         return len(self.token_ids) - len(self.image_keys) + sum(self.num_image_tokens)
 
+    @property
+    def num_targets(self) -> int:
+        """Number of supervised tokens."""
+        return int(self.supervised.sum())
+
     def expanded(self, image_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Token ids and supervision with each placeholder repeated once per visual token."""
+        """Token ids and supervision flags, each placeholder repeated once per image token."""
         repeats = np.ones(len(self.token_ids), dtype=np.int64)
         repeats[self.token_ids == image_token_id] = self.num_image_tokens
         return np.repeat(self.token_ids, repeats), np.repeat(self.supervised, repeats)
 
 
-class Prompter:
-    """Makes examples for one model: its tokenizer, chat template and image token."""
+class ChatTokenizer:
+    """Makes examples of records for one model, with its tokenizer, chat template and image token."""
 
     def __init__(self, folder: Path, config: PreTrainedConfig) -> None:
         """Load the tokenizer of a model folder.
 
         Raises:
-            ModelError: it is missing, has no chat template, or lacks the image token that the model expects.
+            ModelError: the tokenizer is missing, has no chat template, or lacks the image token that the model expects.
         """
         self.tokenizer = _load_tokenizer(folder)
         self.image_token_id: int = config.image_token_id
@@ -70,31 +76,32 @@ class Prompter:
             )
 
     def example(self, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
-        """A whole conversation, answers supervised.
+        """The example of a whole conversation, with its answers supervised.
 
         Raises:
-            RecordsError: the chat template does not render it as prompt and answer, or its text holds special tokens.
+            RecordsError: the chat template does not render each answer after its prompt, or a text contains special
+                tokens.
         """
         self._check_texts(record)
         messages = to_messages(record)
         text = self._render(messages)
         spans = [self._answer_span(messages[:end], text, record) for end in _answer_ends(messages)]
-        return self._tokenise(text, spans, record, image_keys, grids)
+        return self._tokenize(text, spans, record, image_keys, grids)
 
     def question(self, record: Record, turn: int, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
-        """Everything up to where the answer of that turn begins, earlier turns with their true answers."""
+        """The prompt of a turn: the conversation up to where its answer begins, with the true earlier answers."""
         self._check_texts(record)
         messages = to_messages(record)
         text = self._render(messages[: _answer_ends(messages)[turn] - 1], generation_prompt=True)
-        return self._tokenise(text, [], record, image_keys, grids)
+        return self._tokenize(text, [], record, image_keys, grids)
 
     def _check_texts(self, record: Record) -> None:
-        """A special token inside a text would be read as one: an answer could end the answer, or show an image."""
+        """Refuse special tokens inside texts: they could end an answer early, or stand for an image."""
         texts = [text for turn in record.turns for text in (turn.question, turn.answer)] + [record.system or ""]
         for token in self.special_tokens:
             for text in texts:
                 if token in text:
-                    raise RecordsError(f"{record.origin}: {text!r} contains {token}, which is a token of the model's")
+                    raise RecordsError(f"{record.origin}: {text!r} contains {token}, a special token of the model")
 
     def _render(self, messages: list[dict[str, Any]], generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -103,22 +110,22 @@ class Prompter:
         return text
 
     def _answer_span(self, messages: list[dict[str, Any]], text: str, record: Record) -> tuple[int, int]:
-        """Where in `text` the last of `messages`, an answer, and its end token are."""
+        """Character offsets in `text` of the last of `messages`, an answer, and its end token."""
         prompt, answer = self._render(messages[:-1], generation_prompt=True), messages[-1]["content"]
         start, end = len(prompt), len(prompt) + len(answer)
         if not text.startswith(prompt) or text[start:end] != answer:
             raise RecordsError(
-                f"{record.origin}: the chat template does not render answer {answer!r} as it is after its prompt; "
+                f"{record.origin}: the chat template does not render answer {answer!r} unchanged after its prompt; "
                 "use a template without reasoning blocks, and answers without spaces around them"
             )
         if not text.startswith(self.tokenizer.eos_token, end):
             raise RecordsError(
                 f"{record.origin}: the chat template puts no end token {self.tokenizer.eos_token} after answers, so a "
-                "model could not learn to stop; use the model's own template"
+                "model cannot learn to stop; use the model's own template"
             )
         return start, end + len(self.tokenizer.eos_token)
 
-    def _tokenise(
+    def _tokenize(
         self, text: str, spans: list[tuple[int, int]], record: Record, image_keys: Sequence[str], grids: Sequence[Grid]
     ) -> Example:
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -126,15 +133,15 @@ class Prompter:
         num_placeholders = int((token_ids == self.image_token_id).sum())
         if num_placeholders != len(image_keys):
             raise RecordsError(
-                f"{record.origin}: the chat template makes {num_placeholders} image tokens of {len(image_keys)} images"
+                f"{record.origin}: the chat template makes {num_placeholders} image tokens for {len(image_keys)} images"
                 "; use the model's own template"
             )
         offsets = encoding["offset_mapping"]
         for start, end in spans:
             if all(first != start for first, _ in offsets):
                 raise RecordsError(
-                    f"{record.origin}: no token begins where answer {text[start:end]!r} does; answers may not begin "
-                    "with spaces or line ends, which belong to the prompt's last token"
+                    f"{record.origin}: no token begins where answer {text[start:end]!r} does; answers must not begin "
+                    "with spaces or line breaks, which belong to the prompt's last token"
                 )
         supervised = [any(a <= start and end <= b for a, b in spans) for start, end in offsets]
         num_image_tokens = tuple(t * h * w // self.merge_size**2 for t, h, w in grids)
@@ -144,7 +151,7 @@ class Prompter:
 
 
 def to_messages(record: Record) -> list[dict[str, Any]]:
-    """A record as chat messages: system text if there is one, images before the first question."""
+    """A record as chat messages: the system text if there is one, and images before the first question."""
     messages: list[dict[str, Any]] = []
     if record.system is not None:
         messages.append({"role": "system", "content": record.system})
@@ -156,22 +163,22 @@ def to_messages(record: Record) -> list[dict[str, Any]]:
 
 
 def make_examples(
-    prompter: Prompter,
+    chat_tokenizer: ChatTokenizer,
     records: Iterable[Record],
     key_of: Callable[[Path], str],
     grid_of: Callable[[str], Grid],
     max_tokens: int,
     split: str = "train",
 ) -> tuple[list[Example], int]:
-    """Examples of the records that fit into `max_tokens`, and how many did not fit and were left out whole.
+    """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
 
     Raises:
-        RecordsError: not one supervised token is left, so there would be nothing to learn.
+        RecordsError: no supervised token is left, so there is nothing to learn.
     """
     examples, num_too_long = [], 0
     for record in records:
         keys = [key_of(path) for path in record.images]
-        example = prompter.example(record, keys, [grid_of(key) for key in keys])
+        example = chat_tokenizer.example(record, keys, [grid_of(key) for key in keys])
         if example.num_tokens > max_tokens:
             num_too_long += 1
         else:
@@ -185,7 +192,7 @@ def make_examples(
 
 
 def _answer_ends(messages: list[dict[str, Any]]) -> list[int]:
-    """For each answer, how many messages there are up to and including it."""
+    """For each answer, the number of messages up to and including it."""
     return [number + 1 for number, message in enumerate(messages) if message["role"] == "assistant"]
 
 
@@ -193,9 +200,9 @@ def _load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} has no tokenizer: {str(error).strip().splitlines()[0]}") from None
+        raise ModelError(f"{folder} has no tokenizer that can be loaded: {first_line(error)}") from None
     if not tokenizer.chat_template:
-        raise ModelError(f"the tokenizer in {folder} has no chat template; copy chat_template.jinja of the model there")
+        raise ModelError(f"the tokenizer in {folder} has no chat template; copy the model's chat_template.jinja there")
     if not tokenizer.is_fast or tokenizer.eos_token is None:
-        raise ModelError(f"the tokenizer in {folder} is not a fast one with an end token; use the model's own files")
+        raise ModelError(f"the tokenizer in {folder} must be a fast one with an end token; use the model's own files")
     return tokenizer

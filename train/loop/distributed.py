@@ -1,12 +1,12 @@
-"""The processes that train together, one a GPU, as torchrun starts them.
+"""The ranks of a distributed training: one process per GPU, as torchrun starts them.
 
-Design: every rank reads the same records and makes the same order of them, so nothing but gradients is exchanged in
-training. Only the first rank writes to the run's folder and talks, and what it finds there it tells the others. They
-agree through a gloo group, on the CPU: what they say to each other is a byte or a path, and over NCCL each word would
-make the program wait for its GPU. It costs some tenths of a millisecond a step.
+Design: every rank reads the same records and orders them in the same way, so only gradients are exchanged in training.
+Only the first rank writes to the run folder and prints, and it broadcasts what it decides there. These messages are a
+byte or a path and go through a gloo group on the CPU; over NCCL each one would be a host-device sync. They cost some
+tenths of a millisecond per step.
 
-A rank that has nothing more to say ends with exit code 0, whatever has become of the run: torchrun kills all others as
-soon as one fails, and that would be the first, which is about to say why.
+A rank that has nothing left to do exits with code 0 even if the run fails: torchrun kills all ranks as soon as one
+fails, and the first rank must still report the error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many processes this is, and what they agree on."""
+    """This process's rank, and decisions that all ranks share."""
 
     rank: int = 0
-    number: int = 1
+    num_ranks: int = 1
     group: Any = None
 
     @classmethod
     def of(cls, arguments: TrainingArguments) -> Ranks:
-        """Those that Trainer has joined."""
+        """The ranks of the process group that Trainer has joined."""
         if arguments.world_size == 1:
             return cls()
         group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=arguments.ddp_timeout))
@@ -44,39 +44,39 @@ class Ranks:
         return self.rank == 0
 
     def first_decides(self, decide: Callable[[], Found]) -> Found:
-        """What the first rank finds, on all ranks; if it finds an error, the others leave it to say so."""
-        if self.number == 1:
+        """The first rank's result, on all ranks; if it raises, it reports the error and the other ranks exit."""
+        if self.num_ranks == 1:
             return decide()
-        told: list[Any] = [False, None]
+        message: list[Any] = [False, None]
         try:
             if self.is_first:
-                told = [True, decide()]
+                message = [True, decide()]
         finally:
-            distributed.broadcast_object_list(told, src=0, group=self.group)
-        has_found, found = told
-        if not has_found:
-            self.leave()
+            distributed.broadcast_object_list(message, src=0, group=self.group)
+        succeeded, found = message
+        if not succeeded:
+            self.exit()
         return found  # type: ignore[no-any-return]
 
     def largest(self, number: int) -> int:
-        """Of the numbers that the ranks give here, on all of them."""
-        if self.number == 1:
+        """The largest of the numbers that the ranks pass here, on all ranks."""
+        if self.num_ranks == 1:
             return number
         numbers = torch.tensor(number)
         distributed.all_reduce(numbers, distributed.ReduceOp.MAX, group=self.group)
         return int(numbers)
 
     def wait(self) -> None:
-        """Until all ranks have come here."""
-        if self.number > 1:
+        """Wait until all ranks are here."""
+        if self.num_ranks > 1:
             distributed.barrier(group=self.group)
 
-    def part(self) -> None:
-        """They have nothing more to tell each other, so that the first may take its time alone."""
-        if self.number > 1:
+    def disband(self) -> None:
+        """End communication between ranks, so that the first may continue alone for any time."""
+        if self.num_ranks > 1:
             distributed.destroy_process_group()
 
-    def leave(self) -> NoReturn:
-        """End this process, which is not the first."""
+    def exit(self) -> NoReturn:
+        """Exit this process, which is not the first rank."""
         assert not self.is_first
         raise SystemExit(0)

@@ -1,10 +1,10 @@
-"""How far a training is, for whoever asks while it runs: `progress.json` in its folder.
+"""Keep `progress.json` in the run folder up to date while a training runs.
 
-Design: a thread of the first rank writes the file anew every few seconds, so that it tells also of a training that is
-loading, compiling or validating, and of one that hangs: the process lives and its step does not move. A new phase is
-told at once. It costs about 7 microseconds a step, and a write. Who dies without a word (SIGKILL, a lost node) leaves a
-file that nobody touches any more; all others say how they ended. The rate is that of the last minute, waiting for data
-included, validation and checkpoints not.
+Design: a thread of the first rank rewrites the file every few seconds, so that it also shows a training that is
+loading, compiling or validating, and one that hangs: its process lives but its step does not change. A new phase is
+written at once. A training that is killed (SIGKILL, a lost node) leaves a file that is no longer touched; every other
+one records how it ended. The rate is that of the last minute: it includes waiting for data, but not validation and
+checkpoints. Cost: about 7 microseconds per step, and the writes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ from lookonce.cache.store.claims import Worker
 from lookonce.errors import Stopped
 from lookonce.files import write_json
 from lookonce.run.progress_file import End, Progress
+from lookonce.text import first_line
 
 BEAT_S = 10.0
 WINDOW_BEATS = 6
-"""Of which the rate is taken."""
+"""Number of beats over which the rate is measured."""
 
 
 class Heartbeat(TrainerCallback):
-    """Keeps `progress.json` up to date; a context manager around the whole of a training, and a callback in it.
-
-    Where `is_first` is false it does nothing.
-    """
+    """A context manager around a whole training, and a callback in it; does nothing if `is_first` is false."""
 
     def __init__(self, path: Path, samples_per_step: int, is_first: bool = True, beat_s: float = BEAT_S) -> None:
         self.path, self._samples_per_step, self._is_first, self._beat_s = path, samples_per_step, is_first, beat_s
@@ -59,12 +57,11 @@ class Heartbeat(TrainerCallback):
         self._ended.set()
         self._thread.join()
         self._measure()
-        reason = str(error) or type(error).__name__ if error else ""
-        self._update(end=_end(error), reason=next(iter(reason.splitlines()), ""), eta_s=None)
+        self._update(end=_end(error), reason=_reason(error), eta_s=None)
         self._write()
 
     def enter(self, phase: str) -> None:
-        """Say what comes now."""
+        """Record that a new phase begins."""
         self._update(phase=phase)
         if self._is_first:
             self._write()
@@ -90,7 +87,7 @@ class Heartbeat(TrainerCallback):
                 self._update(**{name: value if math.isfinite(value) else None})
 
     def _update(self, **changes: Any) -> None:
-        with self._lock:  # of the two threads neither may undo what the other says
+        with self._lock:  # neither thread may undo the other's changes
             self.progress = replace(self.progress, **changes)
 
     def _run(self) -> None:
@@ -110,10 +107,16 @@ class Heartbeat(TrainerCallback):
         self._update(**changes)
 
     def _write(self) -> None:
-        # Who writes last has read last. A lock of its own, since a step must not wait for the disk; and a disk that is
-        # full now may not be at the next beat.
+        # The lock makes the last write the newest. It is not the lock of `_update`, because a step must not wait for
+        # the disk. A full disk is ignored: it may have room at the next beat.
         with self._writing, contextlib.suppress(OSError):
             write_json(self.path, asdict(self.progress))
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    return first_line(error) if str(error) else type(error).__name__
 
 
 def _end(error: BaseException | None) -> End:

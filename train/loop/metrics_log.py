@@ -1,7 +1,7 @@
-"""One line a logging step, for people and for `log.jsonl`.
+"""One line per logging step, printed and in `log.jsonl`.
 
-Design: no progress bar. In a Slurm log, a bar that is redrawn is thousands of lines of noise; one dense line a logging
-step reads well there and on a terminal alike.
+Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
+reads well there and on a terminal.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from lookonce.errors import TrainingError
 from lookonce.files import write_text
 
 MUCH_WAITING = 0.05
+"""Share of the time; the user is notified if training waits longer for data."""
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
-"""What Trainer would print with; removed in favour of these lines."""
+"""Trainer's own printing callbacks, which these lines replace."""
 
 
-class StepLines(TrainerCallback):
-    """Prints what Trainer logs to stderr and appends it to `path`, one JSON object a line; on the first rank.
+class MetricsLog(TrainerCallback):
+    """Prints Trainer's logs to stderr and appends them to `path`, one JSON object per line; on the first rank.
 
-    Rates are of the steps alone, waiting for data included; validation and checkpoints do not count.
+    Rates include waiting for data, but not validation and checkpoints.
     """
 
     def __init__(self, path: Path, samples_per_step: int) -> None:
         self.path, self.samples_per_step = path, samples_per_step
         self.busy_seconds = 0.0
-        """Spent in steps, waiting for their data included."""
+        """Time spent in steps, including waiting for their data."""
         self.first_step = 0
-        """Step from which this training went on."""
+        """The step from which this training resumed; 0 if it did not."""
         self._trainer: Any = None
         self._began = 0.0
         self._at = (0, 0.0, 0.0, 0)
         """Step, busy seconds, seconds waited and bytes read at the line before."""
-        self._has_told = False
+        self._has_notified = False
 
     def attach(self, trainer: Any) -> None:
-        """Read the time spent waiting for data from this trainer."""
+        """Take the time spent waiting for data from this trainer."""
         self._trainer = trainer
 
     @property
     def wait_share(self) -> float:
-        """Of all steps so far, the share of time spent waiting for data."""
+        """Share of the time of all steps so far that was spent waiting for data."""
         waited: float = self._trainer.wait_seconds
         return waited / max(self.busy_seconds, 1e-9)
 
@@ -56,7 +57,7 @@ class StepLines(TrainerCallback):
         self.first_step = state.global_step
         self._at = self._now(state)
         if state.is_world_process_zero:
-            self._forget_after(state.global_step)
+            self._drop_lines_after(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began = time.perf_counter()
@@ -71,16 +72,16 @@ class StepLines(TrainerCallback):
             self._show(state, logs)
 
     def _show(self, state: Any, logs: dict[str, Any]) -> None:
-        place = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
+        step = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
         if "loss" in logs:
-            is_first_line = self._at[0] == self.first_step  # there is always something to wait for at the start
+            is_first_line = self._at[0] == self.first_step  # the first batches are always waited for
             measured = self._measure(state)
-            tqdm.write(f"{place}  {step_line(logs, measured)}", file=sys.stderr)
+            tqdm.write(f"{step}  {step_line(logs, measured)}", file=sys.stderr)
             self._append(state, logs | measured)
             if not is_first_line:
-                self._tell_of_reading(measured)
+                self._notify_of_waiting(measured)
         elif "eval_loss" in logs:
-            tqdm.write(f"{place}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
+            tqdm.write(f"{step}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
             self._append(state, {"eval_loss": logs["eval_loss"]})
 
     def _now(self, state: Any) -> tuple[int, float, float, int]:
@@ -97,14 +98,14 @@ class StepLines(TrainerCallback):
             "eta_seconds": (state.max_steps - state.global_step) * seconds / num_steps,
         }
 
-    def _tell_of_reading(self, measured: dict[str, float]) -> None:
-        """Once, if features come too slowly."""
-        if measured["wait_share"] > MUCH_WAITING and not self._has_told:
-            self._has_told = True
+    def _notify_of_waiting(self, measured: dict[str, float]) -> None:
+        """Notify once if features are read too slowly."""
+        if measured["wait_share"] > MUCH_WAITING and not self._has_notified:
+            self._has_notified = True
             tqdm.write(
-                f"training waits {measured['wait_share']:.0%} of its time for features, which come at "
-                f"{measured['read_mb_per_second']:,.0f} MB/s; keep them in memory (train.host_cache_gb) or on a nearer "
-                "disk (lookonce cache stage, cache.stage)",
+                f"training waits {measured['wait_share']:.0%} of its time for features, which are read at "
+                f"{measured['read_mb_per_second']:,.0f} MB/s; keep them in memory (train.host_cache_gb) or on a "
+                "faster disk (lookonce cache stage, cache.stage)",
                 file=sys.stderr,
             )
 
@@ -113,8 +114,8 @@ class StepLines(TrainerCallback):
         with self.path.open("a") as file:
             file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **values}) + "\n")
 
-    def _forget_after(self, step: int) -> None:
-        """Drop the lines of steps that are made again after a resumption."""
+    def _drop_lines_after(self, step: int) -> None:
+        """Drop the lines of steps that a resumed training makes again."""
         if self.path.exists():
             lines = self.path.read_text().splitlines(keepends=True)
             write_text(self.path, "".join(line for line in lines if json.loads(line)["step"] <= step))
@@ -123,18 +124,18 @@ class StepLines(TrainerCallback):
 def _check_finite(logs: dict[str, Any], step: int) -> None:
     if not math.isfinite(logs["loss"]):
         raise TrainingError(
-            f"the loss is {logs['loss']} at step {step}, so nothing more can be learned; lower train.learning_rate, "
-            "raise train.warmup or use train.precision: bf16, and start anew with --restart"
+            f"the loss is {logs['loss']} at step {step}, so training diverged; lower train.learning_rate, "
+            "raise train.warmup or use train.precision: bf16, and start again with --restart"
         )
 
 
 def _or_none(value: Any) -> Any:
-    """JSON knows no infinity; the first gradients of fp16 are."""
+    """None for infinity, which JSON cannot hold; the first gradients of fp16 are infinite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
-    """What is worth knowing of some steps, on one line."""
+    """The figures of the last steps on one line."""
     parts = [f"loss {logs['loss']:.4f}"]
     if logs.get("grad_norm") is not None:
         parts.append(f"grad {float(logs['grad_norm']):.2f}")

@@ -1,4 +1,4 @@
-"""How a training finds its folder, and where it goes on."""
+"""Claim the run folder and find the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import RunFolderError
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a training goes on."""
+    """Where a training starts."""
 
     is_trained: bool
-    """The adapter is there; it remains to be evaluated."""
+    """Whether the adapter is already trained, so that only its evaluation is left."""
     checkpoint: Path | None
+    """The checkpoint to resume from; None to start at the first step."""
 
 
-def is_finished(folder: RunFolder, inputs: Inputs, identity: dict[str, Any], resume: bool) -> bool:
-    """Whether the folder holds this run with all that it leaves.
+def is_finished(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], resume: bool) -> bool:
+    """Whether the folder holds this run, finished.
 
     Raises:
-        RunFolderError: it holds another run, or this one unfinished, which is not to be resumed.
+        RunFolderError: it holds another run, or this run unfinished and `resume` is false.
     """
     folder.check(inputs.run, identity)
     if folder.is_finished:
@@ -35,20 +36,20 @@ def is_finished(folder: RunFolder, inputs: Inputs, identity: dict[str, Any], res
     if found and not resume:
         raise RunFolderError(
             f"{folder.folder} holds this run, unfinished, with {found}; "
-            "add --resume to go on from there, or --restart to begin anew"
+            "add --resume to continue from it, or --restart to start again"
         )
     return False
 
 
-def claim(folder: RunFolder, inputs: Inputs, identity: dict[str, Any], restart: bool, notify: Notify) -> Start:
-    """Make the folder this run's own; `restart` moves away first what is there."""
+def claim(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], restart: bool, notify: Notify) -> Start:
+    """Claim the folder for this run; `restart` first moves the run in it away."""
     if restart and (moved := folder.move_away()):
-        notify(f"moved the run that was there to {moved}")
+        notify(f"moved the previous run to {moved}")
     folder.claim(inputs.run, identity)
     note_use(inputs.cache_folder, folder.folder)
     start = Start(folder.trained.exists(), folder.last_checkpoint)
     if start.is_trained:
-        notify("the adapter is trained already; it remains to be evaluated")
+        notify("adapter already trained; running evaluation")
     elif start.checkpoint:
-        notify(f"going on from {start.checkpoint.name}")
+        notify(f"resuming from {start.checkpoint.name}")
     return start

@@ -1,4 +1,4 @@
-"""What a run works with: its inputs, the opened cache, and what makes batches and a trainer of them."""
+"""What training and evaluation of a run share: inputs, the opened cache, the collator; and the trainer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers import TrainingArguments
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record
 from lookonce.run.config import BatchSection, RunFile
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify
-from lookonce.train.data.batches import Feed
-from lookonce.train.data.collate_rows import Collator
-from lookonce.train.data.features import CachedFeatures, VisionSource
-from lookonce.train.data.tokenize import Example, Prompter, make_examples
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.collate_rows import RowCollator
+from lookonce.train.data.features import CachedFeatures, FeatureSource
+from lookonce.train.data.tokenize import ChatTokenizer, Example, make_examples
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp
@@ -24,28 +24,36 @@ from lookonce.train.loop.warmup import WarmUp
 
 @dataclass(frozen=True)
 class Session:
-    """Inputs, the opened cache, and what turns records into batches."""
+    """A run's inputs, the opened cache, and what turns records into batches."""
 
-    inputs: Inputs
+    inputs: RunInputs
     cache: VisionCache
-    prompter: Prompter
-    collator: Collator
+    chat_tokenizer: ChatTokenizer
+    collator: RowCollator
 
     @classmethod
-    def open(cls, inputs: Inputs) -> Session:
+    def open(cls, inputs: RunInputs) -> Session:
         cache = inputs.open_cache()
-        prompter = Prompter(inputs.model_folder.folder, inputs.model_folder.config)
-        collator = Collator(CachedFeatures(cache), prompter.image_token_id, prompter.tokenizer.pad_token_id)
-        return cls(inputs, cache, prompter, collator)
+        chat_tokenizer = ChatTokenizer(inputs.model_folder.folder, inputs.model_folder.config)
+        collator = RowCollator(
+            cached_features(cache, inputs.run), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id
+        )
+        return cls(inputs, cache, chat_tokenizer, collator)
 
     def examples(self, split: str) -> tuple[list[Example], int]:
-        """Training examples of a split and how many records were too long."""
+        """The examples of a split, and how many records were left out as too long."""
         records, max_tokens = self.inputs.records[split], self.inputs.run.batch.longest_record
-        return make_examples(self.prompter, records, self.inputs.key_of, self.cache.grid_thw, max_tokens, split)
+        return make_examples(self.chat_tokenizer, records, self.inputs.key_of, self.cache.grid_thw, max_tokens, split)
 
     def question(self, record: Record, turn: int) -> Example:
+        """The prompt of one question, without its answer."""
         keys = [self.inputs.key_of(path) for path in record.images]
-        return self.prompter.question(record, turn, keys, [self.cache.grid_thw(key) for key in keys])
+        return self.chat_tokenizer.question(record, turn, keys, [self.cache.grid_thw(key) for key in keys])
+
+
+def cached_features(cache: VisionCache, run: RunFile) -> CachedFeatures:
+    """The features of a run's cache, with `train.host_cache_gb` of them kept in memory."""
+    return CachedFeatures(cache, int(run.train.host_cache_gb * 1e9))
 
 
 def make_trainer(
@@ -55,29 +63,31 @@ def make_trainer(
     examples: Sequence[Example],
     held_out: Sequence[Example] = (),
     callbacks: Sequence[Any] = (),
-    vision: VisionSource | None = None,
+    source: FeatureSource | None = None,
     notify: Notify = lambda text: None,
 ) -> RunTrainer:
-    """A trainer of a model on examples, validated with those `held_out`, that prints nothing by itself.
+    """A trainer of a model on examples, which validates on `held_out` and prints nothing by itself.
 
-    Images come from the session's cache, or from `vision`. `notify` gets notes for a person.
+    Features come from the session's collator, or from `source`. `notify` gets notes for the user.
     """
     options = session.inputs.run
-    vision = vision or CachedFeatures(session.cache, int(options.train.host_cache_gb * 1e9))
-    whole = options.batch.model_copy(update={"samples_per_step": max(len(held_out), 1), "order": "as_given"})
+    source = source or session.collator.source
+    one_step = options.batch.model_copy(update={"samples_per_step": max(len(held_out), 1), "order": "as_given"})
     ranks = {"rank": arguments.process_index, "num_ranks": arguments.world_size}
 
-    def feed(examples: Sequence[Example], batch: BatchSection) -> Feed:
-        return Feed.of(examples, session.prompter, vision, batch, arguments.device, options.train.seed, **ranks)
+    def batch_maker(examples: Sequence[Example], batch: BatchSection) -> BatchMaker:
+        return BatchMaker.of(
+            examples, session.chat_tokenizer, source, batch, arguments.device, options.train.seed, **ranks
+        )
 
     trainer = RunTrainer(
         model,
         arguments,
-        feed(examples, options.batch),
-        feed(held_out, whole) if held_out else None,
+        batch_maker(examples, options.batch),
+        batch_maker(held_out, one_step) if held_out else None,
         options.train.prefetch,
         callbacks,
-        uses_graphs=can_record(options, arguments, vision),
+        uses_graphs=can_capture(options, arguments, source),
     )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
@@ -85,12 +95,13 @@ def make_trainer(
     return trainer
 
 
-def can_record(run: RunFile, arguments: TrainingArguments, vision: VisionSource) -> bool:
-    """Whether the passes over packs of one shape are the same work each time, and the GPU's alone.
+def can_capture(run: RunFile, arguments: TrainingArguments, source: FeatureSource) -> bool:
+    """Whether passes over packs can be captured as CUDA graphs: one shape is always the same work, on the GPU alone.
 
-    They are not with a tower, whose shapes are those of its images; and what checkpointing keeps of random states, the
-    scaling of losses in half precision and weights that are spread over GPUs are the CPU's work too.
+    This is not so with a tower, whose shapes depend on its images, nor with gradient checkpointing (random states),
+    fp16 (loss scaling) and sharded weights, which involve the CPU.
     """
-    options, spread = run.train, run.train.fsdp and arguments.world_size > 1
-    fits = run.batch.has_packs and not (vision.has_tower or options.gradient_checkpointing or arguments.fp16 or spread)
-    return options.cuda_graphs and arguments.device.type == "cuda" and fits
+    options, is_sharded = run.train, run.train.fsdp and arguments.world_size > 1
+    needs_cpu = source.has_tower or options.gradient_checkpointing or arguments.fp16 or is_sharded
+    on_gpu = arguments.device.type == "cuda"
+    return options.cuda_graphs and on_gpu and run.batch.has_packs and not needs_cpu

@@ -1,11 +1,11 @@
-"""The model as it trains: without its tower, with LoRA, over rows or packs.
+"""The model as it trains: without its tower, with LoRA, over padded rows or packs.
 
-cached_tower  the module that takes the tower's place and returns cached features
-load         the checkpoint without its tower, a trained adapter on it
-attention    the mask of a pack: which token attends to which
-sync_free    the stock model's forward pass over a pack, without host-device syncs
-compile      the decoder layers compiled, and prepared for packs
-fsdp         the frozen weights sharded over the GPUs (FSDP2)
-loss         one forward pass and its part of the step's loss
-cuda_graphs  passes over packs recorded as CUDA graphs and replayed
+cached_tower  the module that replaces the tower and returns cached features
+load          the checkpoint without its tower, and LoRA on its language model
+attention     the mask of a pack: which token attends to which (FlexAttention or dense)
+sync_free     the stock model's forward pass over a pack, without host-device syncs
+compile       the decoder layers compiled, and set up for packs
+fsdp          the frozen weights sharded over the ranks (FSDP2)
+loss          the weighted loss of one micro-batch
+cuda_graphs   forward and backward passes over packs, captured as CUDA graphs and replayed
 """

@@ -1,19 +1,21 @@
-"""Who attends to whom in a pack, and the two ways in which that is computed.
+"""Attention over packs: which token attends to which, with FlexAttention or a dense mask.
 
-The law, in one place: a token attends to itself and to what comes before it in its own run and in its run's prefix. A
-run is a prefix (its own prefix is itself), a branch, or the padding at a pack's end. So the questions about an image
-see the image and nothing of each other, and no image sees another.
+The rule: a token attends to itself and to the tokens before it in its own segment and in its segment's prefix. A
+segment is a prefix (which is its own prefix), a branch, or the padding at the end of a pack. So each question about an
+image attends to the image and not to the other questions, and images do not attend to one another.
 
-Design: on a GPU, FlexAttention computes only the blocks of 128 x 128 in which somebody attends to somebody; elsewhere
-it is a dense mask for PyTorch's own attention. Both reach transformers' layers through its AttentionInterface
-(https://huggingface.co/docs/transformers/attention_interface), so that no model code is ours. What the mask depends on
-lies in buffers that are overwritten for each pack: the function that FlexAttention was compiled for stays the same, and
-nothing is compiled again. The blocks are counted in the dense mask, by the law itself; PyTorch's `create_block_mask`
-gives the same and keeps the CPU busy for 10 milliseconds a pack, in which the GPU has nothing to do.
+Design: on a GPU, FlexAttention computes only the blocks of 128 x 128 tokens in which at least one pair attends;
+elsewhere PyTorch's SDPA takes a dense mask. Both reach transformers' layers through its AttentionInterface
+(https://huggingface.co/docs/transformers/attention_interface), so no model code is copied. The segments are in buffers
+that each pack overwrites. The mask function that FlexAttention was compiled for therefore stays the same, and a new
+pack causes no recompilation. Blocks are counted in the dense mask. PyTorch's `create_block_mask` gives the same blocks,
+but keeps the CPU busy for 10 milliseconds per pack while the GPU is idle.
 
-Packs come in whole blocks and the kernels are told so. They would find it out for themselves if they were compiled for
-one length; for any length they would check each access, and the backward pass takes twice as long. The option that says
-it is one of PyTorch's own that it does not document. Were it renamed, packs would be slower and as right as before.
+An option tells the kernels that packs come in whole blocks. Kernels compiled for one length detect it;
+kernels for any length check the bounds of each access instead, which doubles the time of the backward pass. PyTorch
+does not document the option. If it were renamed, training would be slower but still correct.
+
+Shapes: `L` tokens of the pack with padding.
 """
 
 from __future__ import annotations
@@ -31,70 +33,72 @@ from transformers.masking_utils import sdpa_mask
 from lookonce.train.data.packing import BLOCK
 
 NAME = "shared_prefix"
-"""Of this attention, among transformers' implementations."""
+"""Name of this attention implementation in transformers."""
 WHOLE_BLOCKS: dict[str, Any] = {"IS_DIVISIBLE": True}
-"""FlexAttention's option for lengths that are such multiples."""
+"""FlexAttention's option that promises lengths of whole blocks."""
 Mask = torch.Tensor | BlockMask
 
 
-def attends(run_q: Any, prefix_q: Any, place_q: Any, run_k: Any, place_k: Any) -> Any:
-    """Whether the token at `place_q`, of the run `run_q` whose prefix is the run `prefix_q`, attends to the other."""
-    return (place_k <= place_q) & ((run_k == run_q) | (run_k == prefix_q))
+def attends(segment_q: Any, prefix_q: Any, position_q: Any, segment_k: Any, position_k: Any) -> Any:
+    """Whether a query token attends to a key token.
+
+    The query is at `position_q` in segment `segment_q`, whose prefix is segment `prefix_q`. Takes numbers or tensors.
+    """
+    return (position_k <= position_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
 
 
-def dense_mask(run: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, L, L]`, true where the row's token attends to the column's; `run` and `prefix` are `[L]`."""
-    place = torch.arange(len(run), device=run.device)
-    allowed: torch.Tensor = attends(run[:, None], prefix[:, None], place[:, None], run[None], place[None])
+def dense_mask(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+    """`[1, 1, L, L]`, true where the row's token attends to the column's. `segment` and `prefix` are `[L]`."""
+    position = torch.arange(len(segment), device=segment.device)
+    allowed: torch.Tensor = attends(segment[:, None], prefix[:, None], position[:, None], segment[None], position[None])
     return allowed[None, None]
 
 
 class PackMask:
-    """Makes the mask of one pack after another."""
+    """Makes the masks of packs, one after another, in the same buffers."""
 
     def __init__(self, max_tokens: int, device: torch.device) -> None:
-        """For packs of up to `max_tokens`, whole blocks."""
+        """Allocate buffers for packs of up to `max_tokens` tokens, a multiple of the block size."""
         self.device = device
-        run, prefix = (torch.zeros(max_tokens, dtype=torch.int32, device=device) for _ in range(2))
+        segment, prefix = (torch.zeros(max_tokens, dtype=torch.int32, device=device) for _ in range(2))
 
-        def pack_attends(batch: Any, head: Any, place_q: Any, place_k: Any) -> Any:
-            return attends(run[place_q], prefix[place_q], place_q, run[place_k], place_k)
+        def pack_attends(batch: Any, head: Any, position_q: Any, position_k: Any) -> Any:
+            return attends(segment[position_q], prefix[position_q], position_q, segment[position_k], position_k)
 
-        self._run, self._prefix, self._attends = run, prefix, pack_attends
+        self._segment, self._prefix, self._attends = segment, prefix, pack_attends
 
-    def __call__(self, run: torch.Tensor, prefix: torch.Tensor) -> Mask:
-        """What the model gets as `attention_mask`; the mask made before loses its meaning.
+    def __call__(self, segment: torch.Tensor, prefix: torch.Tensor) -> Mask:
+        """The model's `attention_mask`. It invalidates the mask of the previous pack.
 
-        `run` and `prefix` `[L]` say of each token which run it is in and which run is that one's prefix.
+        `segment`, `prefix` `[L]`: each token's segment, and the segment that is its prefix.
         """
-        return self.blocks(run, prefix) if self.device.type == "cuda" else dense_mask(run, prefix)
+        return self.blocks(segment, prefix) if self.device.type == "cuda" else dense_mask(segment, prefix)
 
-    def blocks(self, run: torch.Tensor, prefix: torch.Tensor) -> BlockMask:
-        """FlexAttention's, of a pack of whole blocks."""
-        length = len(run)
-        assert length % BLOCK == 0, length  # else kernels would read past its end
-        self._run[:length].copy_(run, non_blocking=True)
+    def blocks(self, segment: torch.Tensor, prefix: torch.Tensor) -> BlockMask:
+        """FlexAttention's mask of a pack of whole blocks."""
+        length = len(segment)
+        assert length % BLOCK == 0, length  # otherwise kernels would read past the end
+        self._segment[:length].copy_(segment, non_blocking=True)
         self._prefix[:length].copy_(prefix, non_blocking=True)
-        allowed = dense_mask(run, prefix)[0, 0]
-        some, every = blocks_of(allowed)
-        of_rows, of_columns = (_listed(some), _listed(every)), (_listed(some.T), _listed(every.T))
-        return BlockMask(
-            (length, length), *of_rows[0], *of_rows[1], *of_columns[0], *of_columns[1], (BLOCK, BLOCK), self._attends
-        )
+        allowed = dense_mask(segment, prefix)[0, 0]
+        partial, full = partial_and_full_blocks(allowed)
+        by_row = (*_block_indices(partial), *_block_indices(full))
+        by_column = (*_block_indices(partial.T), *_block_indices(full.T))
+        return BlockMask((length, length), *by_row, *by_column, (BLOCK, BLOCK), self._attends)
 
 
-def blocks_of(allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In which blocks of a dense mask `[L, L]` somebody attends to somebody but not all to all, and in which all do."""
-    num = len(allowed) // BLOCK
-    counts = allowed.view(num, BLOCK, num, BLOCK).sum((1, 3), dtype=torch.int32)
-    every = counts == BLOCK * BLOCK
-    return (counts > 0) & ~every, every
+def partial_and_full_blocks(allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For a dense mask `[L, L]`: the blocks in which some pairs attend but not all, and those in which all do."""
+    num_blocks = len(allowed) // BLOCK
+    counts = allowed.view(num_blocks, BLOCK, num_blocks, BLOCK).sum((1, 3), dtype=torch.int32)
+    full = counts == BLOCK * BLOCK
+    return (counts > 0) & ~full, full
 
 
-def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many blocks of each row are meant, and their columns before all others, as BlockMask has them.
+def _block_indices(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The number of true blocks in each row, and the row's column indices with the true ones first, as in BlockMask.
 
-    FlexAttention's kernels take a row's columns to lie side by side, and give wrong gradients if they do not.
+    FlexAttention's kernels require a row's indices to be contiguous in memory, and give wrong gradients otherwise.
     """
     chosen = blocks.contiguous().to(torch.int32)[None, None]
     columns = chosen.argsort(dim=-1, descending=True, stable=True)
@@ -109,7 +113,7 @@ def _compiled() -> Callable[..., torch.Tensor]:
 def shared_prefix_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """For AttentionInterface: FlexAttention if the mask is a `BlockMask`, else PyTorch's own."""
+    """For AttentionInterface: FlexAttention if the mask is a `BlockMask`, else SDPA."""
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
@@ -121,4 +125,4 @@ def shared_prefix_attention(
 
 
 AttentionInterface.register(NAME, shared_prefix_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)  # for whoever gives no mask of a pack
+AttentionMaskInterface.register(NAME, sdpa_mask)  # for inputs that are not packs

@@ -1,10 +1,10 @@
-"""The frozen weights spread over the GPUs (FSDP2), for models that do not fit one of them.
+"""The frozen weights sharded over the ranks (FSDP2), for models that do not fit one GPU.
 
-Design: what is trained is small, so it stays whole on every rank and only its gradients are exchanged; what is frozen
-is cut into as many parts as there are ranks. A decoder layer is put together when it is its turn and dropped
-afterwards. Checkpoints, the optimizer and the adapter are those of any other training. accelerate's own FSDP2 would cut
-up what is trained too, sum its gradients in half precision, and is not to be had on CPUs (`AcceleratorState`). The cost
-is the traffic of the whole model twice a forward pass, which one pack of some thousand tokens hides.
+Design: the trained weights are small, so they stay whole on every rank and only their gradients are exchanged. The
+frozen weights are sharded: a decoder layer is gathered when it is needed and freed afterwards. Checkpoints, optimizer
+and adapter are the same as without sharding. accelerate's FSDP2 would also shard the trained weights, sum their
+gradients in half precision, and does not run on CPUs (`AcceleratorState`). The cost is that the whole model is
+communicated twice per micro-batch, which a pack of some thousand tokens hides.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lookonce.train.model.load import text_model
 
 
 def shard_frozen(model: Any, device: torch.device) -> Any:
-    """Leave each rank its part of the frozen weights and all of what is trained, on `device`; gives the model.
+    """Move the trained weights and this rank's shards of the frozen weights to `device`; returns the model.
 
-    It comes from the CPU a layer at a time, so that it never is on a GPU as a whole.
+    The model moves from the CPU layer by layer, so a GPU never holds all of it.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in trained:
@@ -35,7 +35,7 @@ def shard_frozen(model: Any, device: torch.device) -> Any:
 
 
 def broadcast_trained(model: Any) -> None:
-    """Give all ranks the first one's weights of what is trained."""
+    """Copy the first rank's trained weights to all ranks."""
     for weight in model.parameters():
         if weight.requires_grad:
             distributed.broadcast(weight.data, src=0)
@@ -46,11 +46,11 @@ def is_sharded(model: Any) -> bool:
 
 
 def average_gradients(model: Any) -> None:
-    """Take the mean over ranks of what is trained; as one message."""
+    """Replace the gradients of trained weights by their means over all ranks, in one message."""
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     together = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(together)
     together /= distributed.get_world_size()
-    parts = torch.split(together, [gradient.numel() for gradient in gradients])
-    for gradient, averaged in zip(gradients, parts, strict=True):
+    averages = torch.split(together, [gradient.numel() for gradient in gradients])
+    for gradient, averaged in zip(gradients, averages, strict=True):
         gradient.copy_(averaged.view_as(gradient))

@@ -1,9 +1,9 @@
-"""The model without its tower, and LoRA on the language model that is left.
+"""Load the model without its vision tower, and add LoRA to its language model.
 
-Design: `from_pretrained` builds models on the meta device, so a tower that is swapped out right after the model's
-`__init__` never takes memory, and its tensors are skipped when the checkpoint is read. LoRA goes by PEFT. A pattern
-that would match modules of the tower finds nothing to hit here, but would add untrained adapters to the tower when
-the result is loaded onto the stock model; so patterns are checked against the tower's module names first.
+Design: `from_pretrained` builds models on the meta device. The tower is replaced right after the model's `__init__`, so
+it never takes memory, and its tensors are skipped when the checkpoint is read. LoRA is PEFT's. A LoRA pattern that
+matches modules of the tower would match nothing here, but would add untrained adapters to the tower when the result is
+loaded onto the stock model. So patterns are checked against the tower's module names first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import LoraSection, RunFile
-from lookonce.text import first_line
+from lookonce.text import first_line, listed
 from lookonce.train.model.cached_tower import CachedVisionTower
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""What the frozen weights are loaded in, by the run file's `train.precision`."""
+"""The dtype of the frozen weights for each `train.precision` of a run file."""
 TOWER_NAME = "model.visual"
 NUM_NAMED = 4
 
 
 def load_without_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa") -> Any:
-    """The checkpoint's model, an instance of its stock class, with a `CachedVisionTower`; frozen, on the CPU."""
+    """The checkpoint's model with a `CachedVisionTower`: an instance of its stock class, frozen, on the CPU."""
     stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
 
     class WithoutTower(stock_class):  # type: ignore[misc]
@@ -48,7 +48,7 @@ def load_without_tower(model_folder: ModelFolder, dtype: torch.dtype, attention:
 
 
 def load_with_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa") -> Any:
-    """The stock model, tower and all; frozen. For comparisons."""
+    """The stock model with its tower, frozen, for comparisons."""
     stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
     return _load(stock_class, model_folder, dtype, attention)
 
@@ -58,16 +58,16 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
         model = model_class.from_pretrained(model_folder.folder, dtype=dtype, attn_implementation=attention)
     except (ImportError, ValueError) as error:
         raise ModelError(
-            f"can not load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
+            f"cannot load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
         ) from None
     return model.requires_grad_(False)
 
 
 def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: int) -> PeftModel:
-    """Add a fresh adapter, the same for the same seed; what is trained is float32, whatever the model's dtype.
+    """Add a new adapter, determined by the seed. Trained weights are float32, whatever the model's dtype.
 
     Raises:
-        ModelError: the targets reach into the tower, or hit nothing.
+        ModelError: the targets match modules of the tower, or nothing.
     """
     config = lora_config(options)
     refuse_tower_targets(model_folder, config)
@@ -76,8 +76,8 @@ def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: 
     try:
         peft_model = get_peft_model(model, config)
     except ValueError as error:
-        raise ModelError(f"lora.targets {options.targets}: {str(error).splitlines()[0]}") from None
-    refuse_tower_targets(model_folder, peft_model.peft_config["default"])  # `all-linear` is names by now
+        raise ModelError(f"lora.targets {options.targets}: {first_line(error)}") from None
+    refuse_tower_targets(model_folder, peft_model.peft_config["default"])  # `all-linear` has been resolved to names
     _train_in_float32(peft_model)
     return peft_model
 
@@ -89,7 +89,7 @@ def _train_in_float32(model: PeftModel) -> None:
 
 
 def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
-    """PEFT passes over names that match nothing."""
+    """Refuse names that match nothing; PEFT ignores them."""
     names = [name for name, _ in model.named_modules() if name]
     for name in wanted:
         if not any(found.endswith(name) for found in names):
@@ -99,10 +99,10 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
 
 
 def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:
-    """The model without its tower, wearing a trained adapter, on the best device, ready to answer.
+    """The model without its tower and with a trained adapter, on the best device, in evaluation mode.
 
     Raises:
-        RunFolderError: there is no adapter in that folder.
+        RunFolderError: there is no adapter in the folder.
     """
     if not (adapter / "adapter_config.json").exists():
         raise RunFolderError(
@@ -110,21 +110,21 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
         )
     model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
     config = PeftConfig.from_pretrained(str(adapter))
-    config.inference_mode = False  # so that what was trained can be told from the rest
+    config.inference_mode = False  # marks the trained weights, for `_train_in_float32`
     peft_model: Any = get_peft_model(model, config)
-    _train_in_float32(peft_model)  # before the weights come: `PeftModel.from_pretrained` would round them
+    _train_in_float32(peft_model)  # before the weights are loaded, as `PeftModel.from_pretrained` would round them
     set_peft_model_state_dict(peft_model, load_peft_weights(str(adapter), device="cpu"))
     trained: PeftModel = peft_model.requires_grad_(False).to(best_device()).eval()
     return trained
 
 
 def text_model(model: Any) -> Any:
-    """The language model within a model that may wear an adapter."""
+    """The language model of a model with or without an adapter."""
     return base_model(model).model.language_model
 
 
 def base_model(model: Any) -> Any:
-    """transformers' model within one that may wear an adapter."""
+    """transformers' model, inside PEFT's if there is an adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -142,23 +142,23 @@ def lora_config(options: LoraSection) -> LoraConfig:
 
 
 def refuse_tower_targets(model_folder: ModelFolder, config: Any) -> None:
-    """Check that neither targets nor modules to save of PEFT's `config` name a module of the vision tower.
+    """Check that PEFT's `config` matches no module of the vision tower, neither as target nor as module to save.
 
     Raises:
-        ModelError: they do; names the modules that would be hit.
+        ModelError: it matches some; the message names them.
     """
     names = _tower_module_names(model_folder)
     try:
-        hit = [name for name in names if check_target_module_exists(config, name)]
+        matched = [name for name in names if check_target_module_exists(config, name)]
     except re.error as error:
-        raise ModelError(f"lora.targets {config.target_modules!r} is no regular expression: {error}") from None
+        raise ModelError(f"lora.targets {config.target_modules!r} is not a regular expression: {error}") from None
     saved = [name for name in names if name.endswith(tuple(config.modules_to_save or ()))]  # as PEFT matches them
-    for option, found in (("targets", hit), ("modules_to_save", saved)):
+    for option, found in (("targets", matched), ("modules_to_save", saved)):
         if found:
             raise ModelError(
                 f"lora.{option} reaches into the vision tower, which is frozen and not in memory: it matches "
-                f"{len(found)} modules there, {', '.join(found[:NUM_NAMED])}, ...; name modules of the language model, "
-                "for example q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+                f"{listed(found, NUM_NAMED)}; name modules of the language model, for example q_proj, k_proj, v_proj, "
+                "o_proj, gate_proj, up_proj, down_proj"
             )
 
 

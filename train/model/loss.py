@@ -1,8 +1,10 @@
-"""One forward pass and its part of the step's loss.
+"""The loss of one micro-batch, as its share of the step's loss.
 
-Design: every target comes with its weight, which says what it counts in the whole optimizer step, so a step's loss is
-the plain sum over its forward passes and ranks, however it was cut. Only the places to predict from go through the
-language model's head, and cross-entropy is taken in float32.
+Design: every target comes with its weight in the loss of the whole optimizer step (sampler.py). So a step's loss is the
+plain sum over its micro-batches and ranks, however it was cut. Only the positions to predict from go through the
+language model's head, and cross-entropy is computed in float32.
+
+Shapes: `B` rows (1 for a pack), `K` positions to predict from.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from lookonce.train.data.collate_rows import IGNORED
 from lookonce.train.data.features import Batch
 from lookonce.train.model.attention import PackMask
 
-OF_LOSS = ("targets", "weights")
-OF_MASK = ("run", "prefix")
+LOSS_KEYS = ("targets", "weights")
+"""Keys of a batch that the loss takes, and not the model."""
+MASK_KEYS = ("segment", "prefix")
+"""Keys of a pack that its mask is made of."""
 
 
 def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The sum of weighted cross-entropies: `logits` `[B, K, vocabulary]`, `targets` and `weights` `[B, K]`."""
-    if len(targets) > 1:  # of a pack all are chosen, and to ask would make the CPU wait for the GPU
+    """The weighted sum of cross-entropies. `logits` `[B, K, vocabulary]`, `targets` and `weights` `[B, K]`."""
+    if len(targets) > 1:  # a single row has a target in every column, and Boolean indexing forces a host-device sync
         chosen = targets != IGNORED
         logits, targets, weights = logits[chosen][None], targets[chosen][None], weights[chosen][None]
     each = cross_entropy(logits[0].float(), targets[0], reduction="none", ignore_index=IGNORED)
@@ -30,9 +34,9 @@ def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 
 
 def forward_loss(model: Any, batch: Batch, mask: PackMask) -> torch.Tensor:
-    """The part that a batch has in the loss of its step; gradients flow."""
-    inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*OF_LOSS, *OF_MASK)}
-    if "run" in batch:
-        inputs["attention_mask"] = mask(batch["run"], batch["prefix"])
+    """A batch's share of the loss of its step, with gradients."""
+    inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, *MASK_KEYS)}
+    if "segment" in batch:
+        inputs["attention_mask"] = mask(batch["segment"], batch["prefix"])
     logits = model(**inputs, use_cache=False).logits
     return weighted_loss(logits, batch["targets"], batch["weights"])

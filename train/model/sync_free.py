@@ -1,11 +1,11 @@
-"""The stock model's passes over a pack, without making the CPU wait for the GPU.
+"""The stock model's forward pass over a pack, without host-device syncs.
 
-Design: to index by a boolean mask, to compare counts and to take a tensor's numbers each empties the GPU's queue, and
-while the CPU fills it again the GPU is idle. transformers' model does so about ten times a forward pass: where it looks
-for image tokens, where it cuts features into images, and in each DeepStack level. The same values are had without: what
-would be compared is known from making the pack, and features are added as a tensor that is zero elsewhere. Two methods
-of the stock model are replaced while this lasts; a test holds that they exist and that nothing changes in any bit. The
-cost is a sum over the whole pack for each DeepStack level, a tenth of a millisecond.
+Design: Boolean indexing, count checks and `.tolist()` force a host-device sync, after which the GPU is idle until the
+CPU has launched new kernels. transformers' model has about ten per forward pass: where it finds the image tokens, where
+it splits features into images, and in each DeepStack level. The same values are computed without syncs: the counts are
+known when the pack is made, and features are added as a tensor that is zero elsewhere. Two methods of the stock model
+are replaced inside a context manager. A test checks that they exist and that no bit of the result changes. The cost is
+an addition over the whole pack in each DeepStack level, a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 
 @contextlib.contextmanager
-def without_waiting(model: Any) -> Iterator[None]:
-    """Let a model that gets packs add images to its text without asking the GPU; `model` wears no adapter."""
+def without_syncs(model: Any) -> Iterator[None]:
+    """Replace the methods of a model that sync when they add images to text. `model` is without PEFT's wrapper."""
     inner, text = model.model, model.model.language_model
     image_token_id: int = inner.config.image_token_id
 
@@ -37,7 +37,7 @@ def without_waiting(model: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def add_features(hidden_states: torch.Tensor, places: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """The states `[B, L, H]` with `features` `[N, H]` added at the N true `places` `[B, L]`, in order."""
-    spread = torch.zeros_like(hidden_states).masked_scatter(places[..., None], features.to(hidden_states.dtype))
-    return hidden_states + spread
+def add_features(hidden_states: torch.Tensor, is_image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """`hidden_states` `[B, L, H]` plus `features` `[N, H]` at the `N` true positions of `is_image` `[B, L]`."""
+    scattered = torch.zeros_like(hidden_states).masked_scatter(is_image[..., None], features.to(hidden_states.dtype))
+    return hidden_states + scattered

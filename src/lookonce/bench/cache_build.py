@@ -1,11 +1,11 @@
-"""How fast a cache is made, beside what limits it: the measurements behind `lookonce bench cache`.
+"""How fast a cache is built, beside what limits it: the measurements behind `lookonce bench cache`.
 
-In one run, over the same images: the tower alone on patches that are on the GPU already, the disk alone, the engine
-from end to end (JPEG decoding to fsync), and the plain loop (stock processor, stock tower, safetensors, one image at a
-time). The engine can be no faster than the slower of the first two, and how close it comes is the figure that counts.
-The disk is measured before and after the engine, and the mean taken: disks are not steady. The engine is warmed up with
-a few forwards. Phases are busy seconds of all threads or of the GPU; they overlap, so they add up to more than the time
-that passed.
+Measured together, over the same images: the tower alone on patches that are already on the GPU, the disk alone, the
+build from end to end (JPEG decoding to fsync), and a stock loop (stock processor, stock tower, safetensors, one image
+at a time). The build cannot be faster than the slower of the first two, so its share of that limit is the main result.
+The disk is measured before and after the build and averaged, because disks are not steady. The build is warmed up with
+a few tower batches. Its phases are busy seconds of all threads or of the GPU; they overlap, so their sum exceeds the
+elapsed time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from lookonce.bench.matmul import matmul_flops_per_second, synchronize
 from lookonce.cache.build.planner import planned_images
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.pixels import ImageProcessor
@@ -38,14 +39,13 @@ from lookonce.files import scratch_folder
 from lookonce.text import rows, table
 
 BLOCK_BYTES = 1 << 24
-"""Of a plain write or read: large enough for any disk."""
-MATMUL_SIZE = 8192
-WARM_UP_FORWARDS = 6
+"""Size of a write of the disk alone: large enough for any disk."""
+WARM_UP_BATCHES = 6
 
 
 @dataclass(frozen=True)
 class CacheBench:
-    """What was measured, all over the same images but for the plain loop, which got the first `num_plain`."""
+    """What was measured. All over the same images, except for the stock loop: over the first `num_plain`."""
 
     device: str
     num_images: int
@@ -63,7 +63,7 @@ class CacheBench:
 
     @property
     def limit_seconds(self) -> float:
-        """What the tower alone or the disk alone needs, whichever is slower."""
+        """Seconds of the tower alone or the disk alone, whichever is slower."""
         return max(self.tower_seconds, self.disk_seconds)
 
     @property
@@ -72,28 +72,28 @@ class CacheBench:
 
     @property
     def speedup(self) -> float:
-        """Over the plain loop."""
+        """How many times faster the build is than the stock loop."""
         return self.plain_seconds / self.num_plain / (self.engine_seconds / self.num_images)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"share_of_limit": self.share_of_limit, "speedup": self.speedup}
 
     def text(self) -> str:
-        ways = (
+        measured = (
             ("tower alone, patches on the device", self.num_images, self.tower_seconds),
             ("disk alone, the same bytes", self.num_images, self.disk_seconds),
-            ("engine, from files to files", self.num_images, self.engine_seconds),
-            ("plain loop, image by image", self.num_plain, self.plain_seconds),
+            ("build, from image files to shards", self.num_images, self.engine_seconds),
+            ("stock loop, image by image", self.num_plain, self.plain_seconds),
         )
         per_image = self.num_bytes / self.num_images
         lines = [
             (name, f"{number / seconds:.1f}", f"{number / seconds * per_image / 1e9:.2f}", f"{seconds:.2f}")
-            for name, number, seconds in ways
+            for name, number, seconds in measured
         ]
         achieved = self.tower_flop / self.tower_seconds
         facts = [
             ("images", f"{self.num_images:,}, {self.num_tokens / self.num_images:.0f} tokens each, {self.device}"),
-            ("engine", f"{self.share_of_limit:.0%} of what limits it, {self.speedup:.1f} times the plain loop"),
+            ("build", f"{self.share_of_limit:.0%} of its limit, {self.speedup:.1f} times as fast as the stock loop"),
             ("tower", f"{achieved / 1e12:.0f} TFLOP/s, {achieved / self.matmul_flops:.0%} of the measured matrix rate"),
         ]
         phases = [(name, f"{seconds:.2f}") for name, seconds in sorted(self.phases.items(), key=lambda item: -item[1])]
@@ -101,13 +101,13 @@ class CacheBench:
             [
                 table(("", "images/s", "GB/s", "seconds"), lines),
                 rows(facts),
-                table(("engine's phases (overlapping)", "seconds"), phases),
+                table(("phases of the build (overlapping)", "seconds"), phases),
             ]
         )
 
 
 def bench_cache(
-    place: Path,
+    scratch_root: Path,
     fingerprint: Fingerprint,
     processor: ImageProcessor,
     images: ImageIndex,
@@ -116,28 +116,28 @@ def bench_cache(
     shard_bytes: int,
     num_plain: int,
 ) -> CacheBench:
-    """Measure all four ways over `images`, writing below `place` and removing what was written.
+    """Take all four measurements over `images`, in scratch folders below `scratch_root`.
 
-    `load_stock` gives transformers' own tower, for the plain loop.
+    `load_stock` returns transformers' own tower, for the stock loop.
     """
     wanted = [image for image in planned_images(images, processor) if _is_sound(image, images, processor)]
     if not wanted:
-        raise UsageError("there is no image to measure with; name a run file whose records have images")
+        raise UsageError("no image of the run can be decoded; name a run file whose records have images")
     num_tokens = sum(image.num_tokens for image in wanted)
     tower_seconds = _tower_alone(wanted, images, processor, tower)
     num_bytes, options = num_tokens * fingerprint.bytes_per_token, BuildOptions(shard_bytes)
-    with scratch_folder(existing(place), "bench") as folder:
-        warm_up = images.first(_num_warm_up(wanted, tower))  # page-locked memory is slow to get the first time
+    with scratch_folder(existing(scratch_root), "bench") as folder:
+        warm_up = images.first(_num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time
         build_cache(folder, fingerprint, processor, warm_up, lambda: tower, options)
-    with scratch_folder(existing(place), "bench") as folder:
+    with scratch_folder(existing(scratch_root), "bench") as folder:
         before = disk_alone(folder, num_bytes, shard_bytes)
         start = time.perf_counter()
         report = build_cache(folder, fingerprint, processor, images, lambda: tower, options)
         engine_seconds = time.perf_counter() - start
-    with scratch_folder(existing(place), "bench") as folder:
+    with scratch_folder(existing(scratch_root), "bench") as folder:
         disk_seconds = (before + disk_alone(folder, num_bytes, shard_bytes)) / 2
-    with scratch_folder(existing(place), "bench") as folder:
-        plain_seconds = _plain_loop(folder, wanted[:num_plain], images, processor, load_stock(), tower.dtype)
+    with scratch_folder(existing(scratch_root), "bench") as folder:
+        plain_seconds = _stock_loop(folder, wanted[:num_plain], images, processor, load_stock(), tower.dtype)
     return CacheBench(
         device=torch.cuda.get_device_name(tower.device) if tower.device.type == "cuda" else "CPU",
         num_images=report.num_encoded,
@@ -149,13 +149,13 @@ def bench_cache(
         engine_seconds=engine_seconds,
         plain_seconds=plain_seconds,
         tower_flop=sum(tower.flop(image.num_tokens) for image in wanted),
-        matmul_flops=matmul_rate(tower.device, tower.dtype),
+        matmul_flops=matmul_flops_per_second(tower.device, tower.dtype),
         phases=report.phases,
     )
 
 
 def _is_sound(image: PlannedImage, images: ImageIndex, processor: ImageProcessor) -> bool:
-    """Whether an image can be decoded; reading it also brings it into memory, for all ways alike."""
+    """Whether an image can be decoded; reading it also brings it into the page cache, for all measurements alike."""
     with contextlib.suppress(ImageError):
         processor.resized_file(images.path_of[image.key])
         return image.num_tokens > 0
@@ -163,31 +163,31 @@ def _is_sound(image: PlannedImage, images: ImageIndex, processor: ImageProcessor
 
 
 def _num_warm_up(wanted: Sequence[PlannedImage], tower: Tower) -> int:
-    """Images for some forwards."""
+    """Number of images that make some tower batches."""
     mean = sum(image.num_tokens for image in wanted) / len(wanted)
-    return max(round(WARM_UP_FORWARDS * tower.tokens_per_forward / mean), 1)
+    return max(round(WARM_UP_BATCHES * tower.tokens_per_tower_batch / mean), 1)
 
 
 def _tower_alone(wanted: Sequence[PlannedImage], images: ImageIndex, processor: ImageProcessor, tower: Tower) -> float:
-    """Seconds for all images, in the engine's own forwards, with nothing else to do; the second of two rounds."""
+    """Seconds of the tower for all images, in the tower batches of a build; the second of two rounds."""
     patcher = processor.patcher().to(tower.device, tower.dtype)
-    forwards = []
-    for group in cut(sorted(wanted, key=lambda image: (image.num_tokens, image.key)), tower.tokens_per_forward):
-        pixels = [processor.resized_file(images.path_of[image.key]).to(tower.device) for image in group]
-        forwards.append((patcher(pixels), [patcher.grid_thw(image) for image in pixels]))
+    batches = []
+    for batch in cut(sorted(wanted, key=lambda image: (image.num_tokens, image.key)), tower.tokens_per_tower_batch):
+        pixels = [processor.resized_file(images.path_of[image.key]).to(tower.device) for image in batch]
+        batches.append((patcher(pixels), [patcher.grid_thw(image) for image in pixels]))
     seconds = 0.0
     for _ in range(2):
-        _synchronize(tower.device)
+        synchronize(tower.device)
         start = time.perf_counter()
-        for patches, grids in forwards:
+        for patches, grids in batches:
             tower.encode(patches, grids)
-        _synchronize(tower.device)
+        synchronize(tower.device)
         seconds = time.perf_counter() - start
     return seconds
 
 
 def disk_alone(folder: Path, num_bytes: int, file_bytes: int) -> float:
-    """Seconds to write so many bytes into files of that size, each flushed, in large blocks by several threads.
+    """Seconds to write `num_bytes` into flushed files of `file_bytes`, in large blocks by several threads.
 
     Past the page cache or through it, whichever is faster.
     """
@@ -211,7 +211,7 @@ def _write_files(folder: Path, num_bytes: int, file_bytes: int, direct: bool) ->
     return seconds
 
 
-def _plain_loop(
+def _stock_loop(
     folder: Path,
     wanted: Sequence[PlannedImage],
     images: ImageIndex,
@@ -219,7 +219,7 @@ def _plain_loop(
     stock: Any,
     dtype: torch.dtype,
 ) -> float:
-    """Seconds of what anyone would write first; the first image warms up and does not count."""
+    """Seconds of a straightforward loop with stock parts; the first image warms up and does not count."""
     start = time.perf_counter()
     for number, image in enumerate([wanted[0], *wanted]):
         if number == 1:
@@ -235,22 +235,3 @@ def _plain_loop(
         levels = [output.pooler_output, *output.deepstack_features]
         save_file({"features": torch.stack(levels, dim=1).cpu()}, folder / f"{image.key}.safetensors")
     return time.perf_counter() - start
-
-
-def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of large matrix products on random data."""
-    size = MATMUL_SIZE if device.type == "cuda" else MATMUL_SIZE // 8
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    for _ in range(3):
-        left @ right
-    _synchronize(device)
-    start = time.perf_counter()
-    for _ in range(10):
-        left @ right
-    _synchronize(device)
-    return 10 * 2 * size**3 / (time.perf_counter() - start)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""How fast features are read, beside what the disk gives: the measurements behind `lookonce bench read`.
+"""How fast features are read, beside the speed of the disk: the measurements behind `lookonce bench read`.
 
-The same files twice in one run: large blocks one after the other, as fast as the disk gives them, and whole images in
-random order through `VisionCache.get_many`, each checked. Before each the kernel is asked to forget the files
-(`posix_fadvise`, which needs no rights; it does nothing on a file system that lives in memory).
+The same files are read twice: in order in large blocks, which is the disk's speed, and image by image in random order
+through `VisionCache.get_many`, with checksums. Before each, the kernel is asked to drop the files from the page cache
+(`posix_fadvise`, which needs no privileges; it has no effect on a file system in memory).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import torch
 
 from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.reader import NUM_READERS, VisionCache
+from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import FeaturesMissing
 from lookonce.text import count, rows, size, table
+from lookonce.threads import NUM_THREADS
 
 BLOCK_BYTES = 1 << 24
-IMAGES_A_CALL = 32
+IMAGES_PER_CALL = 32
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ReadBench:
 
     num_images: int
     num_bytes: int
-    """Of features, in random order."""
+    """Bytes of features that were read in random order."""
     sequential_bytes: int
     sequential_seconds: float
     random_seconds: float
@@ -42,51 +43,54 @@ class ReadBench:
 
     @property
     def share(self) -> float:
-        """The rate of random reads over that of sequential ones."""
+        """The rate of random reads divided by that of sequential reads."""
         return (self.num_bytes / self.random_seconds) / (self.sequential_bytes / self.sequential_seconds)
 
     def text(self) -> str:
         checked = "checked" if self.check else "not checked"
-        ways = (
-            ("large blocks, in order", self.sequential_bytes, self.sequential_seconds),
-            (f"whole images, at random, {checked}", self.num_bytes, self.random_seconds),
+        measured = (
+            ("files in order, in large blocks", self.sequential_bytes, self.sequential_seconds),
+            (f"images in random order, {checked}", self.num_bytes, self.random_seconds),
         )
-        lines = [(name, f"{number / seconds / 1e9:.2f}", f"{seconds:.2f}") for name, number, seconds in ways]
+        lines = [(name, f"{number / seconds / 1e9:.2f}", f"{seconds:.2f}") for name, number, seconds in measured]
         facts = [
-            ("read", f"{count(self.num_images, 'image')}, {size(self.num_bytes)}, with {NUM_READERS} threads each way"),
-            ("random", f"{self.share:.0%} of the sequential rate; the kernel was told to forget the files before each"),
+            ("read", f"{count(self.num_images, 'image')}, {size(self.num_bytes)}, with {NUM_THREADS} threads"),
+            (
+                "random",
+                f"{self.share:.0%} of the sequential rate; files were dropped from the page cache before each",
+            ),
             ("opening", f"{self.open_seconds * 1000:.0f} ms"),
         ]
         return "\n\n".join([table(("", "GB/s", "seconds"), lines), rows(facts)])
 
 
 def bench_read(folder: Path, num_images: int, *, check: bool = True, seed: int = 0) -> ReadBench:
-    """Read a cache both ways.
+    """Read some images in random order, and their shards in order.
 
     Raises:
-        CacheError: it can not be opened, or is not what was written.
+        CacheError: the cache cannot be opened or is damaged.
     """
     start = time.perf_counter()
     cache = VisionCache.open(folder, check=check)
     open_seconds = time.perf_counter() - start
     keys = list(cache.keys())
     if not keys:
-        raise FeaturesMissing(f"{folder} holds no features to read; make them with: {BUILD_COMMAND}")
+        raise FeaturesMissing(f"{folder} holds no features to read; encode some with: {BUILD_COMMAND}")
     random.Random(seed).shuffle(keys)
     keys = keys[:num_images]
-    places = [cache.entry(key) for key in keys]
-    files = [shard_path(folder, shard) for shard in sorted({shard for shard, _ in places})]
-    cache.get_many(keys[:IMAGES_A_CALL], pin=True)  # pinned memory is slow to get the first time
-    _forget(files)
+    entries = [cache.entry(key) for key in keys]
+    files = [shard_path(folder, shard) for shard in sorted({shard for shard, _ in entries})]
+    cache.get_many(keys[:IMAGES_PER_CALL], pin=True)  # allocating pinned memory is slow the first time
+    _drop_from_page_cache(files)
     sequential_seconds = _read_in_order(files)
-    _forget(files)
+    _drop_from_page_cache(files)
     start = time.perf_counter()
-    for begin in range(0, len(keys), IMAGES_A_CALL):
-        cache.get_many(keys[begin : begin + IMAGES_A_CALL], pin=True)
+    for begin in range(0, len(keys), IMAGES_PER_CALL):
+        cache.get_many(keys[begin : begin + IMAGES_PER_CALL], pin=True)
     random_seconds = time.perf_counter() - start
     return ReadBench(
         num_images=len(keys),
-        num_bytes=sum(entry.size_bytes for _, entry in places),
+        num_bytes=sum(entry.size_bytes for _, entry in entries),
         sequential_bytes=sum(path.stat().st_size for path in files),
         sequential_seconds=sequential_seconds,
         random_seconds=random_seconds,
@@ -98,7 +102,7 @@ def bench_read(folder: Path, num_images: int, *, check: bool = True, seed: int =
 def _read_in_order(files: list[Path]) -> float:
     """Seconds to read whole files, block after block, each file by one thread."""
     pin = torch.cuda.is_available()
-    buffers = [raw_bytes(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pin)) for _ in files[:NUM_READERS]]
+    buffers = [raw_bytes(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pin)) for _ in files[:NUM_THREADS]]
 
     def read(path: Path) -> None:
         buffer = buffers.pop()
@@ -110,12 +114,12 @@ def _read_in_order(files: list[Path]) -> float:
         buffers.append(buffer)
 
     start = time.perf_counter()
-    with ThreadPoolExecutor(NUM_READERS) as threads:
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
         list(threads.map(read, files))
     return time.perf_counter() - start
 
 
-def _forget(files: list[Path]) -> None:
+def _drop_from_page_cache(files: list[Path]) -> None:
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""What a language model's matrix products cost in training, in floating point operations.
+"""FLOPs of the language model's matrix products in training.
 
-Counted are the products that cannot be left out, each multiplication and addition as one operation: a frozen weight is
-multiplied with in the forward and in the backward pass (4 a token), an adapter's weight has its own gradient besides
-(6), the head runs where something is predicted, and attention multiplies queries, keys and values of each pair of
-tokens in which one attends to the other, twice forward and five times backward (https://arxiv.org/abs/2205.14135).
+Counted are the products that cannot be left out; a multiplication and an addition are two FLOPs. A frozen weight is
+used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6), and
+`lm_head` runs on targets only. Attention multiplies queries, keys and values for every pair of tokens of which one
+attends to the other: two products in the forward and five in the backward pass (https://arxiv.org/abs/2205.14135).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import text_model
 
 
-def num_operations(model: Any, groups: Iterable[Group], examples: Sequence[Example]) -> int:
-    """Of one pass, forward and backward, over the prefixes and branches of `groups`."""
+def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) -> int:
+    """FLOPs of one forward and backward pass over the prefixes and branches of `groups`."""
     text = text_model(model)
     config, weights = text.config, [weight for weight in text.layers.parameters() if weight.ndim == 2]
     adapter = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -34,7 +34,7 @@ def num_operations(model: Any, groups: Iterable[Group], examples: Sequence[Examp
 
 
 def num_pairs(group: Group) -> int:
-    """Of tokens of which one attends to the other, itself included."""
+    """Pairs of tokens of which one attends to the other; a token attends to itself."""
     prefix = group.num_prefix_tokens
     return _triangle(prefix) + sum(branch * prefix + _triangle(branch) for branch in group.branch_tokens)
 

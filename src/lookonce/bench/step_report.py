@@ -1,109 +1,119 @@
-"""What measuring ways of training has shown, as a table."""
+"""The figures of `lookonce bench step` as a table and as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from lookonce.text import duration, table
 
 KVASIR_EPOCH = 41_079
 """Training samples of Kvasir-VQA, split by image 70/15/15."""
+HEADER = (
+    "",
+    "samples/s",
+    "ms/sample",
+    "",
+    "tokens/s",
+    "MFU",
+    "wait",
+    "peak GB",
+    "epoch",
+    "before",
+    "first loss",
+)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Some steps of one way."""
+    """The measured steps of one variant."""
 
-    way: str
-    says: str
+    variant: str
+    description: str
     num_steps: int
     num_samples: int
     seconds: float
     warm_up_seconds: float
-    """Before these: the trial of packs, with what is compiled and recorded in it, and the first steps."""
+    """Time before the measured steps: the trial of packs with its compilation and capturing, and the first steps."""
     wait_share: float
-    """Of the time, spent waiting for data."""
+    """Share of the time that was spent waiting for data."""
     tokens_per_second: float
-    """Of samples as they would stand alone, without padding."""
-    products_share: float | None
-    """Of the time, what the language model's matrix products would take at the card's own rate; None without a GPU."""
+    """Each sample's tokens are counted as if it stood alone, without padding."""
+    mfu: float | None
+    """FLOPs of the language model's matrix products over those that the GPU reaches; None without a GPU."""
     peak_gb: float | None
     losses: list[float]
-    """That were logged; of the first step, before anything is learned, it is equal in all ways that see the same
-    samples in it."""
+    """Logged losses. Variants that see the same samples in the first step have the same first loss."""
 
     @property
     def ms_per_sample(self) -> float:
         return 1e3 * self.seconds / self.num_samples
 
     def text(self) -> str:
-        products = "" if self.products_share is None else f", products {_share(self.products_share)}"
+        mfu = "" if self.mfu is None else f", MFU {_percent(self.mfu)}"
         peak = "" if self.peak_gb is None else f", peak {_gigabytes(self.peak_gb)} GB"
-        return f"{self.way}: {self.ms_per_sample:.2f} ms a sample{products}, wait {_share(self.wait_share)}{peak}"
+        return f"{self.variant}: {self.ms_per_sample:.2f} ms per sample{mfu}, wait {_percent(self.wait_share)}{peak}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ms_per_sample": self.ms_per_sample}
+        """The keys are those of the first version, which called variants ways."""
+        return {
+            "way": self.variant,
+            "says": self.description,
+            "num_steps": self.num_steps,
+            "num_samples": self.num_samples,
+            "seconds": self.seconds,
+            "warm_up_seconds": self.warm_up_seconds,
+            "wait_share": self.wait_share,
+            "tokens_per_second": self.tokens_per_second,
+            "products_share": self.mfu,
+            "peak_gb": self.peak_gb,
+            "losses": self.losses,
+            "ms_per_sample": self.ms_per_sample,
+        }
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """All ways that were measured."""
+    """All variants that were measured."""
 
     measured: list[Measured]
     samples_per_step: int
     tflops: float | None
-    """That the card reaches in large products."""
+    """TFLOP/s that the GPU reaches in large matrix products."""
     num_ranks: int = 1
     """Processes that shared each step."""
     missing: tuple[str, ...] = ()
-    """Ways that have not ended."""
+    """Variants that were not measured to the end."""
 
-    def speedup(self, way: str) -> float:
-        """Against the first."""
-        return self.measured[0].ms_per_sample / self.of(way).ms_per_sample
-
-    def of(self, way: str) -> Measured:
-        return next(measured for measured in self.measured if measured.way == way)
+    def speedup(self, one: Measured) -> float:
+        """How many times faster a variant is than the first."""
+        return self.measured[0].ms_per_sample / one.ms_per_sample
 
     def text(self) -> str:
-        lines = [
-            (
-                one.way,
-                f"{1e3 / one.ms_per_sample:.1f}",
-                f"{one.ms_per_sample:.2f}",
-                f"{self.measured[0].ms_per_sample / one.ms_per_sample:.1f}x",
-                f"{one.tokens_per_second:,.0f}",
-                _share(one.products_share),
-                _share(one.wait_share),
-                _gigabytes(one.peak_gb),
-                duration(one.ms_per_sample * KVASIR_EPOCH / 1e3),
-                duration(one.warm_up_seconds),
-                f"{one.losses[0]:.4f}",
-            )
-            for one in self.measured
-        ]
-        head = (
-            "",
-            "samples/s",
-            "ms/sample",
-            "",
-            "tokens/s",
-            "products",
-            "wait",
-            "peak GB",
-            "epoch",
-            "before",
-            "first loss",
-        )
-        notes = [f"  {one.way}: {one.says} ({one.num_steps} steps)" for one in self.measured]
-        rate = [f"  products: their share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
-        epoch = f"  epoch: {KVASIR_EPOCH:,} samples, Kvasir-VQA's training split; before: compilation and first steps"
-        steps = f"  {self.samples_per_step} samples a step" + (
-            f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
-        )
+        notes = [f"  {one.variant}: {one.description} ({one.num_steps} steps)" for one in self.measured]
         missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
-        return "\n".join([table(head, lines), *notes, *missing, *rate, epoch, steps])
+        rate = [f"  MFU: matrix products' share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
+        epoch = f"  epoch: {KVASIR_EPOCH:,} samples, Kvasir-VQA's training split; before: compilation and first steps"
+        shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
+        steps = f"  {self.samples_per_step} samples per step{shared}"
+        return "\n".join(
+            [table(HEADER, [self._row(one) for one in self.measured]), *notes, *missing, *rate, epoch, steps]
+        )
+
+    def _row(self, one: Measured) -> tuple[str, ...]:
+        return (
+            one.variant,
+            f"{1e3 / one.ms_per_sample:.1f}",
+            f"{one.ms_per_sample:.2f}",
+            f"{self.speedup(one):.1f}x",
+            f"{one.tokens_per_second:,.0f}",
+            _percent(one.mfu),
+            _percent(one.wait_share),
+            _gigabytes(one.peak_gb),
+            duration(one.ms_per_sample * KVASIR_EPOCH / 1e3),
+            duration(one.warm_up_seconds),
+            f"{one.losses[0]:.4f}",
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -115,7 +125,7 @@ class StepReport:
         }
 
 
-def _share(share: float | None) -> str:
+def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 

@@ -1,9 +1,9 @@
-"""Ways to train side by side: the same model, records and adapter, step by step through each one's whole pipeline.
+"""Measure training variants side by side: the same model, records and adapter, through each variant's whole pipeline.
 
-Design: times are of whole epochs, so that every way runs the same samples, waiting for data included, on an idle
-machine, without the first steps, which warm up. Nothing in between makes the CPU wait for the GPU but what the way does
-itself. Tokens are counted as each sample has them when it stands alone, so that ways which run fewer do not look slower
-for it. Beside each stands what its matrix products alone would take at the rate that this card reaches in large ones.
+Design: whole epochs are timed, so that every variant runs the same samples. Waiting for data is included; the first
+steps, which warm up, are not. The measurement adds no host-device sync between its first and last step. Each sample's
+tokens are counted as if it stood alone, so that a variant that processes fewer tokens does not look slower. MFU
+compares the FLOPs of the matrix products with those that this GPU reaches in large products.
 
 Under torchrun the processes share each step as they do in training, and times are of all of them together.
 """
@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +22,14 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from lookonce.bench.flops import num_operations
+from lookonce import environment
+from lookonce.bench.flops import num_flops
+from lookonce.bench.matmul import matmul_flops_per_second
 from lookonce.bench.step_report import Measured, StepReport
-from lookonce.bench.variants import Way, set_up
+from lookonce.bench.variants import Variant, set_up
 from lookonce.text import Notify
 from lookonce.train.data.groups import Group
-from lookonce.train.data.sampler import Order
+from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 from lookonce.train.loop.trainer import RunTrainer
@@ -37,39 +37,40 @@ from lookonce.train.model.compile import training_on_packs
 
 NUM_WARMUP_STEPS = 2
 MIN_SECONDS = 8
-"""Fast ways make more epochs, until they have been timed so long."""
+"""Fast variants run more epochs, until they have been timed for this long."""
 MAX_STEPS = 100_000
-"""Nobody gets there."""
+"""A limit that is never reached: the clock stops the trainer."""
 
 
 def bench_step(
     session: Session,
     examples: Sequence[Example],
-    ways: Sequence[Way],
+    variants: Sequence[Variant],
     num_steps: int = 0,
     notify: Notify = lambda text: None,
 ) -> Iterator[StepReport]:
-    """Train some ways and measure them; nothing is saved. `notify` gets notes.
+    """Train variants and measure them; nothing is saved. `notify` gets notes.
 
-    Each makes at least `num_steps` optimizer steps, and whole epochs if that is 0.
+    Each runs at least `num_steps` optimizer steps, or whole epochs if that is 0.
 
     Yields:
-        As each way ends, the report of all until then: a time limit that comes in the last leaves those before.
+        After each variant the report of all so far, so that a time limit loses only the variant that it interrupts.
     """
+    rate = None
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # else all processes would measure on the first
-    rate = products_rate() if torch.cuda.is_available() else None
-    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+        device = torch.device("cuda", environment.local_rank())
+        torch.cuda.set_device(device)  # else all processes would measure on the first GPU
+        rate = matmul_flops_per_second(device, torch.bfloat16)
     samples_per_step = session.inputs.run.batch.samples_per_step
     measured: list[Measured] = []
-    for number, way in enumerate(ways, start=1):
-        measured.append(_measure(way, session, examples, num_steps, rate, notify))
-        missing = tuple(later.name for later in ways[number:])
-        yield StepReport([*measured], samples_per_step, rate and rate / 1e12, num_ranks, missing)
+    for number, variant in enumerate(variants, start=1):
+        measured.append(_measure(variant, session, examples, num_steps, rate, notify))
+        missing = tuple(later.name for later in variants[number:])
+        yield StepReport([*measured], samples_per_step, rate and rate / 1e12, environment.num_ranks(), missing)
 
 
 def _measure(
-    way: Way,
+    variant: Variant,
     session: Session,
     examples: Sequence[Example],
     num_steps: int,
@@ -80,27 +81,30 @@ def _measure(
     batch = session.inputs.run.batch
     in_epoch = math.ceil(len(examples) / batch.samples_per_step)
     with tempfile.TemporaryDirectory() as folder:
-        notify(f"{way.name}: {way.says}")
-        model, trainer = set_up(way, session, examples, MAX_STEPS, Path(folder), notify)
+        notify(f"{variant.name}: {variant.description}")
+        model, trainer = set_up(variant, session, examples, MAX_STEPS, Path(folder), notify)
         clock = _Clock(trainer, num_steps, num_steps or in_epoch)
         compiled = session.inputs.run.train.compile and torch.cuda.is_available()
-        with training_on_packs(model, compiled=compiled) if way.has_packs else contextlib.nullcontext():
+        with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
             trainer.train()
     share_of_epoch = clock.num_steps / in_epoch
-    order = Order.of(
-        examples, session.prompter.image_token_id, batch.model_copy(update={"mode": way.mode or "separate"}), seed=0
+    sampler = Sampler.of(
+        examples,
+        session.chat_tokenizer.image_token_id,
+        batch.model_copy(update={"mode": variant.mode or "separate"}),
+        seed=0,
     )
-    operations = num_operations(model, _groups(order), examples) * share_of_epoch
+    flops = num_flops(model, _groups(sampler), examples) * share_of_epoch
     measured = Measured(
-        way=way.name,
-        says=way.says,
+        variant=variant.name,
+        description=variant.description,
         num_steps=clock.num_steps,
         num_samples=round(len(examples) * share_of_epoch),
         seconds=clock.seconds,
         warm_up_seconds=clock.warm_up_seconds,
         wait_share=clock.waited / clock.seconds,
         tokens_per_second=sum(example.num_tokens for example in examples) * share_of_epoch / clock.seconds,
-        products_share=rate and operations / rate / trainer.args.world_size / clock.seconds,
+        mfu=rate and flops / rate / trainer.args.world_size / clock.seconds,
         peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
         losses=[log["loss"] for log in trainer.state.log_history if "loss" in log],
     )
@@ -108,34 +112,21 @@ def _measure(
     return measured
 
 
-def _groups(order: Order) -> Iterable[Group]:
-    return (group for step in order.epoch(0) for forward in step for group in forward.pack.groups)
-
-
-def products_rate() -> float:
-    """Operations a second that this GPU reaches in large bfloat16 products."""
-    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    seconds = []
-    for _ in range(30):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        left @ right
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2 * 8192**3 / statistics.median(seconds)
+def _groups(sampler: Sampler) -> Iterable[Group]:
+    return (group for step in sampler.epoch(0) for micro_batch in step for group in micro_batch.pack.groups)
 
 
 class _Clock(TrainerCallback):
-    """Times a trainer's steps after those that warm up, and stops it."""
+    """Times a trainer's steps after the warm-up steps, and stops it."""
 
     def __init__(self, trainer: Any, num_steps: int, multiple: int) -> None:
-        """After `num_steps`, or if that is 0 after `MIN_SECONDS`, at a multiple of so many steps."""
+        """Stop after `num_steps`, or after `MIN_SECONDS` if that is 0, at a multiple of `multiple` steps."""
         self._wanted, self._multiple = num_steps, multiple
         self.num_steps = 0
         self.warm_up_seconds = 0.0
-        """Of what came before, from the beginning of training: compilation, mostly."""
+        """Time from the start of training to the first measured step: mostly compilation."""
         self.seconds = self.waited = 0.0
-        """Of these steps, and how long they waited for data."""
+        """Duration of the measured steps, and how long they waited for data."""
         self._began = (time.perf_counter(), 0.0)
         self._trainer, self._waited = trainer, 0.0
         if not isinstance(trainer, RunTrainer):
@@ -159,7 +150,7 @@ class _Clock(TrainerCallback):
             control.should_training_stop = self._agreed(bool(self._wanted) or self.seconds >= MIN_SECONDS)
 
     def _agreed(self, is_over: bool) -> bool:
-        """Whether one of all processes says so, whose clocks differ."""
+        """Whether it is over on any process: their clocks differ, and all must stop after the same step."""
         accelerator = self._trainer.accelerator
         return bool(accelerator.reduce(torch.tensor(float(is_over), device=accelerator.device), "sum"))
 
@@ -170,7 +161,7 @@ class _Clock(TrainerCallback):
 
 
 def _free_memory() -> None:
-    """Of the way measured before, whose trainer and callbacks hold each other; else it would count as peak."""
+    """Free the memory of the variant before, whose trainer and callbacks form a cycle; it would count as peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

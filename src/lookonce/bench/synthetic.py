@@ -1,4 +1,4 @@
-"""Made-up data to measure on: frames with the sizes and questions of Kvasir-VQA's, and a model of real size."""
+"""Synthetic data for measurements: frames with the sizes and questions of Kvasir-VQA's, and a model of real size."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lookonce.run.config import RunFile, read_run_file
 
 
 def make_run(
-    place: Path, model: str, num_images: int, tokenizer: Path | None = None, assignments: Iterable[str] = ()
+    folder: Path, model: str, num_images: int, tokenizer: Path | None = None, assignments: Iterable[str] = ()
 ) -> RunFile:
-    """A run file on such data, which is written to a folder in `place` if it is not there yet.
+    """A run file on synthetic data, which is written to a subfolder of `folder` unless it is there already.
 
     Raises:
-        UsageError: that folder holds something else, or a key of `assignments` is wrong.
+        UsageError: the subfolder holds something else, or a key of `assignments` is wrong.
     """
-    folder = place / f"{model}-{num_images}"
-    write_sample(folder, model=model, tokenizer=tokenizer, num_images=num_images, sizes=KVASIR_SIZES)
+    data = folder / f"{model}-{num_images}"
+    write_sample(data, model=model, tokenizer=tokenizer, num_images=num_images, sizes=KVASIR_SIZES)
     values = {
-        "model": {"path": str(folder / "model")},
-        "data": {"train": str(folder / "train.jsonl")},
-        "cache": {"dir": str(place / "caches")},
+        "model": {"path": str(data / "model")},
+        "data": {"train": str(data / "train.jsonl")},
+        "cache": {"dir": str(folder / "caches")},
         "batch": {"samples_per_step": 96},
         "train": {"learning_rate": 1e-5},
-        "output": str(folder / "run"),
+        "output": str(data / "run"),
     }
-    path = folder / "run.yaml"
+    path = data / "run.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     return read_run_file(path, assignments)

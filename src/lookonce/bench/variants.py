@@ -1,13 +1,13 @@
-"""The ways to train that are compared: transformers' own Trainer as people use it, and ours.
+"""The training variants that `lookonce bench step` compares: transformers' Trainer as commonly used, and ours.
 
-plain      the stock Trainer: a row a question, padded, random order, the tower in every step
+plain      stock Trainer: one padded row per question, random order, the tower in every step
 liger      the same with Liger's kernels (https://github.com/linkedin/Liger-Kernel)
-cached     rows as well, but features from the cache and logits only where they are supervised
+cached     padded rows too, but features from the cache and logits of targets only
 tower      `packed` with the tower in every step: the best that a trainer without padding can do
 packed     no padding, from the cache; each question with its own copy of the image
 shared     all questions about an image share one pass over its tokens
 
-Each goes through its whole pipeline: reading, batches, Trainer's loop, optimizer, logging.
+Each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging.
 """
 
 from __future__ import annotations
@@ -23,86 +23,83 @@ import torch
 from torch.nn.functional import pad
 from transformers import Trainer
 
+from lookonce import environment
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.text import Notify
-from lookonce.train.data.collate_rows import IGNORED, Collator
-from lookonce.train.data.features import Batch, Pixels
+from lookonce.train.data.collate_rows import IGNORED, RowCollator
+from lookonce.train.data.features import Batch, FeatureSource, Pixels
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
-from lookonce.train.loop.session import Session, make_trainer
+from lookonce.train.loop.session import Session, cached_features, make_trainer
 from lookonce.train.loop.trainer import training_arguments
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
 PLAIN_ROWS = 4
-"""A forward pass of the plain ways, as people train: more do not fit a GPU of 80 GB."""
+"""Rows per forward pass of stock training, a common setting: more do not fit a GPU of 80 GB."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One of them."""
+class Variant:
+    """One way to train."""
 
     name: str
-    says: str
+    description: str
     mode: str | None
-    """Of our batches; None for the stock Trainer's."""
+    """The run file's `batch.mode`; None for the stock Trainer's batches."""
     has_tower: bool
-    needs: str = ""
-    """A package."""
+    package: str = ""
+    """The package that must be installed for it."""
 
     @property
     def has_packs(self) -> bool:
         return self.mode in ("packed", "shared")
 
 
-WAYS = {
-    way.name: way
-    for way in (
-        Way("plain", "stock Trainer, padded rows, tower in every step", None, True),
-        Way("liger", "the same with Liger's kernels", None, True, "liger_kernel"),
-        Way("cached", "padded rows, features from the cache", "separate", False),
-        Way("tower", "packs, every question its own image, tower in every step", "packed", True),
-        Way("packed", "packs, every question its own image, from the cache", "packed", False),
-        Way("shared", "packs, questions share their image, from the cache", "shared", False),
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("plain", "stock Trainer, padded rows, tower in every step", None, True),
+        Variant("liger", "the same with Liger's kernels", None, True, "liger_kernel"),
+        Variant("cached", "padded rows, features from the cache", "separate", False),
+        Variant("tower", "packs, every question its own image, tower in every step", "packed", True),
+        Variant("packed", "packs, every question its own image, from the cache", "packed", False),
+        Variant("shared", "packs, questions share their image, from the cache", "shared", False),
     )
 }
 
 
-def way_of(run: RunFile) -> str:
-    """The way that a run file trains."""
-    return run.batch.mode if run.batch.has_packs else "cached"
-
-
-def find_ways(names: Sequence[str]) -> list[Way]:
-    """The ways of these names, Liger's last, which changes transformers' classes for good.
+def find_variants(names: Sequence[str]) -> list[Variant]:
+    """The variants with these names; Liger's is last, because it replaces transformers' classes permanently.
 
     Raises:
-        UsageError: there is no such way, or it needs a package that is not here.
+        UsageError: a name is unknown, or its variant needs a package that is not installed.
     """
     for name in names:
-        if name not in WAYS:
-            raise UsageError(f"no way of training is named {name!r}; choose from {', '.join(WAYS)}")
-        if WAYS[name].needs and importlib.util.find_spec(WAYS[name].needs) is None:
-            raise UsageError(f"{name} needs {WAYS[name].needs}; install it with: pip install liger-kernel")
-    return sorted((WAYS[name] for name in names), key=lambda way: way.name == "liger")
+        if name not in VARIANTS:
+            raise UsageError(f"no training variant is named {name!r}; choose from {', '.join(VARIANTS)}")
+        package = VARIANTS[name].package
+        if package and importlib.util.find_spec(package) is None:
+            raise UsageError(f"{name} needs {package}; install it with: pip install liger-kernel")
+    return sorted((VARIANTS[name] for name in names), key=lambda variant: variant.name == "liger")
 
 
 def set_up(
-    way: Way,
+    variant: Variant,
     session: Session,
     examples: Sequence[Example],
     num_steps: int,
     folder: Path,
     notify: Notify,
 ) -> tuple[Any, Any]:
-    """The model with a fresh adapter and the trainer of so many steps, which saves nothing; `notify` gets its notes."""
-    if way.name == "liger":
+    """A model with a new adapter, and a trainer of `num_steps` steps that saves nothing; `notify` gets its notes."""
+    if variant.name == "liger":
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3_vl
 
         apply_liger_kernel_to_qwen3_vl()
-    session = _with_run(session, _run_of(way, session.inputs.run))
+    session = _with_run(session, _run_of(variant, session.inputs.run))
     inputs, run = session.inputs, session.inputs.run
-    load = load_with_tower if way.has_tower else load_without_tower
+    load = load_with_tower if variant.has_tower else load_without_tower
     model = load(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention)
     model = add_lora(model, inputs.model_folder, run.lora, run.train.seed)
     arguments: dict[str, Any] = {
@@ -112,15 +109,17 @@ def set_up(
         "load_best_model_at_end": False,
         "report_to": "none",
     }
-    if way.mode is None:
+    if variant.mode is None:
         return model, _stock_trainer(session, model, examples, folder, arguments)
-    pixels = Pixels(inputs.processor, inputs.images.path_of) if way.has_tower else None
+    source: FeatureSource = cached_features(session.cache, run)
+    if variant.has_tower:
+        source = Pixels(inputs.processor, inputs.images.path_of)
     settings = training_arguments(run, folder, **arguments)
-    return model, make_trainer(session, model, settings, examples, vision=pixels, notify=notify)
+    return model, make_trainer(session, model, settings, examples, source=source, notify=notify)
 
 
-def _run_of(way: Way, run: RunFile) -> RunFile:
-    changes = {"mode": way.mode, "samples_per_forward": PLAIN_ROWS} if way.mode else {}
+def _run_of(variant: Variant, run: RunFile) -> RunFile:
+    changes = {"mode": variant.mode, "samples_per_forward": PLAIN_ROWS} if variant.mode else {}
     return run.model_copy(update={"batch": run.batch.model_copy(update=changes)})
 
 
@@ -133,18 +132,18 @@ def _stock_trainer(
 ) -> Any:
     inputs, run = session.inputs, session.inputs.run
     rows = min(PLAIN_ROWS, run.batch.samples_per_step)
-    at_once = rows * int(os.environ.get("WORLD_SIZE", 1))
+    rows_of_all_ranks = rows * environment.num_ranks()
     settings = training_arguments(
         run,
         folder,
         per_device_train_batch_size=rows,
-        gradient_accumulation_steps=max(run.batch.samples_per_step // at_once, 1),
+        gradient_accumulation_steps=max(run.batch.samples_per_step // rows_of_all_ranks, 1),
         dataloader_num_workers=_num_loader_workers(),
         dataloader_pin_memory=torch.cuda.is_available(),
         **arguments,
     )
     pixels = Pixels(inputs.processor, inputs.images.path_of)
-    collate = StockCollator(replace(session.collator, vision=pixels))
+    collate = StockCollator(replace(session.collator, source=pixels))
     trainer = Trainer(model, settings, data_collator=collate, train_dataset=examples)
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
@@ -157,9 +156,9 @@ def _num_loader_workers() -> int:
 
 @dataclass(frozen=True)
 class StockCollator:
-    """Batches as transformers' models take them: whole labels, and the loss is the model's own."""
+    """Batches for transformers' models: with labels of whole rows, from which the model computes its own loss."""
 
-    rows: Collator
+    rows: RowCollator
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         batch = self.rows(examples)

@@ -1,11 +1,15 @@
-"""What the command line's commands take and print; what they do is in `datasets`, `cache` and `train`.
+"""The commands of the command line: their arguments and what they print. The phases do the work.
 
-options    arguments and options that commands share, and how they print
-data       lookonce data prepare
+options    arguments and options that commands share, and printing
+sample     lookonce sample
+data       lookonce data prepare, tar
 records    lookonce data convert
-audit      lookonce data audit, pack
+audit      lookonce data audit
 cache      lookonce cache plan, build, status
-care       lookonce cache verify, repair, show, gc, stage
+maintenance  lookonce cache verify, repair, show, gc, stage
+train      lookonce train
+evaluate   lookonce eval
+predict    lookonce predict
 fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read

@@ -1,4 +1,4 @@
-"""`lookonce bench`: measurements, each side by side with the plain way and with what limits it, in one run."""
+"""`lookonce bench`: measurements, each beside stock transformers and beside what the hardware allows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from lookonce import environment
 from lookonce.commands.options import (
     JSON,
     PATH,
@@ -15,32 +16,32 @@ from lookonce.commands.options import (
     SET,
     cache_folder,
     emit,
-    is_first,
-    is_one_of_several,
     notify,
     open_inputs,
     read_run,
 )
 from lookonce.errors import UsageError
-from lookonce.signals import stopping_early
+from lookonce.signals import exit_on_signal
 
 
 @click.group()
 def bench() -> None:
-    """Measure side by side with the plain way, in one run."""
+    """Measure speed, side by side with stock transformers."""
 
 
 @bench.command("step")
 @click.argument("run_file", metavar="[RUN.yaml]", type=PATH, required=False)
 @SET
 @click.option(
-    "--model", type=click.Choice(["2b", "4b", "8b"]), help="Instead of a run file: real size, random weights."
+    "--model",
+    type=click.Choice(["2b", "4b", "8b"]),
+    help="Instead of a run file: a model of this size, random weights.",
 )
 @click.option(
     "--data",
     type=click.Choice(["kvasir-shaped"]),
     default="kvasir-shaped",
-    help="With --model: made-up frames like it.",
+    help="With --model: synthetic images and questions.",
 )
 @click.option(
     "--images",
@@ -48,18 +49,22 @@ def bench() -> None:
     default=64,
     show_default=True,
     type=click.IntRange(8),
-    help="With --model: how many frames; multiples of 64 have as many questions each as Kvasir-VQA's.",
+    help="With --model: number of images; multiples of 64 have as many questions per image as Kvasir-VQA.",
 )
-@click.option("--tokenizer", type=PATH, help="With --model: a folder whose tokenizer to use instead of the sample's.")
-@click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: where its files go.")
+@click.option("--tokenizer", type=PATH, help="With --model: folder of a tokenizer; by default the sample's.")
+@click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: folder of its files.")
 @click.option(
-    "--ways", default="plain,cached,shared", show_default=True, help="Of training, the first to compare with."
+    "--variants",
+    default="plain,cached,shared",
+    show_default=True,
+    help="Comma-separated training variants; the first is the baseline.",
 )
+@click.option("--ways", hidden=True, help="The former name of --variants.")
 @click.option(
     "--steps",
     default=0,
     type=click.IntRange(0),
-    help="Optimizer steps to measure, each way; by default an epoch or more.",
+    help="Optimizer steps to measure per variant; by default one epoch or more.",
 )
 @JSON
 def bench_step(
@@ -70,68 +75,83 @@ def bench_step(
     num_images: int,
     tokenizer: Path | None,
     place: Path,
-    ways: str,
+    variants: str,
+    ways: str | None,
     steps: int,
     as_json: bool,
 ) -> None:
-    """Train some steps in several ways: times, memory and losses side by side.
+    """Measure training variants side by side: time, memory and losses.
 
-    Ways: plain (the stock Trainer with the tower), liger (with Liger's kernels), cached (rows, from the cache), tower
-    and packed (no padding, every question its own image, with the tower and from the cache), shared (ours).
-    --model writes a checkpoint of 4 to 18 GB and a run file to --place, and leaves them there for the next time.
-    Interrupted, or stopped by SIGTERM or SIGUSR1 (exit code 75), it still shows the ways that have ended.
+    \b
+    Variants:
+      plain   stock Trainer: padded rows, tower in every step
+      liger   the same with Liger's kernels
+      cached  padded rows, features from the cache
+      tower   packs, each question with its own image, tower in every step
+      packed  packs, each question with its own image, from the cache
+      shared  packs, questions share their image, from the cache (the default of `lookonce train`)
+
+    --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time.
+
+    If interrupted, or stopped by SIGTERM or SIGUSR1 (exit code 75), it still reports the finished variants.
 
     \b
     Examples:
       lookonce bench step experiments/sample.yaml
-      lookonce bench step run.yaml --ways plain,liger,shared --steps 50 --json
-      lookonce bench step --model 8b --data kvasir-shaped --ways plain,liger,cached,tower,packed,shared
-      torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --ways shared
+      lookonce bench step run.yaml --variants plain,liger,shared --steps 50 --json
+      lookonce bench step --model 8b --data kvasir-shaped --variants plain,liger,cached,tower,packed,shared
+      torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --variants shared
     """
     if (run_file is None) == (model is None):
-        raise click.UsageError("name a run file, or a --model to make one up; one of them")
+        raise click.UsageError("name either a run file or a --model for synthetic data")
     from lookonce.bench.step_time import bench_step as measure
     from lookonce.bench.synthetic import make_run
-    from lookonce.bench.variants import find_ways
-    from lookonce.run.inputs import Inputs
+    from lookonce.bench.variants import find_variants
+    from lookonce.run.inputs import RunInputs
     from lookonce.train.loop.session import Session
 
-    chosen = find_ways(ways.split(","))
-    if model and is_one_of_several():
+    chosen = find_variants((ways or variants).split(","))
+    if model and environment.num_ranks() > 1:
         raise UsageError(
-            "--model writes files, which one process must do; run it once without torchrun, and then "
+            "--model writes files, which only one process can do; run it once without torchrun, and then "
             f"torchrun with the run file that it leaves in {place / f'{model}-{num_images}'}"
         )
     if model:
-        inputs = Inputs.open(make_run(place, model, num_images, tokenizer, assignments))
+        inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments))
         inputs.build()
     elif run_file:
-        inputs = Inputs.open(read_run(run_file, assignments))
+        inputs = RunInputs.open(read_run(run_file, assignments))
     session = Session.open(inputs)
-    notes = notify if is_first() else lambda note: None
+    is_first = environment.rank() == 0
+    notes = notify if is_first else lambda note: None
     report = None
     try:
-        with stopping_early("the same command measures all ways again"):
-            for of_ended in measure(session, session.examples("train")[0], chosen, steps, notes):
-                report = of_ended
+        with exit_on_signal("run the same command to measure all variants again"):
+            for so_far in measure(session, session.examples("train")[0], chosen, steps, notes):
+                report = so_far
     finally:
-        if report and is_first():
+        if report and is_first:
             emit(report.to_json(), report.text(), as_json)
 
 
 @bench.command("cache")
 @RUN
 @SET
-@click.option("--images", "num_images", default=0, type=click.IntRange(0), help="Of the run; by default all of them.")
-@click.option("--plain", "num_plain", default=32, show_default=True, type=click.IntRange(1), help="For the plain loop.")
-@click.option("--place", type=PATH, help="Where to write; by default beside the run's cache.")
+@click.option(
+    "--images", "num_images", default=0, type=click.IntRange(0), help="Number of images; by default all of the run's."
+)
+@click.option(
+    "--plain", "num_plain", default=32, show_default=True, type=click.IntRange(1), help="Images for the stock loop."
+)
+@click.option("--place", type=PATH, help="Folder for the files that are written; by default that of the run's caches.")
 @JSON
 def bench_cache(
     run_file: Path, assignments: tuple[str, ...], num_images: int, num_plain: int, place: Path | None, as_json: bool
 ) -> None:
-    """Make a cache and throw it away: how fast, beside the tower alone, the disk alone, and the plain loop.
+    """Measure building a cache, beside its limits and a stock loop.
 
-    Writes the bytes of these images' cache five times over, and removes them.
+    The limits are the tower alone and the disk alone. The stock loop runs transformers' processor and tower over one
+    image after another. Writes five times the size of these images' cache, and removes it.
 
     \b
     Examples:
@@ -157,13 +177,11 @@ def bench_cache(
 @bench.command("read")
 @PLACE
 @SET
-@click.option(
-    "--images", "num_images", default=512, show_default=True, type=click.IntRange(1), help="To read at random."
-)
-@click.option("--no-check", is_flag=True, help="Without checksums.")
+@click.option("--images", "num_images", default=512, show_default=True, type=click.IntRange(1), help="Images to read.")
+@click.option("--no-check", is_flag=True, help="Do not compare checksums.")
 @JSON
 def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, no_check: bool, as_json: bool) -> None:
-    """Read a cache at random, image by image, and in order, in large blocks.
+    """Measure reading images in random order, beside reading the files in order.
 
     \b
     Examples:

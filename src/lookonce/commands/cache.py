@@ -1,4 +1,4 @@
-"""`lookonce cache plan|build|status`: make a cache. What the commands do is in `cache.make`."""
+"""`lookonce cache plan|build|status`: build a cache. The work is done in `lookonce.cache.build`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lookonce.commands.options import (
     RUN,
     SET,
     emit,
-    find_content,
     notify,
     open_inputs,
+    open_records,
 )
-from lookonce.signals import stopping_early
+from lookonce.signals import exit_on_signal
 from lookonce.text import count, duration
 
 
 class WorkerNumber(click.ParamType[tuple[int, int]]):
-    """I/N: which of how many workers this is."""
+    """I/N: the number of a worker and the number of all."""
 
     name = "I/N"
 
@@ -41,7 +41,7 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
 
 @click.group()
 def cache() -> None:
-    """Phase 1: make the cache of a run, look after it, move it."""
+    """Phase 1: build the cache of a run, and verify, repair or copy it."""
 
 
 @cache.command("plan")
@@ -53,14 +53,15 @@ def cache() -> None:
     default=8,
     show_default=True,
     type=click.IntRange(0),
-    help="Images to encode and write for real, to tell the time; 0 for none.",
+    help="Number of images to encode and write, to estimate the time; 0 for no estimate of the time.",
 )
-@click.option("--write", is_flag=True, help="Fix the plan on disk, so that workers need not hash the images.")
+@click.option("--write", is_flag=True, help="Write the plan to disk, so that workers need not hash the images.")
 @JSON
 def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, write: bool, as_json: bool) -> None:
-    """Show what building would cost.
+    """Estimate what a build will cost.
 
-    Images, tokens, bytes, shards and time; a few images are encoded and written to measure.
+    Prints images, tokens, bytes, shards and time. The time is measured: a few images are encoded and written, and
+    removed again.
 
     \b
     Examples:
@@ -73,7 +74,7 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
     if write:
         inputs.write_plan()
         notify(
-            f"the plan is in {inputs.cache_folder}; make its shards with: lookonce cache build {run_file} --worker I/N"
+            f"the plan is in {inputs.cache_folder}; build its shards with: lookonce cache build {run_file} --worker I/N"
         )
     emit(asdict(report), report.text(), as_json)
 
@@ -84,17 +85,20 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
 @click.option(
     "--worker",
     type=WorkerNumber(),
-    help="Which of how many workers this is, e.g. 3/8: where it begins. Any number may run at once, come and go. "
-    "Takes image keys from the plan if one is written.",
+    help="Number of this worker and of all workers, e.g. 3/8; decides with which shard it starts. Any number of "
+    "workers may run, and may start or stop at any time. Trusts the plan, if there is one, instead of hashing all "
+    "images.",
 )
-@click.option("--no-wait", is_flag=True, help="End when others have the last shards in work, instead of waiting.")
-@click.option("--retry-quarantined", is_flag=True, help="Try images again that could not be decoded.")
+@click.option(
+    "--no-wait", is_flag=True, help="Exit while other workers build the last shards, instead of waiting for them."
+)
+@click.option("--retry-quarantined", is_flag=True, help="Try again to encode images that could not be decoded.")
 @click.option(
     "--max-quarantined",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Images without features that are not a failure.",
+    help="Exit 0 if at most this many images could not be encoded.",
 )
 @JSON
 def cache_build(
@@ -106,12 +110,12 @@ def cache_build(
     max_quarantined: int,
     as_json: bool,
 ) -> None:
-    """Encode what the cache lacks.
+    """Encode the images that the cache lacks.
 
-    Interrupted, it goes on where it stopped. SIGUSR1 finishes the shard in work and stops, SIGTERM stops at once.
+    If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard and stops; on
+    SIGTERM it stops at once.
 
-    Exits 1 if more than --max-quarantined images could not be encoded (all others are done nevertheless), 75 if it was
-    stopped by a signal: run it again.
+    Exits 1 if more than --max-quarantined images could not be encoded (all others are), and 75 if a signal stopped it.
 
     \b
     Examples:
@@ -119,11 +123,11 @@ def cache_build(
       lookonce cache build run.yaml --set cache.dir=/scratch/caches --max-quarantined 10
       lookonce cache build run.yaml --worker 3/8 --no-wait
     """
-    with stopping_early():
+    with exit_on_signal():
         inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
         report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
-        notify("images are known by the plan; a build without --worker looks at every file again")
+        notify("image keys were taken from the plan; a build without --worker hashes every file again")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 
@@ -131,10 +135,16 @@ def cache_build(
 @cache.command("status")
 @RUN
 @SET
-@click.option("--watch", "interval_s", type=click.FloatRange(0.1), metavar="SECONDS", help="Again until complete.")
+@click.option(
+    "--watch",
+    "interval_s",
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    help="Print again every SECONDS, until complete.",
+)
 @JSON
 def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float | None, as_json: bool) -> None:
-    """Show how much of a run's cache is there, and who is at work.
+    """Show how many images of a run are encoded, and its workers.
 
     \b
     Examples:
@@ -142,7 +152,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
       lookonce cache status run.yaml --watch 10
       lookonce cache status run.yaml --json
     """
-    content = find_content(run_file, assignments)
+    content = open_records(run_file, assignments)
     report = content.status()
     if interval_s is None:
         return emit(asdict(report), report.text(), as_json)
@@ -156,7 +166,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
 
 
 def _show_progress(report: Any, as_json: bool) -> None:
-    """All of it on a screen, a line in a log."""
+    """The whole report on a terminal, one line in a log."""
     if as_json:
         click.echo(json.dumps(asdict(report), default=str))
     elif sys.stdout.isatty():

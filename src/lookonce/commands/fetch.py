@@ -1,4 +1,4 @@
-"""`lookonce fetch`: what jobs without internet need, brought here. What it does is in `train.fetch`."""
+"""`lookonce fetch`: download what jobs without internet need. The work is done in `workflow.fetch`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lookonce.commands.options import JSON, RUN, SET, emit, notify, read_run
 @click.option("--pin", "pins", is_flag=True, help="Write the model's commit into RUN.yaml, as `model.revision`.")
 @JSON
 def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: bool) -> None:
-    """Get all that a run needs, where there is internet.
+    """Download everything that a run needs, while there is internet.
 
-    Downloads the model at its `model.revision` (weights as safetensors, configurations, tokenizer) and opens it as jobs
-    will; looks whether records and images are there; says what to export in jobs. A model folder is only looked at.
-    Models go to HF_HOME, which all nodes must see.
+    Downloads the model at `model.revision` (safetensors weights, configurations, tokenizer) and opens it as jobs will,
+    checks that records and images exist, and prints the environment variables for jobs. A model folder is only checked.
+    Models are stored in HF_HOME, which all nodes must share.
 
-    Exits 1 if something is missing that it can not download.
+    Exits with 1 if something is missing that it cannot download.
 
     \b
     Examples:
@@ -39,10 +39,10 @@ def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: boo
     emit(asdict(report), report.text(), as_json)
     if pins and report.commit:
         is_new = pin(run_file, report.commit)
-        notify(f"{run_file} {'now says' if is_new else 'says'} model.revision: {report.commit}")
+        notify(f"{run_file} {'now has' if is_new else 'already has'} model.revision: {report.commit}")
     elif not report.is_pinned:
         notify(
-            f"model.revision is {run.model.revision or 'not set'}, which may become another model tomorrow; pin this "
-            f'one with --pin, or in section `model`: revision: "{report.commit}"'
+            f"model.revision is {run.model.revision or 'not set'}, so the model may change; pin this one with --pin, "
+            f'or in section `model`: revision: "{report.commit}"'
         )
     sys.exit(1 if report.problems else 0)

@@ -1,9 +1,8 @@
-"""What the commands have in common: arguments, options, and how they print."""
+"""Arguments and options that commands share, reading of run files, and printing."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from lookonce.run.config import RunFile
 
 PATH = click.Path(path_type=Path)
-RUN_FILE = "a run file (YAML), which says where images and model are; for example experiments/sample.yaml"
+RUN_FILE = "a run file (YAML), which names model and records; for example experiments/sample.yaml"
 RUN_OR_CACHE = "a run file (YAML) or the folder of a cache"
 RUN = click.argument("run_file", metavar="RUN.yaml", type=PATH)
 PLACE = click.argument("place", metavar="RUN.yaml|CACHE", type=PATH)
@@ -30,13 +29,13 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdou
 
 
 def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> RunFile:
-    """A run file where `allowed` may stand.
+    """Read a run file; `allowed` names in messages what the argument may be.
 
     Raises:
-        UsageError: what is there is none of that, or a run file with mistakes.
+        UsageError: the path is something else, or the run file has mistakes.
     """
     if not path.exists():
-        raise UsageError(f"there is nothing at {path}; name {allowed}")
+        raise UsageError(f"{path} does not exist; name {allowed}")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name {allowed}")
     from lookonce.run.config import read_run_file
@@ -46,32 +45,32 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
     except UsageError as error:
         if path.suffix in (".yaml", ".yml"):
             raise
-        raise UsageError(f"{error}\n{path} is no folder, so it was read as a run file; name {allowed}") from None
+        raise UsageError(f"{error}\n{path} is not a folder, so it was read as a run file; name {allowed}") from None
 
 
 def open_inputs(
     run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE, *, trust_plan: bool = False
 ) -> Any:
-    """The inputs of a run, opened and checked."""
-    run = read_run(run_file, assignments, allowed)  # before the slow imports, so that a typo is told at once
-    from lookonce.run.inputs import Inputs
+    """The records, images and model of a run, opened and checked."""
+    run = read_run(run_file, assignments, allowed)  # before the slow imports, so that mistakes are reported at once
+    from lookonce.run.inputs import RunInputs
 
-    return Inputs.open(run, trust_plan=trust_plan)
+    return RunInputs.open(run, trust_plan=trust_plan)
 
 
-def find_content(run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> Any:
-    """A run's records and images, for who only looks: images are known by the plan, and the model by its fingerprint.
+def open_records(run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> Any:
+    """A run's records and images, for read-only commands: images are taken from the plan.
 
-    It is opened only while that is not noted.
+    The model is opened only if its fingerprint has not been recorded.
     """
     run = read_run(run_file, assignments, allowed)
-    from lookonce.run.records import find_content as find
+    from lookonce.run.records import open_records as find
 
     return find(run)
 
 
 def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
-    """The cache folder itself, or that of a run file; it need not exist. Hashes no image."""
+    """The cache folder itself, or that of a run file, which need not exist. Hashes no image."""
     if place.is_dir():
         if assignments:
             raise nothing_to_set(place)
@@ -83,7 +82,7 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
 
 
 def nothing_to_set(place: Path) -> UsageError:
-    """The error for --set where no run file is."""
+    """The error for --set without a run file."""
     return UsageError(f"--set replaces keys of a run file, and {place} is a folder; leave it out or name a run file")
 
 
@@ -95,13 +94,3 @@ def emit(value: Any, text: str, as_json: bool) -> None:
 def notify(note: str) -> None:
     """Print a note to stderr."""
     click.echo(note, err=True)
-
-
-def is_first() -> bool:
-    """Whether this process is the first of those that torchrun started, or alone."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def is_one_of_several() -> bool:
-    """Whether torchrun has started other processes too."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1

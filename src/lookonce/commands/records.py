@@ -1,4 +1,4 @@
-"""`lookonce data convert`: records from one form into another."""
+"""`lookonce data convert`: convert records from one format into another."""
 
 from __future__ import annotations
 
@@ -9,56 +9,59 @@ import click
 
 from lookonce.commands.data import data
 from lookonce.commands.options import JSON, PATH, emit
-from lookonce.datasets.formats.registry import FORM_NAMES, FormName
+from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 
-FORM = click.Choice(FORM_NAMES)
+FORMAT = click.Choice(FORMAT_NAMES)
 
 
 @data.command("convert")
 @click.argument("source", metavar="RECORDS", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
-@click.option("--to", "target_form", type=FORM, help="Form to write; canonical by default, and flat in CSV.")
-@click.option("--format", "source_form", type=FORM, help="Form that is read; by default known by the first record.")
+@click.option("--to", "target_format", type=FORMAT, help="Format to write; by default canonical, in CSV flat.")
+@click.option(
+    "--format", "source_format", type=FORMAT, help="Format to read; by default recognised from the first record."
+)
 @click.option(
     "--image-root",
     type=PATH,
-    help="What image paths in RECORDS are relative to, and may not lead out of; by default its folder, and absolute "
-    "paths are themselves.",
+    help="Folder that image paths in RECORDS are relative to and may not leave; by default the folder of RECORDS, and "
+    "absolute paths may be anywhere.",
 )
 @click.option(
     "--out-image-root",
     "target_root",
     type=PATH,
-    help="What image paths in OUT are relative to; by default its folder, and images elsewhere get absolute paths.",
+    help="Folder that image paths in OUT are relative to; by default the folder of OUT, and images elsewhere get "
+    "absolute paths.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
 def convert(
     source: Path,
     target: Path,
-    target_form: FormName | None,
-    source_form: FormName | None,
+    target_format: FormatName | None,
+    source_format: FormatName | None,
     image_root: Path | None,
     target_root: Path | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write records in another form.
+    """Write records in another format.
 
-    The suffix of OUT says what file it is: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
-    are; those embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. What a
-    form can not hold is refused, and OUT is not written.
+    The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
+    are; images embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. If
+    the format cannot hold a record, the command fails and OUT is not written.
 
     \b
-    Forms:
-      canonical  images, turns, system, metadata: all that a record is
-      flat       image_filename, question, answer: one question about one image; the form of CSV
+    Formats:
+      canonical  images, turns, system, metadata: can hold every record
+      flat       image_filename, question, answer: one question about one image; the format of CSV
       llava      image, conversations (LLaVA)
-      sharegpt   images, conversations (ShareGPT, as LLaMA-Factory has it)
-      alpaca     images, instruction, input, output (Alpaca, as LLaMA-Factory has it)
+      sharegpt   images, conversations (ShareGPT, as LLaMA-Factory writes it)
+      alpaca     images, instruction, input, output (Alpaca, as LLaMA-Factory writes it)
       messages   images, messages with <image> (ms-swift, LLaMA-Factory)
-      parts      messages with lists of parts (Hugging Face, TRL, Axolotl)
-      openai     messages with image_url parts
+      parts      messages with content parts (Hugging Face, TRL, Axolotl)
+      openai     messages with image_url content parts
 
     \b
     Examples:
@@ -72,8 +75,8 @@ def convert(
     report = convert_records(
         source,
         target,
-        source_form=source_form,
-        target_form=target_form,
+        source_format=source_format,
+        target_format=target_format,
         image_root=image_root,
         target_root=target_root,
         overwrite=overwrite,

@@ -1,4 +1,4 @@
-"""`lookonce status`: how far a run is, from the plan to the evaluation. What it does is in `train.pipeline`."""
+"""`lookonce status`: how far a run is, from the plan to the evaluation. The work is done in `status`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from lookonce.text import table
 @click.command()
 @click.argument("run_files", metavar="RUN.yaml...", type=PATH, nargs=-1, required=True)
 @SET
-@click.option("--missing", is_flag=True, help="Only the stages that still have work, one a line; nothing if none has.")
-@click.option("--watch", "interval_s", type=click.FloatRange(0.1), metavar="SECONDS", help="Again until all is done.")
+@click.option("--missing", is_flag=True, help="Print only the phases with work left, one per line.")
+@click.option("--watch", "interval_s", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat until all is done.")
 @JSON
 def status(
     run_files: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
 ) -> None:
     """Show how far a run is: plan, cache, training, evaluation.
 
-    Workers are shown with their Slurm job; a slow one has had its shard three times as long as others took, a dead one
-    was not heard of for `cache.claim_s` seconds. The last line is the command to run next. Several run files are a
-    table. --watch draws anew on a terminal, and prints one line in a log.
+    Workers are listed with their Slurm job. A slow worker has had its shard three times as long as others took; a dead
+    one had no heartbeat for `cache.claim_s` seconds. The last line is the command to run next. Several run files are
+    shown as a table. --watch redraws on a terminal, and prints one line each time in a log.
 
-    --missing prints, in this order: `plan` if there is none that covers the run's images, `cache N` with the number of
-    planned shards that are not finished (`cache` alone while there is no such plan), `train`, `eval`. A finished run
-    lacks nothing, even if its cache is gone. What no stage can mend is told on stderr.
+    --missing prints, in this order: `plan` if no plan covers the run's images, `cache N` with the number of planned
+    shards that are not finished (just `cache` without such a plan), `train`, `eval`. Nothing is missing from a finished
+    run, even if its cache is gone. Problems that no phase can solve are printed on stderr.
 
     \b
     Keys of --json, an object for one run file and a list of them for several:
@@ -54,14 +54,14 @@ def status(
       lookonce status a.yaml b.yaml --json
     """
     if missing and interval_s is not None:
-        raise click.UsageError("--missing is said once; leave out --watch")
+        raise click.UsageError("--missing prints once and cannot be combined with --watch")
     runs = [(path, read_run(path, assignments)) for path in run_files]
-    from lookonce.status.status import Pipeline
+    from lookonce.status.status import RunStatus
 
-    pipelines = [(path, Pipeline.open(run)) for path, run in runs]
+    statuses = [(path, RunStatus.open(run)) for path, run in runs]
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            states = [(path, pipeline.run, pipeline.look()) for path, pipeline in pipelines]
+            states = [(path, status.run, status.read()) for path, status in statuses]
             if missing:
                 _show_missing(states, as_json)
             else:
@@ -76,7 +76,7 @@ def _show_missing(states: list[Any], as_json: bool) -> None:
         for note in state.notes:
             notify(note)
     found = [{"run_file": str(path), "missing": state.missing()} for path, _, state in states]
-    lines = [stage for item in found for stage in item["missing"]]
+    lines = [phase for item in found for phase in item["missing"]]
     if lines or as_json:
         emit(found[0] if len(found) == 1 else found, "\n".join(lines), as_json)
 

@@ -1,6 +1,7 @@
-"""One self-contained HTML page: for audits of data, and for reports of runs.
+"""One self-contained HTML page with text, tables, plots and images. It knows nothing of what it reports.
 
-markup       HTML and SVG, escaped
-plots        bars, stacked bars and scattered points as SVG
-style        colours and type
+markup    HTML and SVG elements, with all text escaped
+plots     columns, bars cut into shares, and points, as SVG
+sections  a page and its sections: heading, tiles, notices, tables, histograms, image gallery
+style     colours and fonts
 """

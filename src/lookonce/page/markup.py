@@ -1,7 +1,7 @@
-"""HTML and SVG as elements of the standard library's tree, which escapes all text and attributes.
+"""HTML and SVG as elements of the standard library's ElementTree, which escapes all text and attributes.
 
-Nothing from data can become markup: it is only ever text of an element or a value of an attribute, never a string that
-is pasted into a page. What no page may hold, control characters and halves of surrogate pairs, is replaced.
+Nothing from data can become markup: data is always the text of an element or the value of an attribute, never a string
+pasted into a page. Characters that no page may contain, control characters and lone surrogates, are replaced.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+NOT_ALLOWED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""The characters that an HTML page may not contain."""
 
 Content = str | Element
 
 
 def node(tag: str, *content: Content, **attributes: object) -> Element:
-    """An element; attributes by name, `class_` for class, `_` for `-`."""
+    """Make an element. In attribute names, write `class_` for class and `_` for `-`."""
     names = {name.rstrip("_").replace("_", "-"): clean(str(value)) for name, value in attributes.items()}
     element = Element(tag, names)
-    for part in content:
-        _append(element, part)
+    for item in content:
+        _append(element, item)
     return element
 
 
 def svg(width: float, height: float, *content: Content, label: str) -> Element:
-    """A drawing that is as wide as its place allows; `label` says to those who do not see it what it shows."""
+    """Make a drawing that scales to the width of its parent; screen readers read `label`."""
     box = f"0 0 {width:g} {height:g}"
     element = node("svg", *content, role="img", aria_label=label)
     element.set("viewBox", box)
@@ -34,18 +35,19 @@ def svg(width: float, height: float, *content: Content, label: str) -> Element:
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Element:
-    """A table: the first column aligned left, the others right."""
+    """Make a table: the first column is aligned left, the others right."""
     head = node("thead", node("tr", *(node("th", cell, scope="col") for cell in header)))
     body = node("tbody", *(node("tr", *(node("td", cell) for cell in line)) for line in lines))
     return node("div", node("table", head, body), class_="scroll")
 
 
 def clean(text: str) -> str:
-    return NOT_TEXT.sub("\ufffd", text)
+    """Replace the characters that a page may not contain."""
+    return NOT_ALLOWED.sub("\ufffd", text)
 
 
 def document(title: str, style: str, *content: Content) -> str:
-    """A whole page, which asks the network for nothing."""
+    """Return a whole page as text; its content security policy forbids all network access."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     guard = node("meta", content=policy)
     guard.set("http-equiv", "Content-Security-Policy")
@@ -62,10 +64,10 @@ def document(title: str, style: str, *content: Content) -> str:
     return f"<!doctype html>\n{ElementTree.tostring(page, encoding='unicode', method='html')}\n"
 
 
-def _append(element: Element, part: Content) -> None:
-    if isinstance(part, Element):
-        element.append(part)
+def _append(element: Element, item: Content) -> None:
+    if isinstance(item, Element):
+        element.append(item)
     elif len(element):
-        element[-1].tail = (element[-1].tail or "") + clean(part)
+        element[-1].tail = (element[-1].tail or "") + clean(item)
     else:
-        element.text = (element.text or "") + clean(part)
+        element.text = (element.text or "") + clean(item)

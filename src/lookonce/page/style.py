@@ -1,4 +1,4 @@
-"""The page's colours and type: one style sheet, light and dark as the reader's system is."""
+"""The style sheet: colours and fonts, light or dark as the reader's system asks for."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ p { margin: 0 0 1rem; max-width: 46rem; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 0.9rem 1.1rem; }
 .tile b { display: block; font-size: 1.6rem; line-height: 1.25; font-weight: 620; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 0.875rem; }
-.finding {
+.notice {
   background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--tone); border-radius: 8px;
   margin: 0.6rem 0; padding: 0.75rem 1.1rem;
 }
-.finding p { margin: 0; max-width: none; }
-.finding b {
+.notice p { margin: 0; max-width: none; }
+.notice b {
   color: var(--tone); text-transform: uppercase; font-size: 0.72rem; letter-spacing: 0.06em; margin-right: 0.6rem;
 }
 code { font-size: 0.9em; }
@@ -62,15 +62,15 @@ svg text.value { fill: var(--ink); }
 .bar { fill: var(--bar); } .dot { fill: var(--dot); stroke: var(--bar); }
 .shade1 { fill: var(--shade1); } .shade2 { fill: var(--shade2); } .shade3 { fill: var(--shade3); }
 .shade4 { fill: var(--shade4); } .shade5 { fill: var(--shade5); } .rest { fill: var(--rest); }
-.sheet {
+.gallery {
   display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: 1.25rem 1rem; margin-top: 1rem;
 }
-.sheet figure { margin: 0; font-size: 0.85rem; line-height: 1.4; }
-.sheet img {
+.gallery figure { margin: 0; font-size: 0.85rem; line-height: 1.4; }
+.gallery img {
   display: block; width: 100%; aspect-ratio: 4 / 3; object-fit: contain; background: #000; border-radius: 8px;
 }
-.sheet figcaption { padding-top: 0.45rem; color: var(--soft); }
-.sheet b { display: block; color: var(--ink); font-weight: 600; }
-.sheet small { display: block; opacity: 0.8; }
+.gallery figcaption { padding-top: 0.45rem; color: var(--soft); }
+.gallery b { display: block; color: var(--ink); font-weight: 600; }
+.gallery small { display: block; opacity: 0.8; }
 footer { margin-top: 4rem; color: var(--soft); font-size: 0.85rem; }
 """

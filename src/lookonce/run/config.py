@@ -1,8 +1,8 @@
 """The run file: one YAML page that says what a run is.
 
-Every key a run can have is below, with its meaning, its default and what is allowed. Unknown keys are refused, so that
-a misspelt one can not be silently ignored. Paths are relative to the working directory. What was resolved is saved
-with the run.
+Every key is below, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
+descriptions. Unknown keys are refused, so that a misspelt key is never ignored silently. Paths are relative to the
+working directory. The resolved configuration is saved with the run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.cache.constants import Backend, DtypeName
-from lookonce.datasets.formats.registry import FormName
+from lookonce.datasets.formats.registry import FormatName
 from lookonce.errors import UsageError
-from lookonce.settings import read_settings
+from lookonce.settings import read_settings, set_key
 
 
 def _as_list(value: Any) -> Any:
@@ -26,7 +26,7 @@ def _as_list(value: Any) -> Any:
 
 
 UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expandvars(path)).expanduser())]
-"""`~` and environment variables are filled in; a variable that is not set stays as it is written."""
+"""`~` and environment variables are expanded; a variable that is not set stays as written."""
 Paths = Annotated[list[UserPath], BeforeValidator(_as_list)]
 """One path or a list of them."""
 Count = Annotated[int, Field(ge=1)]
@@ -34,139 +34,174 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 REMOVED = {"train.compare_steps": "compare after training with: lookonce bench step RUN.yaml"}
-"""Keys of earlier versions, each with what takes its place."""
+"""Keys of earlier versions, each with its replacement."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ModelSection(Section):
+    """The model that is fine-tuned."""
+
     path: Annotated[str, Field(min_length=1)]
-    """A checkpoint folder, or a model on the Hugging Face Hub (owner/name)."""
+    """A model folder, or the name of a model on the Hugging Face Hub (owner/name)."""
     revision: str | None = None
-    """Of a Hub model: branch, tag or commit."""
+    """Branch, tag or commit of a Hub model; by default its main branch. `lookonce fetch --pin` writes the commit
+    here."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Of padded rows and of answers; training on packs has its own."""
+    """Attention for padded batches and for generation; packed training always uses FlexAttention on a GPU."""
 
 
 class DataSection(Section):
+    """The records and images of the run."""
+
     train: Annotated[Paths, Field(min_length=1)]
-    """Files of records, in any of the forms of datasets/forms."""
+    """Records files to train on: one path or a list, in any record format (see `format`)."""
     val: Paths = []
+    """Records files for the validation loss, and for the evaluation at the end of training if `eval.split` is val."""
     test: Paths = []
+    """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
     image_root: UserPath | None = None
-    """What image paths are relative to, and may not lead out of; by default each records file's own folder, and
-    absolute paths are themselves."""
-    format: FormName | None = None
-    """Of all records files: canonical, flat, llava, sharegpt, alpaca, messages, parts or openai; by default each file's
-    is known by its first record."""
+    """Folder that image paths in records are relative to, and must not lead out of. By default each records file's own
+    folder, and absolute image paths are allowed."""
+    format: FormatName | None = None
+    """Record format of all records files: canonical, flat, llava, sharegpt, alpaca, messages, parts or openai. By
+    default each file's format is recognised by its first record."""
 
 
 class CacheSection(Section):
+    """The vision-feature cache."""
+
     dir: UserPath = Path("caches")
-    """Holds one folder a fingerprint; caches of several models live side by side."""
+    """Folder of all caches. Each fingerprint has its own subfolder, so caches of several models can share it."""
     dtype: DtypeName = "bfloat16"
-    """What is stored, and what the tower computes in; fp8_e4m3 halves bfloat16, in which the tower then computes."""
+    """Storage type of the features, in which the tower also computes. fp8_e4m3 halves the size of bfloat16; the tower
+    then computes in bfloat16."""
     backend: Backend = "pil"
-    """Of the image processor."""
+    """Library that resizes images. The pixels of the two differ slightly, so each has its own cache."""
     min_pixels: Count | None = None
+    """Smaller images are enlarged to this many pixels; by default the model's own limit."""
     max_pixels: Count | None = None
-    """Image size limits; by default the model's own. Fewer pixels are fewer tokens: 32 x 32 pixels are one."""
+    """Larger images are shrunk to this many pixels; by default the model's own limit. An image has one token per
+    32 x 32 pixels, so a lower limit means fewer tokens, a smaller cache and faster training."""
     shard_mb: Count = 2048
-    """Planned size of a shard; what a killed worker loses at most, but for two forwards of the next."""
+    """Planned size of a shard in megabytes. A killed worker loses at most its unfinished shard and up to two tower
+    batches of the next one."""
     stage: UserPath | None = None
-    """Where `lookonce cache stage` has put a copy, for example $SLURM_TMPDIR; training reads it from there if it is
-    complete."""
+    """Folder into which `lookonce cache stage` copied the cache, for example $SLURM_TMPDIR. Training reads the copy if
+    it is complete, and the original otherwise."""
     claim_s: Annotated[float, Field(gt=0)] = 180
-    """A worker that was not heard of for so long is dead, and its shard is taken over; longer than a network
-    filesystem may take to show one machine what another wrote."""
+    """Seconds without a heartbeat after which a worker counts as dead and its shard is taken over. Must be longer than
+    a network file system needs to show one machine what another wrote."""
     check: bool = True
-    """Compare each image's checksum when it is read."""
+    """Verify each image's checksum whenever its features are read."""
 
 
 class LoraSection(Section):
+    """The LoRA adapter."""
+
     rank: Count = 16
+    """Rank of the LoRA matrices. A higher rank can learn more and has proportionally more weights to train."""
     alpha: Count = 32
+    """LoRA scale: the adapter's output is multiplied by alpha / rank."""
     dropout: Fraction = 0.0
+    """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
     targets: list[str] | str = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    """Module names or one regular expression, as PEFT takes them; of the language model only."""
+    """Modules that get LoRA weights: a list of names or one regular expression, as in PEFT. Only modules of the
+    language model are allowed."""
     modules_to_save: list[str] = []
-    """Modules trained whole and saved with the adapter, for example embed_tokens."""
+    """Modules that are trained in full and saved with the adapter, for example embed_tokens."""
 
 
 class BatchSection(Section):
+    """How records become optimizer steps and forward passes."""
+
     mode: Literal["shared", "packed", "separate"] = "shared"
-    """`shared`: all questions about an image share one pass over its tokens, several images a sequence. `packed`: each
-    question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch."""
+    """`shared`: all questions about an image share one pass over its tokens, several images per sequence. `packed`:
+    each question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch.
+    All three train on the same steps with the same loss."""
     samples_per_step: Count = 16
-    """Questions an optimizer step: the effective batch, over all forward passes and all GPUs."""
+    """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
     tokens_per_pack: Count = 8192
-    """Longest sequence of `shared` and `packed`: what fits the GPU."""
+    """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
+    otherwise loss and gradients do not depend on it."""
     questions_per_image: Count | None = None
-    """So many questions about an image stay together in the order; by default all, 1 is the classic random order."""
+    """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
+    the usual random order."""
     samples_per_forward: Count = 4
-    """Rows that go through the model together in `separate`."""
+    """Rows per forward pass in `separate` mode. Limited by GPU memory; loss and gradients do not depend on it."""
     max_tokens: Count = 4096
-    """Longer records are left out, and counted; so are those longer than a pack."""
+    """Records with more tokens are left out and counted; so are records that are longer than a pack."""
     order: Literal["random", "as_given"] = "random"
-    """Shuffled by the seed every epoch, or the order of the records files."""
+    """`random` shuffles by the seed in every epoch; `as_given` keeps the order of the records files."""
     loss: Literal["token", "sample"] = "token"
-    """The mean over all supervised tokens of a step, or over its samples of each one's mean."""
+    """`token`: mean over all supervised tokens of a step. `sample`: mean over its samples, each with the mean of its
+    tokens, so that long answers do not count more."""
 
     @property
     def has_packs(self) -> bool:
-        """Sequences and not padded rows go through the model."""
+        """Whether packs go through the model, and not padded rows."""
         return self.mode != "separate"
 
     @property
     def longest_record(self) -> int:
-        """In tokens; longer ones are left out."""
+        """Tokens of the longest record that is not left out."""
         return min(self.max_tokens, self.tokens_per_pack) if self.has_packs else self.max_tokens
 
 
 class TrainSection(Section):
+    """The training."""
+
     epochs: Annotated[float, Field(gt=0)] = 3
+    """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set."""
     steps: Count | None = None
-    """Optimizer steps; if given, epochs do not count."""
+    """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Of the frozen weights and of autocast; what is trained is float32 always."""
+    """Precision of the frozen weights and of autocast. Trained weights are always float32."""
     tf32: bool = True
-    """TensorFloat-32 for float32 products, on GPUs that have it."""
+    """Use TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later)."""
     optimizer: str = "adamw_torch_fused"
     """Any optimizer name of transformers' TrainingArguments."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    """Peak learning rate: reached after `warmup`, then lowered by `scheduler`."""
     scheduler: str = "cosine"
-    """Any scheduler name of transformers."""
+    """Learning rate schedule; any scheduler name of transformers."""
     warmup: Annotated[float, Field(ge=0)] = 0.03
-    """Steps, or below 1 a fraction of all steps."""
+    """Steps in which the learning rate rises from 0 to its peak; a value below 1 is a fraction of all steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the optimizer; 0 disables it."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """0 does not clip."""
+    """Gradients are scaled down to at most this norm; 0 disables clipping."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps."""
     compile: bool = True
-    """Compile the decoder layers, on a GPU; takes up to a minute, once for packs of all lengths."""
+    """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
     cuda_graphs: bool = True
-    """Record passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch its kernels. Their
-    memory is theirs until training ends. Not with gradient checkpointing, fp16, fsdp or rows."""
+    """Capture passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch kernels. The graphs
+    keep their memory until training ends. Not used with gradient checkpointing, fp16, fsdp or `separate` mode."""
     fsdp: bool = False
-    """Spread the frozen weights over the GPUs of a training in several processes, for models too large for one."""
+    """Shard the frozen weights over the GPUs of a distributed training (FSDP2), for models too large for one GPU."""
     prefetch: Count = 2
-    """Forward passes that are read ahead."""
+    """Number of forward passes whose batches are prepared ahead, while the steps before them run."""
     host_cache_gb: Annotated[float, Field(ge=0)] = 0
-    """Features used last that are kept in memory."""
+    """Gigabytes of host memory for the most recently used features; 0 reads them from disk every time."""
     logging_steps: Count = 10
+    """Print and log the loss every this many steps."""
     eval_steps: Count | None = None
-    """Measure the validation loss every so many steps; by default after each epoch."""
+    """Measure the validation loss every this many steps; by default after each epoch."""
     save_steps: Count | None = None
-    """Write a checkpoint every so many steps; by default after each epoch."""
+    """Save a checkpoint every this many steps; by default after each epoch."""
     save_total_limit: Count = 2
+    """Number of checkpoints to keep; older ones are deleted."""
     load_best_model_at_end: bool = False
-    """End with the checkpoint of the lowest validation loss instead of the last one."""
+    """Use the checkpoint with the lowest validation loss as the result, instead of the last step."""
     seed: int = 42
+    """Seed of the adapter's initial weights, the order of the records, and dropout."""
     tensorboard: bool = False
+    """Also log to TensorBoard, in `checkpoints/runs` of the run folder. Needs: pip install 'lookonce[track]'."""
 
     @model_validator(mode="after")
     def _best_needs_saved(self) -> TrainSection:
@@ -181,18 +216,23 @@ class TrainSection(Section):
 
 
 class EvalSection(Section):
+    """The evaluation: greedy answers, scored by exact match."""
+
     split: Literal["val", "test"] = "val"
+    """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
     max_new_tokens: Count = 32
+    """Longest answer in tokens; longer ones are cut off."""
     batch_size: Count = 16
+    """Questions that are answered together. Limited by GPU memory."""
 
 
 class RunFile(Section):
-    """A whole run."""
+    """A run: one training and its evaluation."""
 
     model: ModelSection
     data: DataSection
     output: UserPath
-    """The run's folder; it may not hold another run."""
+    """The run folder, into which everything is written; it must not hold another run or other files."""
     cache: CacheSection = CacheSection()
     lora: LoraSection = LoraSection()
     batch: BatchSection = BatchSection()
@@ -202,7 +242,7 @@ class RunFile(Section):
     @model_validator(mode="before")
     @classmethod
     def _sections_may_be_empty(cls, values: Any) -> Any:
-        """`train:` with all its keys commented out is None to YAML."""
+        """Accept a section whose keys are all commented out, which YAML reads as None."""
         if not isinstance(values, dict):
             return values
         return {name: {} if value is None else value for name, value in values.items()}
@@ -219,23 +259,23 @@ class RunFile(Section):
 
 
 def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
-    """Read a run file; `assignments` are "train.epochs=5" and go over what it says.
+    """Read a run file; `assignments` such as "train.epochs=5" replace its values.
 
     Raises:
-        UsageError: it is missing, no YAML, or a key or value is wrong; all that is wrong is named at once.
+        UsageError: the file is missing or not YAML, or keys or values are wrong; all mistakes are named at once.
     """
     expected = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
 
     def assign(values: dict[str, Any]) -> None:
         for assignment in assignments:
-            _assign(values, assignment)
+            set_key(values, assignment)
         _refuse_removed_keys(values)
 
     return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)
 
 
 def without_removed_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded values without the keys that no longer exist: runs of earlier versions stay readable."""
+    """Recorded values without keys that no longer exist, so that runs of earlier versions stay readable."""
     sections = {name.partition(".")[0] for name in REMOVED}
     return {
         name: {key: inner for key, inner in value.items() if f"{name}.{key}" not in REMOVED}
@@ -250,20 +290,3 @@ def _refuse_removed_keys(values: dict[str, Any]) -> None:
         section, _, key = name.partition(".")
         if isinstance(values.get(section), dict) and key in values[section]:
             raise UsageError(f"`{name}` no longer exists; remove it and {instead}")
-
-
-def _assign(values: dict[str, Any], assignment: str) -> None:
-    name, sign, text = assignment.partition("=")
-    *sections, key = name.strip().split(".")
-    if not sign or not key:
-        raise UsageError(f"--set {assignment!r} is not of the form section.key=value, for example train.epochs=5")
-    for section in sections:
-        if values.get(section) is None:
-            values[section] = {}
-        values = values[section]
-        if not isinstance(values, dict):
-            raise UsageError(f"--set {assignment!r}: {section} is no section")
-    try:
-        values[key] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UsageError(f"--set {assignment!r}: {text!r} is not a YAML value") from None

@@ -1,15 +1,15 @@
-"""A run's folder: what a training leaves behind, and the guard that keeps two runs out of one folder.
+"""The run folder: what a run writes, and the check that keeps two runs out of one folder.
 
-run.yaml            the run file as resolved
-run.json            the same with what was read, by content; written first
+run.yaml            the resolved run file
+run.json            the same with hashes of everything the run read; written first
 environment.json    versions and device
-log.jsonl           one line a logging step
-progress.json       how far the training is, written anew every few seconds while it runs
-checkpoints/        Trainer's own, to resume from; TensorBoard's files in checkpoints/runs
+log.jsonl           one line per logging step
+progress.json       progress of the training, rewritten every few seconds while it runs
+checkpoints/        Trainer's checkpoints; TensorBoard's files in checkpoints/runs
 adapter/            the trained adapter, as PEFT saves it
-trained.json        what the training did, written after the adapter: nothing of it is left to do
-predictions/        one JSONL a split
-metrics/            one JSON a split
+trained.json        figures of the training, written after the adapter: a folder that has it is trained
+predictions/        one JSONL file per split
+metrics/            one JSON file per split
 summary.json        written last: a folder that has it is finished
 """
 
@@ -34,13 +34,13 @@ HARMLESS = {
     "train.cuda_graphs",
     *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
 }
-"""Keys that may change between a run and its continuation: they do not change what is trained. Where models, records
-and images lie does not matter because what is in them is compared."""
+"""Keys that may change between a run and its resumption, because they do not change what is trained. Paths of models,
+records and images are among them: their content is compared instead."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What the training itself did: the content of trained.json."""
+    """Figures of a finished training: the content of trained.json."""
 
     num_steps: int
     first_step: int
@@ -72,9 +72,9 @@ class RunFolder:
         return self.folder / "metrics" / f"{split}.json"
 
     @classmethod
-    def find(cls, place: Path) -> RunFolder:
-        """The folder at `place`, or that of the run file at `place`."""
-        return cls(read_run_file(place).output if place.is_file() else place)
+    def find(cls, path: Path) -> RunFolder:
+        """The folder at `path`, or the output folder of the run file at `path`."""
+        return cls(read_run_file(path).output if path.is_file() else path)
 
     @property
     def is_finished(self) -> bool:
@@ -82,7 +82,7 @@ class RunFolder:
 
     @property
     def holds_work(self) -> bool:
-        """Whether anything was trained here."""
+        """Whether a training has started here."""
         return any(path.exists() for path in (self.log, self.checkpoints, self.adapter))
 
     @property
@@ -92,12 +92,12 @@ class RunFolder:
         return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
     def check(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Check that the folder is free for this run or already its own; a run that never made a step does not count.
+        """Check that the folder is free or already belongs to this run; a run without any step does not count.
 
-        `identity` is all of `Inputs.identity`, or the part of it that is known.
+        `identity` is all of `RunInputs.identity`, or the entries of it that are known.
 
         Raises:
-            RunFolderError: it holds another run, or files that are no run at all.
+            RunFolderError: it holds another run, or files that are not a run.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
@@ -105,22 +105,22 @@ class RunFolder:
             ignored = {f"run.{name}" for name in HARMLESS}
             recorded = json.loads(self._record.read_text())
             recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
-            recorded["run"] = self.read_run().model_dump(mode="json")  # with the keys that are newer than it
+            recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
             found = differences(_identity(run, identity), recorded)
             lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
             if lines:
                 raise RunFolderError(
-                    "\n".join([f"{self.folder} holds another run; it differs in", *lines])
-                    + "\nChoose another `output`, or move that run away and start anew with --restart"
+                    "\n".join([f"{self.folder} holds another run, which differs in", *lines])
+                    + "\nChoose another `output`, or move that run away and start again with --restart"
                 )
         elif self.folder.exists() and any(self.folder.iterdir()) and not self._record.exists():
-            raise RunFolderError(f"{self.folder} is not empty and holds no run; choose another `output`")
+            raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
 
     def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Make the folder this run's own.
+        """Claim the folder for this run.
 
         Raises:
-            RunFolderError: it holds something else.
+            RunFolderError: it holds another run or other files.
         """
         self.check(run, identity)
         write_json(self._record, _identity(run, identity))
@@ -128,17 +128,17 @@ class RunFolder:
         write_json(self.folder / "environment.json", environment())
 
     def check_inputs(self, identity: dict[str, Any]) -> None:
-        """Check that what is read now is what was read in training: `identity` is all of it, or a part.
+        """Check that the run's inputs are still those of the training; `identity` may hold some of the entries.
 
         Raises:
-            RunFolderError: it has changed.
+            RunFolderError: they have changed.
         """
         recorded = json.loads(self._record.read_text())["inputs"]
         found = [name for name, _, _ in differences(identity, {name: recorded.get(name) for name in identity})]
         if found:
             raise RunFolderError(
-                f"what {self.folder} was trained with has changed since ({', '.join(found)}), so its adapter does not "
-                "fit; put it back, or train anew with: lookonce train RUN.yaml --restart"
+                f"inputs of {self.folder} have changed since training ({', '.join(found)}), so its adapter does not "
+                "fit; restore them, or train again with: lookonce train RUN.yaml --restart"
             )
 
     @property
@@ -146,7 +146,7 @@ class RunFolder:
         return self.folder / "run.json"
 
     def move_away(self) -> Path | None:
-        """Rename the folder so that a new run can take its name; gives the new name, or None if it holds no run."""
+        """Rename the folder to make room for a new run; returns the new path, or None if it holds none."""
         if not self._record.exists():
             return None
         number = 1
@@ -156,25 +156,25 @@ class RunFolder:
         return target
 
     def read_trained(self) -> Trained:
-        """What the training of a folder with a trained adapter did."""
+        """The figures of the training; the adapter must be trained."""
         return Trained(**json.loads(self.trained.read_text()))
 
     def read_run(self) -> RunFile:
-        """The run file that this folder was made with.
+        """The run file that this folder belongs to.
 
         Raises:
-            RunFolderError: this is no run's folder.
+            RunFolderError: this is not a run folder.
         """
         try:
             return RunFile.model_validate(without_removed_keys(json.loads(self._record.read_text())["run"]))
         except FileNotFoundError:
-            raise RunFolderError(f"{self.folder} is no run's folder; make one with: lookonce train RUN.yaml") from None
+            raise RunFolderError(f"{self.folder} is not a run folder; make one with: lookonce train RUN.yaml") from None
         except (ValueError, KeyError) as error:
             raise RunFolderError(f"{self._record} is broken: {error}") from None
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Whether it was written to its end: Trainer's state is its last file."""
+    """Whether a checkpoint was written completely: Trainer's state is its last file."""
     try:
         json.loads((checkpoint / "trainer_state.json").read_text())
     except (OSError, ValueError):
@@ -187,7 +187,7 @@ def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware, for whoever reads the numbers later."""
+    """Versions and hardware, recorded with the run."""
     import torch
 
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

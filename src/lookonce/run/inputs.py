@@ -1,12 +1,12 @@
-"""A run's content with its model opened, for who makes features or trains on them: plan, build, open the cache."""
+"""A run's records with the model opened: what building a cache and training need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from lookonce.cache.build.estimate import PlanReport, estimate
-from lookonce.cache.build.planner import agree_on_plan, planned_images
+from lookonce.cache.build.estimate import Estimate, estimate
+from lookonce.cache.build.planner import ensure_plan, planned_images
 from lookonce.cache.build.report import BuildReport
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.constants import BUILD_COMMAND
@@ -15,42 +15,42 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint_notes import Source
-from lookonce.cache.store.manifest import settle
+from lookonce.cache.store.manifest import ensure_manifest
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.config import RunFile
 from lookonce.run.model_ref import open_model, source_of
-from lookonce.run.records import Content, find_images, read_splits
+from lookonce.run.records import RunRecords, find_images, read_splits
 
 
 @dataclass(frozen=True)
-class Inputs(Content):
-    """A run's inputs, opened and checked."""
+class RunInputs(RunRecords):
+    """A run's records, images and model, opened and checked."""
 
     source: Source
-    """What the fingerprint was found from."""
+    """The files and settings that the fingerprint was computed from."""
     model_folder: ModelFolder
     processor: ImageProcessor
 
     @classmethod
-    def open(cls, run: RunFile, *, trust_plan: bool = False) -> Inputs:
-        """Read records and checkpoint, hash the images and the tower.
+    def open(cls, run: RunFile, *, trust_plan: bool = False) -> RunInputs:
+        """Read the records, open the model, hash the images and the tower.
 
-        `trust_plan` takes the keys of the images that the cache's plan names from there, without reading them.
+        `trust_plan`: images that the cache's plan names are not read; their keys are taken from the plan.
 
         Raises:
-            LookonceError: whatever of it is missing or broken.
+            LookonceError: records, images or model are missing or broken.
         """
         records = read_splits(run)
-        source = source_of(run)  # before it is read: what changes meanwhile must not look as it was
+        source = source_of(run)  # before reading, so that a change meanwhile is noticed later
         model_folder, processor, fingerprint = open_model(source)
-        source.remember(run.cache.dir, fingerprint)
+        source.write_note(run.cache.dir, fingerprint)
         images = find_images(run, fingerprint, records, trust_plan=trust_plan)
         return cls(run, fingerprint, records, images, source, model_folder, processor)
 
-    def estimate(self, num_pilot: int) -> PlanReport:
-        """What `build` would do; with a pilot of so many images, also how long it would take."""
+    def estimate(self, num_pilot: int) -> Estimate:
+        """What `build` would do; after encoding `num_pilot` images, also how long it would take."""
         epoch = [self.images.key_of.get(path) for record in self.records["train"] for path in record.images]
         return estimate(
             self.cache_folder,
@@ -64,10 +64,10 @@ class Inputs(Content):
         )
 
     def write_plan(self) -> None:
-        """Fix what is to be made, so that workers need not hash the images."""
-        settle(self.cache_folder, self.fingerprint, self._provenance())
+        """Write the plan, so that workers need not hash the images."""
+        ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())
         wanted = planned_images(self.images, self.processor)
-        agree_on_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+        ensure_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
         self._note_fingerprint()
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
@@ -77,7 +77,7 @@ class Inputs(Content):
     def build(
         self, worker: tuple[int, int] | None = None, *, wait: bool = True, retry_quarantined: bool = False
     ) -> BuildReport:
-        """Encode what the cache lacks, beside any number of other workers."""
+        """Encode the images that the cache lacks, together with any number of other workers."""
         options = BuildOptions(
             self.shard_bytes,
             self._provenance(),
@@ -92,25 +92,24 @@ class Inputs(Content):
         return report
 
     def _note_fingerprint(self) -> None:
-        """Where there may have been no folder for it before."""
-        self.source.remember(self.run.cache.dir, self.fingerprint)
+        """Record the fingerprint again: its folder may not have existed before."""
+        self.source.write_note(self.run.cache.dir, self.fingerprint)
 
     def _provenance(self) -> dict[str, Any]:
         return {"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()}
 
     def open_cache(self) -> VisionCache:
-        """The cache of this run, with the features of all its images.
+        """Open this run's cache, which must have the features of all its images.
 
         Raises:
-            CacheError: there is none, or it lacks images; names the first of them and the record that asks for it.
+            CacheError: the cache does not exist, or it lacks images; names the first one and a record with it.
         """
         options, keys = self.run.cache, self.images.path_of
         staged = find_staged(options.stage, self.fingerprint, keys, check=options.check) if options.stage else None
         cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
         missing = [
             (path, record.origin)
-            for part in self.records.values()
-            for record in part
+            for record in self.all_records()
             for path in record.images
             if self.images.key_of.get(path, "") not in cache
         ]
@@ -120,7 +119,7 @@ class Inputs(Content):
             if reason is None and (failure := cache.failed.get(self.key_of(path))):
                 reason = failure.reason
             advice = (
-                f"it is quarantined ({reason}); mend the file or remove its records"
+                f"it is quarantined ({reason}); repair the file or remove its records"
                 if reason
                 else f"run: {BUILD_COMMAND}"
             )
@@ -132,20 +131,20 @@ class Inputs(Content):
         return cache
 
     def identity(self) -> dict[str, Any]:
-        """What a training depends on, by content: the whole model, the cache's fingerprint, the records it learns from
-        and those it validates with; not the test split's.
+        """Hashes of what a training depends on: the whole model, the cache's fingerprint, training and validation
+        records. The test split is not among them.
 
         Raises:
-            ImageError: an image has no content, because it can not be read.
+            ImageError: an image cannot be read.
         """
         self._refuse_unusable()
         return {"model": self.model_folder.content_hash(), **self.cheap_identity()}
 
     def _refuse_unusable(self) -> None:
-        for record in (record for part in self.records.values() for record in part):
+        for record in self.all_records():
             for path in record.images:
                 if path in self.images.unusable:
                     raise ImageError(
-                        f"{len(self.images.unusable)} of {self.images.num_files} images can not be read, the first is "
-                        f"asked for by {record.origin}: {self.images.unusable[path]}; mend it or remove its records"
+                        f"{len(self.images.unusable)} of {self.images.num_files} images cannot be read; the first is "
+                        f"used by {record.origin}: {self.images.unusable[path]}; repair it or remove its records"
                     )

@@ -1,8 +1,8 @@
-"""The model that a run begins with, and the fingerprint that it gives its cache: the noted one, or found.
+"""The model that a run starts from, and the fingerprint of its cache: recorded before, or computed now.
 
-Design: the model is located once, and everything else is told where: a branch on the Hub may move between two looks,
-and what one commit was found to be must not be noted of another. Opening is given nothing but what the note tells
-apart, so no setting can change the fingerprint behind its back. Torch is imported only where the model is opened.
+Design: the model is located once and passed on as a folder, because a branch on the Hub may move in between, and the
+fingerprint of one commit must not be recorded for another. Opening depends only on what the record distinguishes, so no
+other setting can change the fingerprint. Torch is imported only where the model is opened.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def source_of(run: RunFile, *, is_local: bool = False) -> Source:
-    """What the fingerprint of a run's cache is found from; `is_local` downloads nothing.
+    """The files and settings that the fingerprint of a run's cache is computed from; `is_local` downloads nothing.
 
     Raises:
-        ModelError: there is no such model, or it is not here.
+        ModelError: there is no such model, or it is not on this machine.
     """
     folder = locate(run.model.path, run.model.revision, is_local=is_local)
     settings = run.cache.model_dump(mode="json", include={"dtype", "backend", "min_pixels", "max_pixels"})
@@ -31,10 +31,10 @@ def source_of(run: RunFile, *, is_local: bool = False) -> Source:
 
 
 def open_model(source: Source) -> tuple[ModelFolder, ImageProcessor, Fingerprint]:
-    """A run's checkpoint, how it takes images, and the fingerprint of its cache.
+    """The model folder, its image processor, and the fingerprint of the run's cache.
 
     Raises:
-        ModelError: it is no model with a vision tower, or a file of it is broken.
+        ModelError: the model has no vision tower that is supported, or a file of it is broken.
     """
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
@@ -45,16 +45,16 @@ def open_model(source: Source) -> tuple[ModelFolder, ImageProcessor, Fingerprint
 
 
 def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:
-    """The fingerprint of a run's cache, for who only looks; `is_local` downloads nothing.
+    """The fingerprint of a run's cache, for read-only commands; `is_local` downloads nothing.
 
-    Opens the model if its fingerprint is not noted.
+    Opens the model only if its fingerprint has not been recorded.
 
     Raises:
         ModelError: there is no such model, or it is broken.
     """
-    source = source_of(run, is_local=is_local)  # before it is read: what changes meanwhile must not look as it was
-    if known := source.recall(run.cache.dir):
+    source = source_of(run, is_local=is_local)  # before reading, so that a change meanwhile is noticed later
+    if known := source.read_note(run.cache.dir):
         return known
     fingerprint = open_model(source)[-1]
-    source.remember(run.cache.dir, fingerprint)
+    source.write_note(run.cache.dir, fingerprint)
     return fingerprint

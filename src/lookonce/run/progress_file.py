@@ -1,47 +1,42 @@
-"""What a training says of itself: `progress.json` in its folder. heartbeat.py writes it, `lookonce status` reads it."""
+"""The progress of a training: `progress.json` in the run folder. heartbeat.py writes it, `lookonce status` reads it."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lookonce.cache.store.claims import Worker
+from lookonce.cache.store.claims import Worker, read_worker_file
 
 End = Literal["", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the file says."""
+    """The content of the file."""
 
     worker: Worker
     began: float
-    """Seconds since 1970, by the trainer's clock."""
+    """When the training began, in seconds since 1970 by the trainer's clock."""
     phase: str = "loading"
     step: int = 0
     num_steps: int = 0
-    """0 until it is known."""
+    """All steps of the training; 0 until their number is known."""
     first_step: int = 0
-    """From which it went on."""
+    """The step of the checkpoint from which the training resumed; 0 if it did not."""
     stepped_s: float = 0.0
-    """Since the last step ended, or since it began."""
+    """Seconds since the last step ended, or since the training began."""
     loss: float | None = None
     validation_loss: float | None = None
     ms_per_sample: float | None = None
     eta_s: float | None = None
-    """Seconds of steps to come."""
+    """Estimated seconds for the remaining steps."""
     end: End = ""
-    """How it ended; empty while it has not."""
+    """How the training ended; empty while it runs."""
     reason: str = ""
-    """Why, where it did not finish."""
+    """Why it stopped or failed."""
 
 
 def read_progress(path: Path) -> Progress | None:
-    """What a training says of itself; None if it says nothing."""
-    try:
-        value = json.loads(path.read_text())
-        return Progress(**value | {"worker": Worker(**value["worker"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    """The progress of a training; None if the file is missing or unreadable."""
+    return read_worker_file(path, Progress)

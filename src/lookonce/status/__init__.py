@@ -1,6 +1,6 @@
-"""What of a run is done, and what it came to.
+"""How far a run is, and its results.
 
-status       plan, cache, training, evaluation: done and missing
-report       the same as text
-summary      the numbers of a finished run
+status       find the state of a run's phases: plan, cache, training, evaluation
+report       the state of a run as text: in full, on one line, as a table row
+summary      the figures of a finished run
 """

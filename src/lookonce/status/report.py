@@ -1,4 +1,4 @@
-"""What is known of the stages of a run, and how it is shown: at a glance, on one line, as a row of a table."""
+"""The state of a run's phases, as text in full, as one line of a log and as a row of a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lookonce.cache.build.status import AtWork, StatusReport, workers_table
+from lookonce.cache.build.status import StatusReport, WorkerStatus, workers_table
 from lookonce.eval.scores.metrics import Score
 from lookonce.text import count, duration, rows, size
 
@@ -14,24 +14,24 @@ TrainingState = Literal["not begun", "running", "dead", "stopped", "failed", "tr
 
 
 @dataclass(frozen=True)
-class CacheStage:
-    """Plan and cache."""
+class CachePhase:
+    """State of the plan and the cache."""
 
     is_planned: bool
-    """The plan covers all images that can be had."""
+    """Whether the plan covers all images that can be read."""
     num_files: int
     """Image files that the records name."""
     num_shards: int
     """Planned shards with images of this run."""
     num_pending: int
-    """Those of them that are to be made."""
+    """Planned shards of this run that are not finished."""
     report: StatusReport
-    """Of the images that the plan knows."""
+    """The cache's own status, for images that are in the plan."""
     lost: list[str]
-    """Finished shards whose files are gone."""
+    """Finished shards whose files are missing."""
 
     def text(self) -> str:
-        """How much is there, and how fast the rest comes."""
+        """How much is built, and how fast the rest is being built."""
         if not self.num_shards:
             return "nothing yet"
         report = self.report
@@ -45,7 +45,7 @@ class CacheStage:
         if not self.num_shards:
             return f"none yet; the records name {count(self.num_files, 'image file')}"
         planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
-        return planned if self.is_planned else f"{planned}, which are not all"
+        return planned if self.is_planned else f"{planned}; more images need planning"
 
     def short(self) -> str:
         return f"{self.report.num_done:,}/{self.report.num_images:,} images" if self.num_shards else "no plan"
@@ -64,41 +64,41 @@ class CacheStage:
 
 
 @dataclass(frozen=True)
-class TrainingStage:
-    """The training: how far it is, or how it ended."""
+class TrainingPhase:
+    """State of the training: how far it is, or how it ended."""
 
     state: TrainingState
     phase: str = ""
-    """Of one that runs: loading, training, evaluating."""
+    """What a running training is doing: loading, training or evaluating."""
     step: int = 0
     num_steps: int = 0
-    """0 if it is not known."""
+    """0 if not known."""
     loss: float | None = None
     validation_loss: float | None = None
     ms_per_sample: float | None = None
     eta_s: float | None = None
     silent_s: float | None = None
-    """Since it was last heard of; of one that runs or died."""
+    """Seconds since the last heartbeat of a running or dead training."""
     stepped_s: float | None = None
-    """Since its last step had ended, when it was last heard of."""
+    """Seconds between its last step and its last heartbeat."""
     job: str = ""
     host: str = ""
     checkpoint: str | None = None
-    """The newest to resume from."""
+    """The newest checkpoint to resume from."""
     reason: str = ""
-    """Why it stopped."""
+    """Why it stopped or failed."""
 
     def text(self) -> str:
         """In full."""
-        parts = {
-            "running": [self._where(), *self._numbers(), *self._heard()],
-            "dead": [f"dead at {self._where()}", *self._heard(), self._resume()],
+        texts = {
+            "running": [self._where(), *self._figures(), *self._heartbeat()],
+            "dead": [f"dead at {self._where()}", *self._heartbeat(), self._resume()],
             "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", self._resume()],
             "failed": [f"failed at {self._where()}: {self.reason}", self._resume()],
-            "trained": [f"{self.num_steps:,} steps are trained and the adapter is saved"],
-            "finished": [f"finished: {count(self.num_steps, 'step')}", *self._numbers()],
+            "trained": [f"trained for {count(self.num_steps, 'step')}, adapter saved"],
+            "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures()],
         }.get(self.state, [self.state])
-        return ", ".join(part for part in parts if part)
+        return ", ".join(filter(None, texts))
 
     def short(self) -> str:
         """In a few words."""
@@ -107,68 +107,68 @@ class TrainingStage:
         return f"{self.state} at {self._where()}" if self.state in ("dead", "stopped", "failed") else self.state
 
     def line(self) -> str:
-        return ", ".join(part for part in [f"training {self.short()}", *self._numbers()] if part)
+        return ", ".join(filter(None, [f"training {self.short()}", *self._figures()]))
 
     def _where(self) -> str:
         if not self.num_steps or self.phase not in ("", "training"):
-            return self.phase or "a step that is not known"
+            return self.phase or "an unknown step"
         return f"step {self.step:,} of {self.num_steps:,}"
 
-    def _numbers(self) -> list[str]:
-        """While it runs, and when it has finished."""
+    def _figures(self) -> list[str]:
+        """Losses and rate, of a running or finished training."""
         if self.state not in ("running", "finished"):
             return []
         return [
             f"loss {self.loss:.4f}" if self.loss is not None else "",
             f"validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else "",
-            f"{self.ms_per_sample:.1f} ms a sample" if self.ms_per_sample is not None else "",
+            f"{self.ms_per_sample:.1f} ms per sample" if self.ms_per_sample is not None else "",
             f"steps done in {duration(self.eta_s)}" if self.eta_s is not None and self.phase == "training" else "",
         ]
 
-    def _heard(self) -> list[str]:
+    def _heartbeat(self) -> list[str]:
         where = f" (job {self.job})" if self.job else f" on {self.host}"
-        return [f"heard of {duration(self.silent_s or 0)} ago{where}"]
+        return [f"last heartbeat {duration(self.silent_s or 0)} ago{where}"]
 
     def _resume(self) -> str:
-        return f"--resume goes on from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
+        return f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
 
 
 @dataclass(frozen=True)
 class State:
-    """How far each stage of a run is."""
+    """State of all phases of a run."""
 
     output: Path
-    cache: CacheStage
-    training: TrainingStage
+    cache: CachePhase
+    training: TrainingPhase
     scores: dict[str, Score]
-    """Of each evaluation of what is trained, by the name of its split."""
+    """Scores of all evaluations of the adapter, by split."""
     split: str
-    """Which the run file wants evaluated."""
+    """The split that the run file evaluates (`eval.split`)."""
     is_trained: bool
     is_evaluated: bool
-    """On that split, or it has no records."""
+    """Whether that split is evaluated, or has no records."""
     notes: list[str]
-    """What a person has to see to: nothing here is mended by running a stage again."""
+    """Problems that running a phase again does not solve."""
     logs: list[str]
-    """Where to read on: of each worker that is slow or dead, and of a training that is dead or failed."""
+    """Where to find the logs of slow or dead workers, and of a dead or failed training."""
 
     def missing(self) -> list[str]:
-        """The stages that still have work, in their order: plan, cache (with the number of shards), train, eval."""
+        """The phases with work left, in order: plan, cache (with the number of shards), train, eval."""
         if self.is_trained and self.is_evaluated:
             return []
         is_planned, num_pending = self.cache.is_planned, self.cache.num_pending
-        stages = {
+        phases = {
             "plan": not is_planned,
             "cache": not is_planned,
             f"cache {num_pending}": is_planned and num_pending > 0,
             "train": not self.is_trained,
             "eval": not self.is_evaluated,
         }
-        return [stage for stage, is_missing in stages.items() if is_missing]
+        return [phase for phase, is_missing in phases.items() if is_missing]
 
     @property
     def is_under_way(self) -> bool:
-        """Whether somebody is at work on what is missing."""
+        """Whether a training or a worker is running."""
         return self.training.state == "running" or any(worker.alive for worker in self.cache.report.workers)
 
     def text(self) -> str:
@@ -178,15 +178,15 @@ class State:
             ("training", self.training.text()),
             *self._evaluations(),
         ]
-        workers: list[AtWork] = self.cache.report.workers
-        parts = [
+        workers: list[WorkerStatus] = self.cache.report.workers
+        blocks = [
             str(self.output),
             rows(lines),
             workers_table(workers) if workers else "",
             "\n".join(self.logs),
             "\n".join(f"Note: {note}" for note in self.notes),
         ]
-        return "\n\n".join(part for part in parts if part)
+        return "\n\n".join(filter(None, blocks))
 
     def _evaluations(self) -> list[tuple[str, str]]:
         if not self.scores:
@@ -199,11 +199,11 @@ class State:
         return list(zip(["evaluation", *[""] * (len(texts) - 1)], texts, strict=True))
 
     def line(self) -> str:
-        """All of it on one line of a log."""
+        """The state as one line of a log."""
         return "; ".join([self.cache.line(), self.training.line(), f"evaluation {self._score()}"])
 
     def row(self) -> tuple[str, ...]:
-        """Of a table of several runs, under `HEADER`."""
+        """The state as a row of a table of runs, under `HEADER`."""
         return str(self.output), self.cache.short(), self.training.short(), self._score(), self._missing()
 
     def _score(self) -> str:

@@ -1,9 +1,9 @@
-"""What of a run is done and what is missing: plan, cache, training, evaluation.
+"""Find the state of a run's phases: plan, cache, training, evaluation.
 
-Design: everything is read from what the stages leave behind, so nobody keeps a list of what was submitted, and after a
-crash of anything the answer is right. Images are known by the plan and its stamps; none is read but those that the plan
-does not know, and of these only as many as show that it must grow. A finished run lacks nothing, whatever has become of
-its cache since. A look costs about 0.1 ms an image, half of it for the images' stamps, which are looked at once.
+Design: everything is read from the files that the phases write, so no list of submitted jobs is kept and the answer is
+right after any crash. Images are identified by the plan and its stamps; only images that the plan does not know are
+read, and of these only enough to see that the plan must grow. A finished run has nothing missing, even if its cache is
+gone. It costs about 0.1 ms per image, half of it for the images' stamps, which are read once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lookonce.cache.build.planner import Settled, index_of_plan, missing_shards, pending_shards
+from lookonce.cache.build.planner import Finished, index_from_plan, new_shards, pending_shards
 from lookonce.cache.build.status import status
 from lookonce.cache.constants import REPAIR_COMMAND
 from lookonce.cache.store.claims import age
@@ -33,51 +33,54 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.run.progress_file import Progress, read_progress
-from lookonce.run.records import Content, read_splits
-from lookonce.status.report import CacheStage, State, TrainingStage, TrainingState
+from lookonce.run.records import RunRecords, read_splits
+from lookonce.status.report import CachePhase, State, TrainingPhase, TrainingState
 from lookonce.status.summary import Summary
 from lookonce.text import count, duration
 
 NUM_PROBED = 64
-"""How many images that a plan does not know are read, to see whether it must grow, before all of them are."""
+"""How many images that a plan does not know are read first; if one of them is new, the rest is not read."""
 SUBMIT = Path("slurm/submit.sh")
 LOGS = Path("logs")
-"""Where the jobs of slurm/ write what they say, each to NAME-JOB.out."""
+"""The jobs of slurm/ write their logs here, each to NAME-JOB.out."""
 
 
 @dataclass
-class Pipeline:
-    """A run whose stages may be looked at again and again; its records and its model stay as they were, and its images
-    once all are planned."""
+class RunStatus:
+    """A run whose state can be read repeatedly; records and model are read once, and images once all are planned."""
 
     run: RunFile
-    content: Content
-    """With no image yet."""
+    run_records: RunRecords
+    """The run's records, without images."""
     _known: tuple[int, ImageIndex] | None = None
-    """The images, if all are planned, and the number of the plan's parts then."""
+    """The number of the plan's files when all images were planned, and these images."""
 
     @classmethod
-    def open(cls, run: RunFile) -> Pipeline:
-        """Read the records, and hash the tower if its files are not known; reads no image and downloads nothing.
+    def open(cls, run: RunFile) -> RunStatus:
+        """Read the records, and hash the tower if its fingerprint is not recorded; reads no image, downloads nothing.
 
         Raises:
-            LookonceError: whatever of it is missing or broken.
+            LookonceError: records or model are missing or broken.
         """
         records, fingerprint = read_splits(run), find_fingerprint(run, is_local=True)
-        return cls(run, Content(run, fingerprint, records, ImageIndex({}, {})))
+        return cls(run, RunRecords(run, fingerprint, records, ImageIndex({}, {})))
 
-    def look(self) -> State:
-        """How far it is now.
+    def read(self) -> State:
+        """The state now.
 
         Raises:
-            CacheCorrupt: a receipt or the plan is not what was written.
+            CacheCorrupt: a receipt or the plan differs from what was written.
         """
-        plan = read_plan(self.content.cache_folder)
+        plan = read_plan(self.run_records.cache_folder)
         images, covers = self._images(plan)
-        content, folder, split = replace(self.content, images=images), RunFolder(self.run.output), self.run.eval.split
-        cache = find_cache_stage(content, plan, covers)
-        conflict = _conflict(content, folder, cache.is_planned)
-        training = TrainingStage("another run") if conflict else find_training(folder, self.run.cache.claim_s)
+        run_records, folder, split = (
+            replace(self.run_records, images=images),
+            RunFolder(self.run.output),
+            self.run.eval.split,
+        )
+        cache = find_cache_phase(run_records, plan, covers)
+        conflict = _conflict(run_records, folder, cache.is_planned)
+        training = TrainingPhase("another run") if conflict else find_training(folder, self.run.cache.claim_s)
         scores = {} if conflict else find_scores(folder, split)
         return State(
             output=self.run.output,
@@ -86,26 +89,25 @@ class Pipeline:
             scores=scores,
             split=split,
             is_trained=folder.trained.exists() and not conflict,
-            is_evaluated=split in scores or not (conflict or content.records[split]),
-            notes=[*conflict, *_trouble(cache, images)],
+            is_evaluated=split in scores or not (conflict or run_records.records[split]),
+            notes=[*conflict, *_problems(cache, images)],
             logs=list(_logs(cache, training)),
         )
 
     def _images(self, plan: Plan) -> tuple[ImageIndex, bool]:
-        """Those that the plan knows, and whether these are all."""
-        if self._known and self._known[0] == plan.num_parts:
+        """The images that the plan knows, and whether these are all."""
+        if self._known and self._known[0] == plan.num_files:
             return self._known[1], True
-        records = [record for part in self.content.records.values() for record in part]
-        images, covers = known_images(plan, records)
-        self._known = (plan.num_parts, images) if covers else None
+        images, covers = known_images(plan, self.run_records.all_records())
+        self._known = (plan.num_files, images) if covers else None
         return images, covers
 
 
 def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, bool]:
-    """The images of some records as far as a plan knows them, and whether it knows all that can be read."""
+    """The images of `records` that a plan knows, and whether it knows all that can be read."""
     records = list(records)
     paths = dict.fromkeys(path for record in records for path in record.images)
-    known = index_of_plan(plan, paths)
+    known = index_from_plan(plan, paths)
     unknown = [path for path in paths if path not in known.key_of]
     if unknown and (not plan.shards or _is_new(plan, unknown)):
         return known, False
@@ -113,58 +115,62 @@ def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, boo
 
 
 def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
-    """Whether the first few of these images hold one that is not planned under any name."""
+    """Whether one of the first few images is not planned under any name."""
     planned = {image.key for image in plan.images()}
-    looked = itertools.islice(read_many(paths), NUM_PROBED)
-    return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in looked)
+    probed = itertools.islice(read_many(paths), NUM_PROBED)
+    return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
 
 
-def find_cache_stage(content: Content, plan: Plan, covers: bool) -> CacheStage:
-    """How far the cache is; `covers` says that the plan knows all images by name."""
-    folder, images = content.cache_folder, content.images
+def find_cache_phase(run_records: RunRecords, plan: Plan, covers: bool) -> CachePhase:
+    """The state of plan and cache; `covers` says that the plan knows all images by name."""
+    folder, images = run_records.cache_folder, run_records.images
     receipts = list(read_receipts(folder))
-    report = status(folder, images.path_of, content.run.cache.claim_s, receipts)
-    settled = Settled.by(receipts)
-    files = {path.stem for path in (folder / SHARDS).glob("*.safetensors")}  # after the receipts, which come later
+    report = status(folder, images.path_of, run_records.run.cache.claim_s, receipts)
+    finished = Finished.from_receipts(receipts)
+    files = {
+        path.stem for path in (folder / SHARDS).glob("*.safetensors")
+    }  # after the receipts, which are written later
     shards = [shard for shard in plan.shards if not images.path_of.keys().isdisjoint(shard.keys)]
     wanted = [PlannedImage(key, 0, ()) for key in images.path_of]
-    new = missing_shards(plan, settled, wanted, content.fingerprint, content.shard_bytes, images.former)
-    return CacheStage(
+    new = new_shards(plan, finished, wanted, run_records.fingerprint, run_records.shard_bytes, images.former)
+    return CachePhase(
         is_planned=covers and not new,
-        num_files=len({path for part in content.records.values() for record in part for path in record.images}),
+        num_files=len(
+            {path for records in run_records.records.values() for record in records for path in record.images}
+        ),
         num_shards=len(shards),
-        num_pending=len(pending_shards(plan, settled, images.path_of, images.former)),
+        num_pending=len(pending_shards(plan, finished, images.path_of, images.former)),
         report=report,
-        lost=[shard.name for shard in shards if shard.name in settled.shards and shard.name not in files],
+        lost=[shard.name for shard in shards if shard.name in finished.shards and shard.name not in files],
     )
 
 
-def _conflict(content: Content, folder: RunFolder, has_all: bool) -> list[str]:
-    """Why the output folder is not this run's; of what was read, as far as that is known without the model."""
-    identity = {"cache": content.fingerprint.sha256}
-    if has_all and not content.images.unusable:
-        identity = content.cheap_identity()
+def _conflict(run_records: RunRecords, folder: RunFolder, has_all: bool) -> list[str]:
+    """Why the output folder belongs to another run; compares what is known without opening the model."""
+    identity = {"cache": run_records.fingerprint.sha256}
+    if has_all and not run_records.images.unusable:
+        identity = run_records.cheap_identity()
     try:
-        folder.check(content.run, identity)
+        folder.check(run_records.run, identity)
     except RunFolderError as error:
         return [str(error)]
     return []
 
 
-def find_training(folder: RunFolder, expiry_s: float) -> TrainingStage:
-    """How far the training in a folder is; one that was not heard of for `expiry_s` is dead."""
+def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
+    """The state of the training in a run folder; without a heartbeat for `expiry_s` it is dead."""
     progress, last = read_progress(folder.progress), folder.last_checkpoint
     checkpoint = last.name if last else None
     num_steps = json.loads(folder.trained.read_text())["num_steps"] if folder.trained.exists() else 0
     if progress is None:
         state: TrainingState = "trained" if num_steps else "stopped" if last else "not begun"
         step = int(last.name.rpartition("-")[2]) if last else 0
-        return TrainingStage("finished" if folder.is_finished else state, step=step, checkpoint=checkpoint)
+        return TrainingPhase("finished" if folder.is_finished else state, step=step, checkpoint=checkpoint)
     silent_s = max(age(folder.progress), 0.0)
     state = _state(progress, silent_s > expiry_s)
     if state != "running" and num_steps:
         state = "finished" if folder.is_finished else "trained"
-    return TrainingStage(
+    return TrainingPhase(
         state=state,
         phase=progress.phase,
         step=progress.step,
@@ -189,44 +195,44 @@ def _state(progress: Progress, is_silent: bool) -> TrainingState:
 
 
 def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
-    """The scores of all evaluations in a folder, by split; that of `first` comes first."""
+    """The scores of all evaluations in a run folder, by split; the split `first` comes first."""
     paths = sorted((folder.folder / "metrics").glob("*.json"), key=lambda path: (path.stem != first, path.stem))
     return {path.stem: Score(**json.loads(path.read_text())["overall"]) for path in paths}
 
 
-def _trouble(cache: CacheStage, images: ImageIndex) -> Iterator[str]:
-    """What a person has to mend before the training can be."""
+def _problems(cache: CachePhase, images: ImageIndex) -> Iterator[str]:
+    """What a user has to fix before training."""
     if cache.lost:
         yield (
-            f"{count(len(cache.lost), 'finished shard')} of {cache.report.folder} have lost their files, the first is "
+            f"{count(len(cache.lost), 'finished shard')} of {cache.report.folder} have no files, the first is "
             f"{cache.lost[0]}; run: {REPAIR_COMMAND}"
         )
-    advice = "training refuses that: mend the files or remove their records"
+    advice = "training needs all images: repair the files or remove their records"
     if images.unusable:
         number, reason = count(len(images.unusable), "image"), next(iter(images.unusable.values()))
-        yield f"{number} can not be read, the first: {reason}; {advice}"
+        yield f"{number} cannot be read, the first: {reason}; {advice}"
     if cache.is_planned and cache.report.num_quarantined:
         number = count(cache.report.num_quarantined, "image")
         yield f"{number} could not be encoded (see {cache.report.folder / QUARANTINE}); {advice}"
 
 
-def _logs(cache: CacheStage, training: TrainingStage) -> Iterator[str]:
-    """Where to read why something is slow or dead."""
+def _logs(cache: CachePhase, training: TrainingPhase) -> Iterator[str]:
+    """Where to find the logs of slow or dead processes."""
     for worker in cache.report.workers:
         if worker.state:
-            what = f"worker {worker.worker} is {worker.state}, {duration(worker.age_s)} after it began {worker.shard}"
+            what = f"worker {worker.worker} is {worker.state}, {duration(worker.age_s)} after it claimed {worker.shard}"
             yield f"{what}: {_log_of(worker.job, worker.host)}"
     if training.state in ("dead", "failed"):
-        yield f"the training is {training.state}: {_log_of(training.job, training.host)}"
+        yield f"training is {training.state}: {_log_of(training.job, training.host)}"
 
 
 def _log_of(job: str, host: str) -> str:
     log = find_log(job)
-    return f"read {log}" if log else f"job {job}, no log in {LOGS}/" if job else f"it was on {host}"
+    return f"read {log}" if log else f"job {job}, no log in {LOGS}/" if job else f"it ran on {host}"
 
 
 def find_log(job: str) -> Path | None:
-    """The newest log of a Slurm job or of a task of an array, "12" or "12_3 (restart 1)"."""
+    """The newest log of a Slurm job ("12") or of a task of an array ("12_3 (restart 1)")."""
     number = job.partition(" ")[0]
     if not number:
         return None
@@ -236,22 +242,22 @@ def find_log(job: str) -> Path | None:
 
 
 def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[str, ...]) -> str:
-    """What to type next."""
-    mine = " ".join(["", shlex.quote(str(run_file)), *(f"--set {shlex.quote(text)}" for text in assignments)])
+    """The command to run next."""
+    arguments = " ".join(["", shlex.quote(str(run_file)), *(f"--set {shlex.quote(text)}" for text in assignments)])
     missing = state.missing()
     if not missing:
         folder = RunFolder(run.output)
         return Summary.read(folder).next_command if folder.is_finished else f"{program()} eval {run.output}"
     if state.is_under_way:
-        return f"{program()} status{mine} --watch 10"
+        return f"{program()} status{arguments} --watch 10"
     if state.cache.lost:
-        return f"{program()} cache repair{mine}"
+        return f"{program()} cache repair{arguments}"
     if state.training.state != "another run" and not assignments and shutil.which("sbatch") and SUBMIT.exists():
-        return f"{SUBMIT}{mine}"
+        return f"{SUBMIT}{arguments}"
     if missing[0] in ("plan", "cache") or missing[0].startswith("cache "):
-        return f"{program()} cache build{mine}"
+        return f"{program()} cache build{arguments}"
     if missing[0] == "eval" and state.training.state == "finished":
         return f"{program()} eval {run.output} --split {state.split}"
     flag = " --restart" if state.training.state == "another run" else ""
     resumes = state.is_trained or state.training.checkpoint
-    return f"{program()} train{mine}{flag or (' --resume' if resumes else '')}"
+    return f"{program()} train{arguments}{flag or (' --resume' if resumes else '')}"

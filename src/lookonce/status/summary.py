@@ -1,4 +1,4 @@
-"""What a person reads at the end of a run."""
+"""The summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lookonce.text import count, duration, rows, size
 
 if TYPE_CHECKING:
     from lookonce.cache.store.reader import VisionCache
-    from lookonce.run.inputs import Inputs
+    from lookonce.run.inputs import RunInputs
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers of a run and where its results are."""
+    """The figures of a run and where its results are."""
 
     run: str
     num_files: int
@@ -50,7 +50,7 @@ class Summary:
         return cls(**json.loads((folder.folder / "summary.json").read_text()))
 
     def text(self) -> str:
-        """As lines of a name and what there is to say."""
+        """One named line per figure."""
         lines = [
             ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
             ("cache", self._cache()),
@@ -83,12 +83,12 @@ SPLITS = {"val": "validation", "test": "test"}
 
 
 def summarise(
-    inputs: Inputs,
+    inputs: RunInputs,
     cache: VisionCache,
     trained: Trained,
     evaluation: Evaluation | None,
 ) -> Summary:
-    """Gather a run's numbers."""
+    """Collect the figures of a run."""
     run = inputs.run
     adapter = RunFolder(run.output).adapter
     return Summary(
@@ -114,11 +114,12 @@ def summarise(
     )
 
 
-def _next_command(inputs: Inputs, evaluation: Evaluation | None) -> str:
-    shown = [asked for asked in evaluation.predictions if asked.images] if evaluation else []
-    if not shown:
+def _next_command(inputs: RunInputs, evaluation: Evaluation | None) -> str:
+    with_images = [one for one in evaluation.predictions if one.images] if evaluation else []
+    if not with_images:
         split = next(split for split in ("test", "val", "train") if inputs.records[split])
         return f"{program()} eval {inputs.run.output} --split {split}"
-    asked = ([asked for asked in shown if asked.is_right and not asked.is_majority_right] or shown)[-1]
-    images = " ".join(f"--image {shlex.quote(shorten(image))}" for image in asked.images)
-    return f"{program()} predict {inputs.run.output} {images} --question {shlex.quote(asked.question)}"
+    learned = [one for one in with_images if one.is_right and not one.is_majority_right]
+    example = (learned or with_images)[-1]
+    images = " ".join(f"--image {shlex.quote(shorten(image))}" for image in example.images)
+    return f"{program()} predict {inputs.run.output} {images} --question {shlex.quote(example.question)}"

@@ -1,5 +1,5 @@
-"""What a command does in a row, above the phases: they do not know of each other's order.
+"""Sequences of phases, above the phases themselves, which do not call each other.
 
 train        train, evaluate, summarise
-fetch        download what a run needs, for jobs without internet
+fetch        download a run's model and check its data, for jobs without internet
 """

@@ -1,7 +1,7 @@
-"""What a run needs from elsewhere, brought to this machine and looked at, before jobs without internet ask for it.
+"""Download a run's model and check its records and images, before jobs without internet need them.
 
-Design: the model is downloaded to where they will look for it and opened from there as they will open it, without the
-Hub. Records are read and images looked for, not read: that is the work of the plan.
+Design: the model is downloaded to where jobs look for it, then opened from there as they do, without the Hub. Records
+are read; images are only checked for existence, because the plan reads them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.archives import by_archive
 from lookonce.errors import LookonceError, ModelError
-from lookonce.hub import Download, download_model, is_commit, is_hub_name
+from lookonce.hub import ModelDownload, download_model, is_commit, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.records import SPLITS, read_split
 from lookonce.text import count, rows, size
-from lookonce.threads import ahead
-from lookonce.train.data.tokenize import Prompter
+from lookonce.threads import threaded_map
+from lookonce.train.data.tokenize import ChatTokenizer
 
 PREPARE = "lookonce data prepare -h"
 
 
 @dataclass(frozen=True)
 class Split:
-    """A split's files, as far as they are here."""
+    """How many records and images a split has, and which images are missing."""
 
     num_records: int
     num_images: int
-    """Files and members of archives that the records name."""
+    """Image files and archive members that the records name."""
     missing: list[str]
-    """Those of the images that are not there; of members of an archive, whose archive is not."""
+    """Missing image files, and missing archives for their members."""
 
     def text(self) -> str:
         gone = f", {len(self.missing):,} of them missing" if self.missing else ""
@@ -43,15 +43,15 @@ class Split:
 
 @dataclass(frozen=True)
 class FetchReport:
-    """What is here now."""
+    """What is on this machine now."""
 
     model: str
     revision: str | None
-    """As the run file says; None for a folder's."""
+    """`model.revision` of the run file; None for a model folder."""
     commit: str | None
-    """That is here of a model of the Hub; None for a folder."""
+    """The commit of a Hub model on this machine; None for a model folder."""
     is_pinned: bool
-    """A folder, or a commit: what the run file names can not become another model."""
+    """Whether the run file names a folder or a commit, so that it always means the same model."""
     license: str | None
     folder: Path
     num_files: int
@@ -60,11 +60,11 @@ class FetchReport:
     data: dict[str, Split]
     problems: list[str]
     environment: dict[str, str]
-    """What jobs without internet need set."""
+    """Environment variables for jobs without internet."""
 
     def text(self) -> str:
         files = f"{count(self.num_files, 'file')}, {size(self.size_bytes)}"
-        new = f"{size(self.downloaded_bytes)} downloaded" if self.downloaded_bytes else "all here before"
+        new = f"{size(self.downloaded_bytes)} downloaded" if self.downloaded_bytes else "nothing to download"
         lines = [
             ("model", self.model),
             *([("commit", self.commit), ("licence", self.license or "not stated")] if self.commit else []),
@@ -78,19 +78,19 @@ class FetchReport:
 
 
 def fetch(run: RunFile) -> FetchReport:
-    """Bring here what is not here, and look at all of it.
+    """Download the model unless it is here, and check the model, the records and the images.
 
     Raises:
-        ModelError: the model can not be had, or lacks something.
+        ModelError: the model cannot be downloaded, or is incomplete.
     """
     found = _fetch_model(run)
     model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)
     ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-    Prompter(model_folder.folder, model_folder.config)
+    ChatTokenizer(model_folder.folder, model_folder.config)
     absent = model_folder.absent_files()
     if absent:
         raise ModelError(f"{model_folder.folder} lacks {', '.join(absent)} of its weights; copy or download it again")
-    data, problems = _look_at_data(run)
+    data, problems = _check_data(run)
     here = [path for path in model_folder.folder.iterdir() if path.is_file()]
     return FetchReport(
         model=run.model.path,
@@ -108,44 +108,46 @@ def fetch(run: RunFile) -> FetchReport:
     )
 
 
-def _fetch_model(run: RunFile) -> Download | None:
-    """None if it is a folder."""
+def _fetch_model(run: RunFile) -> ModelDownload | None:
+    """Download a model of the Hub; None for a model folder."""
     name = run.model.path
     if Path(name).expanduser().is_dir() or not is_hub_name(name):
         return None
     return download_model(name, run.model.revision)
 
 
-def _look_at_data(run: RunFile) -> tuple[dict[str, Split], list[str]]:
+def _check_data(run: RunFile) -> tuple[dict[str, Split], list[str]]:
     data: dict[str, Split] = {}
     problems = []
     for split in SPLITS:
         try:
-            found = _look_at_split(run, split)
+            found = _check_split(run, split)
         except LookonceError as error:
-            problems.append(f"{error}; for a known set: {PREPARE}")
+            problems.append(f"{error}; for a known dataset: {PREPARE}")
             continue
         if found.num_records:
             data[split] = found
         if found.missing:
-            number, of = f"{len(found.missing):,}", count(found.num_images, "image file")
+            number, total = f"{len(found.missing):,}", count(found.num_images, "image file")
             problems.append(
-                f"{number} of {of} of data.{split} are missing, the first is {found.missing[0]}; check "
-                f"`data.image_root`, or for a known set: {PREPARE}"
+                f"{number} of {total} of data.{split} are missing, the first is {found.missing[0]}; check "
+                f"`data.image_root`, or for a known dataset: {PREPARE}"
             )
     return data, problems
 
 
-def _look_at_split(run: RunFile, split: str) -> Split:
+def _check_split(run: RunFile, split: str) -> Split:
     records = list(read_split(run, split))
     files, members_of = by_archive(path for record in records for path in record.images)
-    missing = [str(path) for path, is_there in zip(files, ahead(os.path.isfile, files), strict=True) if not is_there]
+    missing = [
+        str(path) for path, is_there in zip(files, threaded_map(os.path.isfile, files), strict=True) if not is_there
+    ]
     return Split(len(records), len(files) + sum(map(len, members_of.values())), missing)
 
 
 def job_environment() -> dict[str, str]:
-    """What makes jobs look where this process has looked, and not on the Hub."""
-    places = {"HF_HOME": constants.HF_HOME}
+    """Environment variables that make jobs use the model cache of this process, and not the Hub."""
+    folders = {"HF_HOME": constants.HF_HOME}
     if Path(constants.HF_HUB_CACHE) != Path(constants.HF_HOME) / "hub":
-        places["HF_HUB_CACHE"] = constants.HF_HUB_CACHE
-    return {**{name: str(Path(place).absolute()) for name, place in places.items()}, "HF_HUB_OFFLINE": "1"}
+        folders["HF_HUB_CACHE"] = constants.HF_HUB_CACHE
+    return {**{name: str(Path(folder).absolute()) for name, folder in folders.items()}, "HF_HUB_OFFLINE": "1"}

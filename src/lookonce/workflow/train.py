@@ -1,6 +1,6 @@
-"""What `lookonce train` does in a row: train, answer the questions of the evaluation split, summarise.
+"""`lookonce train`: train, answer the questions of the evaluation split, summarise.
 
-Design: put together here, above training and evaluation, so that neither imports the other's users.
+Design: this is above training and evaluation, so that training does not import evaluation.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from lookonce.train.train import Training, open_training
 def train(run: RunFile, *, resume: bool = False, restart: bool = False, notify: Notify = print) -> Summary | None:
     """Train a run from its cache, evaluate the adapter, and write the summary, which is also returned.
 
-    A finished run is not trained again. `resume` continues from the last checkpoint, `restart` moves what the folder
-    holds away first. Under torchrun it returns None on all ranks but the first, which alone evaluates the adapter.
+    A finished run is not trained again. `resume` continues from the last checkpoint; `restart` first moves the run in
+    the folder away. Under torchrun only the first rank evaluates the adapter; the others return None.
 
     Raises:
-        Stopped: a signal asked for it; the current step is saved.
-        LookonceError: anything else that a user can mend.
+        Stopped: a signal asked the training to stop; the current step is saved.
+        LookonceError: any other error that a user can fix.
     """
     ranks, training = open_training(run, resume=resume, restart=restart, notify=notify)
     if training is None:
         if not ranks.is_first:
             return None
-        notify(f"{run.output} is trained already; the summary below was written then (--restart trains again)")
+        notify(f"{run.output} is already trained; the summary below was written then (--restart trains again)")
         return Summary.read(RunFolder(run.output))
     with training.heartbeat() as heartbeat:
         model = training.run(heartbeat)
@@ -49,7 +49,7 @@ def train(run: RunFile, *, resume: bool = False, restart: bool = False, notify: 
 
 
 def _evaluate(training: Training, model: Any) -> Evaluation | None:
-    """Evaluate the trained model, or the adapter in the run folder; None if there is nothing to ask or no memory."""
+    """Evaluate the trained model, or the adapter in the run folder; None without questions or without enough memory."""
     session, folder = training.session, training.folder
     inputs, split = session.inputs, session.inputs.run.eval.split
     if not inputs.records[split]:
@@ -60,7 +60,7 @@ def _evaluate(training: Training, model: Any) -> Evaluation | None:
         if not inputs.run.train.fsdp:
             raise
         training.notify(
-            "out of memory: the model does not fit one GPU to answer questions; "
+            "out of memory: the model does not fit on one GPU, so no questions were answered; "
             f"on a larger one run: lookonce eval {folder.folder}"
         )
         return None

@@ -1,25 +1,71 @@
-"""The measurements of caches: they measure what they say, and leave nothing behind."""
+"""Measurements of caches, with a fake clock: each counts its own work, and no warm-up."""
 
 from __future__ import annotations
+
+import threading
+from math import ceil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from lookonce.bench.cache_build import CacheBench, bench_cache, matmul_rate
+from lookonce.bench import cache_build, cache_read, matmul
+from lookonce.bench.cache_build import CacheBench, bench_cache
 from lookonce.bench.cache_read import ReadBench, bench_read
+from lookonce.bench.matmul import matmul_flops_per_second
+from lookonce.cache.store.direct_io import DirectFile
+from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 
 
-def test_making_a_cache_is_measured_four_ways_and_leaves_nothing(make_run, tmp_path):
-    inputs = Inputs.open(make_run())
+class Clock:
+    """A stand-in for the time module; `slow` makes a function take some seconds of it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def slow(self, function, seconds):
+        def slowed(*args, **options):
+            self.now += seconds
+            return function(*args, **options)
+
+        return slowed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (cache_build, cache_read, matmul):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_path, monkeypatch, clock):
+    class SlowFile(DirectFile):
+        """A flush takes 5 s past the page cache and 3 s through it."""
+
+        def __init__(self, path, direct=True):
+            super().__init__(path, direct=direct)
+            self.flush = clock.slow(self.flush, 5.0 if direct else 3.0)
+
+    monkeypatch.setattr(cache_build, "DirectFile", SlowFile)
+    monkeypatch.setattr(cache_build, "save_file", clock.slow(cache_build.save_file, 7.0))
+    inputs = RunInputs.open(make_run())
+    tower = inputs.load_tower()
+    monkeypatch.setattr(tower, "encode", clock.slow(tower.encode, 1.0))  # on a CPU, a batch is one image
+    monkeypatch.setattr(cache_build, "matmul_flops_per_second", lambda device, dtype: 5e9)
+    monkeypatch.setattr(tower, "flop", lambda num_tokens: 1000.0 * num_tokens)
     report = bench_cache(
         tmp_path / "caches",
         inputs.fingerprint,
         inputs.processor,
         inputs.images.first(10),
-        inputs.load_tower(),
+        tower,
         lambda: inputs.load_tower(fast=False).module,
         100_000,
         3,
@@ -27,9 +73,12 @@ def test_making_a_cache_is_measured_four_ways_and_leaves_nothing(make_run, tmp_p
     assert not list(tmp_path.rglob("lookonce-bench*")) and not list(tmp_path.rglob("*.safetensors"))
     assert (report.num_images, report.num_plain) == (10, 3)
     assert report.num_bytes == report.num_tokens * inputs.fingerprint.bytes_per_token
-    assert min(report.tower_seconds, report.disk_seconds, report.engine_seconds, report.plain_seconds) > 0
+    assert report.tower_seconds == 10 * 1.0  # of two rounds
+    assert report.engine_seconds == 10 * 1.0
+    assert report.disk_seconds == ceil(report.num_bytes / 100_000) * 3.0
+    assert report.plain_seconds == 3 * 7.0  # of four images
+    assert (report.tower_flop, report.matmul_flops) == (1000.0 * report.num_tokens, 5e9)
     assert {"read", "decode", "resize", "tower", "write", "flush"} <= report.phases.keys()
-    assert report.phases["tower"] < report.engine_seconds
     assert report.to_json()["share_of_limit"] == report.share_of_limit
 
 
@@ -38,15 +87,36 @@ def test_shares_follow_from_what_was_measured():
     assert report.limit_seconds == 5.0  # the disk
     assert report.share_of_limit == pytest.approx(5 / 8)
     assert report.speedup == pytest.approx((2.0 / 10) / (8.0 / 100))
-    assert "62% of what limits it, 2.5 times the plain loop" in report.text()
+    assert "62% of its limit, 2.5 times as fast as the stock loop" in report.text()
     assert "0 TFLOP/s, 25% of the measured matrix rate" in report.text()
 
 
-def test_reading_is_measured_both_ways(built):
+def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
+    keys = []
+
+    def get_many(cache, names, **options):
+        clock.now += len(names)
+        keys.append(list(names))
+        return really_get_many(cache, names, **options)
+
+    def preadv(descriptor, buffers, offset):
+        num_read = really_read(descriptor, buffers, offset)
+        with lock:
+            clock.now += num_read
+        return num_read
+
+    really_get_many, really_read = VisionCache.get_many, cache_read.os.preadv
+    lock = threading.Lock()  # several threads read
+    monkeypatch.setattr(VisionCache, "get_many", get_many)
+    monkeypatch.setattr(VisionCache, "open", clock.slow(VisionCache.open, 2.0))
+    monkeypatch.setattr(cache_read, "os", SimpleNamespace(**vars(cache_read.os) | {"preadv": preadv}))
+    monkeypatch.setattr(cache_read, "IMAGES_PER_CALL", 4)
     report = bench_read(built.folder, 10)
     assert report.num_images == 10 and report.check
-    assert report.sequential_bytes == built.size_bytes
-    assert min(report.sequential_seconds, report.random_seconds, report.open_seconds) > 0
+    assert [len(names) for names in keys] == [4, 4, 4, 2] and keys[0] == keys[1]  # the first call warms up
+    assert (report.open_seconds, report.random_seconds) == (2.0, 10.0)
+    assert report.sequential_seconds == report.sequential_bytes == built.size_bytes
+    assert report.num_bytes == sum(built.entry(key)[1].size_bytes for names in keys[1:] for key in names)
 
 
 def test_the_share_of_reading_is_of_rates():
@@ -60,6 +130,17 @@ def test_the_commands_print_what_was_measured(built):
     assert done.exit_code == 0 and '"num_images": 5' in done.stdout and '"check": false' in done.stdout
 
 
-def test_the_matrix_rate_is_that_of_a_product(monkeypatch):
-    monkeypatch.setattr("lookonce.bench.cache_build.MATMUL_SIZE", 1024)
-    assert 1e8 < matmul_rate(torch.device("cpu"), torch.float32) < 1e14
+def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
+    monkeypatch.setattr(matmul, "SIZE", 80)  # an eighth of it on a CPU
+    num_products = 0
+
+    class Matrix:
+        def __matmul__(self, other):
+            nonlocal num_products
+            num_products += 1
+            clock.now += 100.0 if num_products < 5 else 0.5  # the first ones warm up
+
+    sizes = []
+    monkeypatch.setattr(matmul.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
+    assert matmul_flops_per_second(torch.device("cpu"), torch.float32) == 2 * 10**3 / 0.5
+    assert sizes == [(10, 10)] * 2 and num_products == matmul.NUM_PRODUCTS

@@ -1,4 +1,4 @@
-"""`lookonce data convert`: the same records in another form, where their images are, and what is refused."""
+"""`lookonce data convert`: the same records in another format, the paths of their images, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from lookonce.cli import main
-from lookonce.datasets.formats.registry import FORM_NAMES
+from lookonce.datasets.formats.registry import FORMAT_NAMES
 from lookonce.datasets.images import image_key, read_bytes
 from lookonce.datasets.records import RecordsFile, read_records
 
@@ -26,9 +26,9 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(main, ["data", "convert", *map(str, words)])
 
 
-def picture(form: str = "PNG", color: int = 0) -> bytes:
+def picture(format: str = "PNG", color: int = 0) -> bytes:
     stream = io.BytesIO()
-    Image.frombytes("L", (16, 16), bytes((color + 7 * n) % 256 for n in range(256))).save(stream, form)
+    Image.frombytes("L", (16, 16), bytes((color + 7 * n) % 256 for n in range(256))).save(stream, format)
     return stream.getvalue()
 
 
@@ -45,7 +45,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with records of ms-swift's form and their images."""
+    """A folder with records in ms-swift's format and their images."""
     for name in ("a.png", "b.png"):
         (tmp_path / "data" / "images").mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / "images" / name).write_bytes(picture(color=ord(name[0])))
@@ -59,48 +59,46 @@ def without_origin(path: Path, *root: Path) -> list[tuple[Any, ...]]:
     return [(record.images, record.turns, record.system, record.metadata) for record in records]
 
 
-@pytest.mark.parametrize("form", FORM_NAMES)
-@pytest.mark.parametrize("place", ["data/out.jsonl", "out.jsonl", "data/deeper/out.json", "elsewhere/out.parquet"])
-def test_records_are_the_same_in_every_form_and_place(data: Path, form: str, place: str) -> None:
-    target = data.parent / place
-    result = run(data / "train.jsonl", target, "--to", form)
+@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("name", ["data/out.jsonl", "out.jsonl", "data/deeper/out.json", "elsewhere/out.parquet"])
+def test_records_are_the_same_in_every_format_and_folder(data: Path, format: str, name: str) -> None:
+    target = data.parent / name
+    result = run(data / "train.jsonl", target, "--to", format)
     assert (result.exit_code, result.stderr) == (0, "")
     assert without_origin(target) == without_origin(data / "train.jsonl")
     assert all(image_key(record.images[0]) for record in read_records(target))
     file = RecordsFile(target)
-    assert len(list(file)) == 2 and file.form == form
+    assert len(list(file)) == 2 and file.format == format
 
 
 def names(path: Path) -> list[str]:
     return [json.loads(line)["images"][0] for line in path.read_text().splitlines()]
 
 
-def test_images_are_named_from_the_new_place(data: Path) -> None:
+def test_image_paths_are_relative_to_the_new_file(data: Path) -> None:
     root = data.parent
-    for place, expected in {
+    for name, expected in {
         "data/out.jsonl": "images/a.png",
         "out.jsonl": "data/images/a.png",
         "other/out.jsonl": f"{data}/images/a.png",
     }.items():
-        assert run(data / "train.jsonl", root / place).exit_code == 0
-        assert names(root / place)[0] == expected
+        assert run(data / "train.jsonl", root / name).exit_code == 0
+        assert names(root / name)[0] == expected
     assert run(data / "train.jsonl", root / "rooted.jsonl", "--out-image-root", data / "images").exit_code == 0
     assert names(root / "rooted.jsonl") == ["a.png", "b.png"]
     assert without_origin(root / "rooted.jsonl", data / "images") == without_origin(data / "train.jsonl")
     result = run(data / "train.jsonl", root / "no.jsonl", "--out-image-root", root / "other")
     assert result.exit_code == 1 and not (root / "no.jsonl").exists()
-    assert f"train.jsonl:1: image {data}/images/a.png lies outside of {root}/other" in result.stderr
+    assert f"train.jsonl:1: image {data}/images/a.png lies outside {root}/other" in result.stderr
 
 
-def test_an_image_that_leads_out_of_its_root_is_not_brought_in(data: Path) -> None:
+def test_an_image_outside_its_root_is_refused(data: Path) -> None:
     (data / "a.png").write_bytes(picture())
     for name in ("../a.png", f"{data}/a.png"):
         source = write(data / "in.jsonl", asked(images=[name]))
         result = run(source, data / "out.jsonl", "--image-root", data / "images")
         assert result.exit_code == 1 and not (data / "out.jsonl").exists()
-        assert (
-            f"in.jsonl:1: image {data}/images/../a.png lies outside of the root that it was read with" in result.stderr
-        )
+        assert f"in.jsonl:1: image {data}/images/../a.png lies outside the root that it was read with" in result.stderr
 
 
 EMBEDDED = {
@@ -125,7 +123,7 @@ def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path: Pat
     assert len(list((tmp_path / "out" / "images").iterdir())) == 3
 
 
-def test_embedded_images_that_are_there_are_left_and_those_that_are_spoiled_are_written_again(tmp_path: Path) -> None:
+def test_existing_embedded_images_are_kept_and_damaged_ones_are_written_again(tmp_path: Path) -> None:
     pictures = [picture(color=color) for color in range(3)]
     source = write(tmp_path / "in.jsonl", *(asked(images=[EMBEDDED["data URL"](data)]) for data in pictures))
     assert "3 files written to" in run(source, tmp_path / "out.jsonl").stdout
@@ -137,14 +135,14 @@ def test_embedded_images_that_are_there_are_left_and_those_that_are_spoiled_are_
     assert (first.read_bytes(), second.stat().st_mtime_ns) == (content, before)
 
 
-def test_embedded_bytes_that_are_no_image_are_told_and_stop_nothing(tmp_path: Path) -> None:
+def test_embedded_bytes_of_unknown_format_are_reported_and_stop_nothing(tmp_path: Path) -> None:
     rows = [asked(images=[{"bytes": base64.b64encode(data).decode()}]) for data in (b"no image", picture())]
     result = run(write(tmp_path / "in.jsonl", *rows), tmp_path / "out.jsonl")
     assert result.exit_code == 0 and "2 files written to" in result.stdout and "1 of no known format" in result.stdout
     assert [record.images[0].suffix for record in read_records(tmp_path / "out.jsonl")] == [".bin", ".png"]
 
 
-def test_lists_of_images_embedded_in_parquet_become_files_and_a_column_of_them_stays(tmp_path: Path) -> None:
+def test_lists_of_embedded_images_become_files_and_a_column_of_images_stays_embedded(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     rows = [{"bytes": picture(color=color), "path": None} for color in range(3)]
     said = [asked()["messages"]] * 3
@@ -161,7 +159,7 @@ def test_lists_of_images_embedded_in_parquet_become_files_and_a_column_of_them_s
     assert names(tmp_path / "column.jsonl") == [f"column.parquet/{row}" for row in range(3)]
 
 
-def test_the_report_says_what_was_read_and_written(data: Path) -> None:
+def test_the_report_counts_what_was_read_and_written(data: Path) -> None:
     write(data / "more.jsonl", asked(images=[]), asked(images=["images/a.png"] * 2), asked(images=["images/b.png"]))
     text = run(data / "more.jsonl", data / "out.jsonl").stdout
     for words in (
@@ -174,11 +172,11 @@ def test_the_report_says_what_was_read_and_written(data: Path) -> None:
     assert "1 record without any" in text and "embedded" not in text
 
 
-def test_what_is_there_is_never_lost(data: Path) -> None:
+def test_existing_files_are_never_lost(data: Path) -> None:
     source = data / "train.jsonl"
     before = source.read_bytes()
     result = run(source, source, "--overwrite")
-    assert result.exit_code == 2 and "is what is read; name another file to write" in result.stderr
+    assert result.exit_code == 2 and "is also the file to read; name another file to write" in result.stderr
     other = write(data / "out.jsonl", {})
     result = run(source, other)
     assert result.exit_code == 2 and "exists; name another file, or replace it with --overwrite" in result.stderr
@@ -188,14 +186,14 @@ def test_what_is_there_is_never_lost(data: Path) -> None:
     assert (source.read_bytes(), other.read_text()) == (before, "{}\n")
 
 
-def test_a_full_disk_is_not_taken_for_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_reported_as_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = write(tmp_path / "in.jsonl", asked(images=[EMBEDDED["data URL"](picture())]))
     monkeypatch.setattr(Path, "write_bytes", fail)
     result = run(source, tmp_path / "out.jsonl")
-    assert result.exit_code == 1 and "No space left on device" in result.stderr and "can not read" not in result.stderr
+    assert result.exit_code == 1 and "No space left on device" in result.stderr and "cannot read" not in result.stderr
     assert list((tmp_path / "images").iterdir()) == []
 
 
@@ -214,24 +212,24 @@ def test_an_archive_that_holds_the_images_is_not_replaced(tmp_path: Path) -> Non
     [
         (("nothing.jsonl", "OUT"), 2, "no records file at"),
         (("FOLDER", "OUT"), 2, "no records file at"),
-        (("SOURCE", "OUT.csv", "--to", "llava"), 2, "CSV holds flat records, and not the form llava"),
+        (("SOURCE", "OUT.csv", "--to", "llava"), 2, "CSV holds flat records, not the format llava"),
         (("SOURCE", "OUT", "--to", "flat", "--format", "alpaca"), 1, "train.jsonl:1: expected the key `instruction`"),
         (("SOURCE", "OUT", "--to", "none"), 2, "'none' is not one of 'canonical', 'flat', 'llava'"),
     ],
 )
 def test_mistakes_are_messages(data: Path, words: tuple[str, ...], code: int, message: str) -> None:
-    places = {"SOURCE": data / "train.jsonl", "FOLDER": data, "OUT": data / "out.jsonl", "OUT.csv": data / "out.csv"}
-    result = run(*(places.get(word, word) for word in words))
+    paths = {"SOURCE": data / "train.jsonl", "FOLDER": data, "OUT": data / "out.jsonl", "OUT.csv": data / "out.csv"}
+    result = run(*(paths.get(word, word) for word in words))
     assert result.exit_code == code and message in result.stderr and "Traceback" not in result.stderr
     assert not (data / "out.jsonl").exists() and not (data / "out.csv").exists()
 
 
-def test_real_questions_are_the_same_in_every_form(real_records: Path, tmp_path: Path) -> None:
+def test_real_questions_are_the_same_in_every_format(real_records: Path, tmp_path: Path) -> None:
     expected = without_origin(real_records, real_records.parent / "images")
     assert len(expected) == 56
-    for form in FORM_NAMES:
-        target = tmp_path / f"{form}.parquet"
-        result = run(real_records, target, "--to", form, "--image-root", real_records.parent / "images")
+    for format in FORMAT_NAMES:
+        target = tmp_path / f"{format}.parquet"
+        result = run(real_records, target, "--to", format, "--image-root", real_records.parent / "images")
         assert result.exit_code == 0, result.stderr
         assert without_origin(target) == expected
         assert image_key(read_records(target)[0].images[0])

@@ -1,4 +1,4 @@
-"""Records files: what is read, what is refused and how the refusal reads, and that what is written is read back."""
+"""Records files: what is read, what is refused with which message, and that written records are read back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_canonical_form_carries_images_turns_system_and_metadata(tmp_path: Path) -> None:
+def test_canonical_format_has_images_turns_system_and_metadata(tmp_path: Path) -> None:
     line = canonical(
         images=["a.jpg", "b/c.jpg"],
         turns=[TURN, {"question": "Why?", "answer": "Because."}],
@@ -54,14 +54,14 @@ def test_images_system_and_metadata_may_be_left_out(tmp_path: Path) -> None:
     assert (record.images, record.system, record.metadata) == ((), None, {})
 
 
-def test_flat_form_is_one_turn_about_one_image_and_the_rest_is_metadata(tmp_path: Path) -> None:
+def test_flat_format_is_one_turn_about_one_image_and_the_rest_is_metadata(tmp_path: Path) -> None:
     (record,) = read_records(write(tmp_path, flat(image_id="a", stage=1)))
     assert record.images == (tmp_path / "a.jpg",)
     assert record.turns == (Turn("Is there text?", "yes"),)
     assert record.metadata == {"image_id": "a", "stage": 1}
 
 
-def test_both_forms_may_stand_in_one_file_and_keep_their_order(tmp_path: Path) -> None:
+def test_one_file_may_mix_canonical_and_flat_records_and_keeps_their_order(tmp_path: Path) -> None:
     records = read_records(write(tmp_path, flat(question="first"), canonical(), flat(question="third")))
     assert [record.turns[0].question for record in records] == ["first", "Is there text?", "third"]
 
@@ -84,9 +84,12 @@ BAD_LINES = {
     "two objects": (f"{flat()} {flat()}", "not JSON (Extra data"),
     "not an object but a list": ("[]", "expected a JSON object, got a list"),
     "not an object but text": ('"turns"', "expected a JSON object, got 'turns'"),
-    "neither form": ('{"a": 1}', "expected the key `turns` (canonical form) or `question` (flat form), got ['a']"),
-    "unknown key": (canonical(label=1), "unknown key `label`; put what you want to keep under `metadata`"),
-    "both forms": (canonical(question="a"), "unknown key `question`"),
+    "neither format": (
+        '{"a": 1}',
+        "expected the key `turns` (canonical format) or `question` (flat format), got ['a']",
+    ),
+    "unknown key": (canonical(label=1), "unknown key `label`; put extra keys under `metadata`"),
+    "both formats": (canonical(question="a"), "unknown key `question`"),
     "turns not a list": (canonical(turns=TURN), "`turns` must be a list, got an object with ['answer', 'question']"),
     "turns empty": (canonical(turns=[]), "`turns` is empty; expected at least one question and answer"),
     "turn not an object": (canonical(turns=["a"]), f"{TURN_WANTED}, got 'a'"),
@@ -110,8 +113,8 @@ BAD_LINES = {
     "flat without answer": ('{"image_filename": "a", "question": "a"}', "expected the key `answer`"),
     "turn with another key": (canonical(turns=[TURN | {"weight": 2}]), TURN_WANTED),
     "metadata an empty list": (canonical(metadata=[]), "`metadata` must be an object, got a list"),
-    "nested without end": ("[" * 100_000, "not JSON that can be read"),
-    "a number without end": ("1" * 5_000, "not JSON that can be read"),
+    "nested too deep": ("[" * 100_000, "not JSON that can be read"),
+    "a number too long": ("1" * 5_000, "not JSON that can be read"),
     "flat question empty": (flat(question=""), "`question` must be text that is not empty, got ''"),
     "flat answer a number": (flat(answer=3), "`answer` must be text that is not empty, got 3"),
 }
@@ -137,7 +140,7 @@ def test_missing_file_is_refused_with_its_absolute_path(tmp_path: Path, monkeypa
 def test_file_without_records_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(RecordsError, match="train.jsonl holds no records; expected one JSON object a line"):
+    with pytest.raises(RecordsError, match="train.jsonl has no records; expected one JSON object per line"):
         read_records(path)
 
 
@@ -145,12 +148,12 @@ def test_file_without_records_is_refused(tmp_path: Path, content: str) -> None:
 def test_other_encodings_than_utf_8_are_refused(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "train.jsonl"
     path.write_bytes('{"question": "Où?"}'.encode(encoding))
-    with pytest.raises(RecordsError, match="can not read .*train.jsonl.*expected a JSONL file in UTF-8"):
+    with pytest.raises(RecordsError, match="cannot read .*train.jsonl.*expected a JSONL file in UTF-8"):
         read_records(path)
 
 
-def test_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordsError, match="can not read"):
+def test_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match="cannot read"):
         read_records(tmp_path)
 
 
@@ -160,7 +163,7 @@ def test_image_root_replaces_the_folder_of_the_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("image_root", [None, Path("frames")], ids=["records folder", "image root"])
-def test_image_paths_are_absolute_whatever_the_folder_is_given_as(
+def test_image_paths_are_absolute_for_relative_folders_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_root: Path | None
 ) -> None:
     write(tmp_path, flat())
@@ -180,22 +183,22 @@ def test_image_paths_are_absolute_whatever_the_folder_is_given_as(
         ("{folder}", ".."),
     ],
 )
-@pytest.mark.parametrize("form", [lambda name: flat(image_filename=name), lambda name: canonical(images=[name])])
+@pytest.mark.parametrize("line", [lambda name: flat(image_filename=name), lambda name: canonical(images=[name])])
 def test_image_that_leads_out_of_the_root_keeps_its_dots_and_is_never_opened(
-    tmp_path: Path, name: str, kept: str, form: Callable[[str], str]
+    tmp_path: Path, name: str, kept: str, line: Callable[[str], str]
 ) -> None:
     root = tmp_path / "root"
     for folder in ("root", "root-2", "elsewhere"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jpg").write_bytes(b"pixels")
     (tmp_path / "a.jpg").write_bytes(b"pixels")
-    (record,) = read_records(write(tmp_path, form(name.format(folder=tmp_path))), image_root=root)
+    (record,) = read_records(write(tmp_path, line(name.format(folder=tmp_path))), image_root=root)
     assert [str(image) for image in record.images] == [f"{root}/{kept}"]
     with pytest.raises(ImageError, match="it leads out of the image root"):
         image_key(record.images[0])
 
 
-def test_path_into_an_archive_is_a_path_like_others(tmp_path: Path) -> None:
+def test_path_into_an_archive_is_normalised_like_others(tmp_path: Path) -> None:
     (record,) = read_records(write(tmp_path, flat(image_filename="frames.tar/polyp/../a.jpg")))
     assert record.images == (tmp_path / "frames.tar" / "a.jpg",)
 
@@ -203,12 +206,12 @@ def test_path_into_an_archive_is_a_path_like_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file"), [("b/../a.jpg", "a.jpg"), ("./a.jpg", "a.jpg"), ("b//c.jpg", "b/c.jpg"), ("..a.jpg", "..a.jpg")]
 )
-def test_image_path_that_stays_inside_is_brought_to_its_shortest_form(tmp_path: Path, name: str, file: str) -> None:
+def test_image_path_inside_the_root_is_normalised(tmp_path: Path, name: str, file: str) -> None:
     (record,) = read_records(write(tmp_path, flat(image_filename=name)))
     assert record.images == (tmp_path / file,)
 
 
-def test_link_inside_the_root_is_followed_wherever_it_leads(tmp_path: Path) -> None:
+def test_link_inside_the_root_is_followed(tmp_path: Path) -> None:
     shared, root = tmp_path / "shared", tmp_path / "root"
     shared.mkdir()
     root.mkdir()
@@ -249,7 +252,7 @@ def test_what_is_written_is_read_back(
     assert [replace(record, origin="") for record in read_records(folder / "train.jsonl", root)] == records
 
 
-def test_written_form_is_canonical_and_readable_to_people(tmp_path: Path) -> None:
+def test_records_are_written_as_canonical_readable_jsonl(tmp_path: Path) -> None:
     record = Record(images=(tmp_path / "images" / "a.jpg",), turns=(Turn("Où ?", "là"),), metadata={"stage": 1})
     write_records(tmp_path / "train.jsonl", [record])
     assert (tmp_path / "train.jsonl").read_text(encoding="utf-8") == (
@@ -259,12 +262,12 @@ def test_written_form_is_canonical_and_readable_to_people(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["b.jpg", "images/../b.jpg"], ids=["elsewhere", "as it is read"])
-def test_writing_an_image_outside_of_the_root_is_refused_and_the_old_file_stays(tmp_path: Path, name: str) -> None:
+def test_writing_an_image_outside_the_root_is_refused_and_the_old_file_is_kept(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, flat())
     before = path.read_bytes()
     inside = tmp_path / "images" / "a.jpg"
     turns = (Turn("a", "b"),)
-    with pytest.raises(RecordsError, match="b.jpg lies outside of .*images; move it there or give another image root"):
+    with pytest.raises(RecordsError, match="b.jpg lies outside .*images; move it there or give another image root"):
         write_records(
             path, [Record((inside,), turns), Record((tmp_path / name,), turns)], image_root=tmp_path / "images"
         )

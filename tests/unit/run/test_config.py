@@ -25,7 +25,7 @@ def test_three_keys_are_enough(tmp_path):
     assert run.lora.rank == 16 and run.train.precision == "bf16"
 
 
-def test_a_record_is_never_longer_than_the_sequence_it_is_packed_into(tmp_path):
+def test_a_record_is_never_longer_than_a_pack(tmp_path):
     def longest(*assignments: str) -> int:
         return read(tmp_path, MINIMAL, "batch.max_tokens=900", *assignments).batch.longest_record
 
@@ -35,7 +35,7 @@ def test_a_record_is_never_longer_than_the_sequence_it_is_packed_into(tmp_path):
     assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == 900
 
 
-def test_what_was_resolved_reads_as_the_same_run(tmp_path):
+def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
     run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
     assert read(tmp_path, run.to_yaml()) == run
 
@@ -83,16 +83,16 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         ("", (), "mapping"),
         (MINIMAL, ("epochs",), "section.key=value"),
         (MINIMAL, ("train.epoch=3",), r"did you mean `epochs`\?"),
-        (MINIMAL, ("output.a=3",), "output is no section"),
+        (MINIMAL, ("output.a=3",), "output is not a section"),
         (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
     ],
 )
-def test_a_mistake_is_refused_and_the_message_says_what_to_write(tmp_path, text, assignments, message):
+def test_a_mistake_is_refused_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, text, *assignments)
 
 
-def test_a_section_with_nothing_in_it_has_its_defaults(tmp_path):
+def test_an_empty_section_has_its_defaults(tmp_path):
     run = read(tmp_path, MINIMAL + "train:\n# epochs: 3\nlora:\n", "lora.rank=4")
     assert run.train.epochs == 3 and run.lora.rank == 4
 
@@ -103,12 +103,12 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
 
 
-def test_all_mistakes_are_told_at_once(tmp_path):
+def test_all_mistakes_are_reported_at_once(tmp_path):
     with pytest.raises(UsageError, match=r"(?s)lora.rnk.*train.epoch"):
         read(tmp_path, MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n")
 
 
-def test_a_missing_run_file_is_told_with_its_place(tmp_path):
+def test_a_missing_run_file_is_reported_with_its_path(tmp_path):
     with pytest.raises(UsageError, match="nothing.yaml"):
         read_run_file(tmp_path / "nothing.yaml")
 
@@ -116,3 +116,14 @@ def test_a_missing_run_file_is_told_with_its_place(tmp_path):
 def test_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
     assert yaml.safe_load("1e-4") == "1e-4"
     assert read(tmp_path, MINIMAL + "train: {learning_rate: 1e-4}\n").train.learning_rate == 1e-4
+
+
+def test_every_key_is_described():
+    sections = [field.annotation for name, field in RunFile.model_fields.items() if name != "output"]
+    missing = [
+        f"{section.__name__}.{name}"
+        for section in sections
+        for name, field in section.model_fields.items()
+        if not (field.description or "").endswith((".", ")"))
+    ]
+    assert missing == [] and RunFile.model_fields["output"].description

@@ -1,4 +1,4 @@
-"""Run folders: one run each, nothing overwritten."""
+"""Run folders: one run per folder, and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
 
 def claim(folder: RunFolder, run, identity=IDENTITY) -> None:
     folder.claim(run, identity)
-    folder.log.touch()  # the first step was made
+    folder.log.touch()  # as after the first step
 
 
-def test_a_run_that_never_began_does_not_keep_its_folder(make_run):
+def test_a_run_without_any_step_does_not_keep_its_folder(make_run):
     folder = RunFolder(make_run().output)
     folder.claim(make_run(), IDENTITY)
     folder.claim(make_run(lora={"rank": 5}), IDENTITY)
     assert folder.read_run().lora.rank == 5
 
 
-def test_a_claimed_folder_says_what_it_is_for(make_run):
+def test_a_claimed_folder_records_its_run(make_run):
     run = make_run()
     folder = RunFolder(run.output)
     claim(folder, run)
@@ -74,7 +74,7 @@ def test_what_does_not_change_the_training_may_change(make_run, change):
     claim(RunFolder(make_run().output), make_run(**change))
 
 
-def test_a_run_of_before_a_key_was_known_is_the_same_run(make_run):
+def test_a_run_recorded_before_a_key_existed_is_the_same_run(make_run):
     run = make_run()
     claim(RunFolder(run.output), run)
     record = json.loads((run.output / "run.json").read_text())
@@ -87,7 +87,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(make_run):
     run = make_run()
     run.output.mkdir()
     (run.output / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunFolderError, match="not empty and holds no run"):
+    with pytest.raises(RunFolderError, match="not empty and does not hold a run"):
         claim(RunFolder(run.output), run)
     assert [path.name for path in run.output.iterdir()] == ["thesis.tex"]
 
@@ -117,12 +117,12 @@ def test_an_output_that_is_a_file_is_refused(make_run):
         claim(RunFolder(run.output), run)
 
 
-def test_what_was_trained_with_must_not_have_changed(make_run):
+def test_the_inputs_of_a_training_must_not_have_changed(make_run):
     folder = RunFolder(make_run().output)
     claim(folder, make_run())
     folder.check_inputs(IDENTITY)
     folder.check_inputs({"model": "m1"})
-    with pytest.raises(RunFolderError, match=r"has changed since \(model\).*train anew"):
+    with pytest.raises(RunFolderError, match=r"have changed since training \(model\).*train again"):
         folder.check_inputs({"model": "m2"})
 
 
@@ -136,8 +136,8 @@ def test_the_last_finished_checkpoint_is_the_one_to_resume_from(make_run):
     assert folder.last_checkpoint.name == "checkpoint-10"
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path):
-    with pytest.raises(RunFolderError, match="is no run's folder; make one with"):
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="is not a run folder; make one with"):
         RunFolder(tmp_path).read_run()
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunFolderError, match="broken"):

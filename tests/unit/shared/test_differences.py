@@ -1,4 +1,4 @@
-"""Where two nested settings differ, by dotted name."""
+"""The fields in which two nested settings differ, by dotted name."""
 
 from __future__ import annotations
 

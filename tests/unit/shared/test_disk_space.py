@@ -1,4 +1,4 @@
-"""Room on the disk: asked for in advance, named when it runs out, and a full disk costs the shard in work at most."""
+"""Free space is checked in advance; a full disk is reported and costs at most the current shard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Usage = namedtuple("Usage", ["total", "used", "free"])
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No margin to speak of, as if shards were as large as they are in earnest."""
+    """No minimal margin, which is small beside shards of real size."""
     monkeypatch.setattr(space, "MIN_MARGIN_BYTES", 0)
 
 
@@ -40,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
             yield place
             subprocess.run(["umount", str(place)], check=True)
             return
-    pytest.skip("a file system of its own can not be mounted here, which takes root")
+    pytest.skip("a file system cannot be mounted here, since that takes root")
 
 
 def free(place: Path) -> int:
@@ -48,7 +48,7 @@ def free(place: Path) -> int:
 
 
 def fill(place: Path, leave: int) -> Path:
-    """Take the room of a disk but for `leave` bytes."""
+    """Fill a disk up to `leave` free bytes."""
     ballast = place / "ballast"
     with ballast.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, free(place) - leave)
@@ -77,7 +77,7 @@ def test_there_must_be_room_for_the_margin_too(tmp_path, monkeypatch, num_bytes,
         assert f"({missing:,} bytes) are missing" in str(caught.value)
 
 
-def test_a_folder_that_is_not_there_yet_is_on_the_disk_of_the_one_above(tmp_path, monkeypatch):
+def test_a_missing_folder_is_on_the_disk_of_the_one_above(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("shutil.disk_usage", lambda folder: asked.append(folder) or Usage(1, 1, 10**12))
     check_room(tmp_path / "a" / "b", 1)
@@ -88,18 +88,20 @@ def test_a_folder_that_is_not_there_yet_is_on_the_disk_of_the_one_above(tmp_path
 
 def test_the_message_names_what_is_missing_and_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage(10**12, 0, 5 * 10**9))
-    assert disk_full(tmp_path, 10**11) == (
-        f"no room for the rest of {tmp_path}: it needs 102.0 GB with a margin, 5.0 GB are free, 97.0 GB "
-        "(97,000,000,000 bytes) are missing. What is finished is kept: make room (`lookonce cache gc RUN.yaml` lists "
-        "what can go), choose another `cache.dir`, or halve it with `cache.dtype: fp8_e4m3`; then run the same command "
-        "again"
+    assert str(disk_full(tmp_path, 10**11)) == (
+        f"no room for the rest of {tmp_path}: 102.0 GB are needed with a margin, 5.0 GB are free, 97.0 GB "
+        "(97,000,000,000 bytes) are missing. Finished shards are kept: make room (`lookonce cache gc RUN.yaml` lists "
+        "what can be deleted), choose another `cache.dir`, or halve the cache with `cache.dtype: fp8_e4m3`; then run "
+        "the same command again"
     )
 
 
-def test_where_room_is_free_and_not_given_the_reason_is_named(tmp_path, monkeypatch):
+def test_if_free_space_is_refused_the_reason_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage(10**12, 0, 10**12))
-    message = disk_full(tmp_path, 10**9, OSError(errno.EDQUOT, "Disk quota exceeded"))
-    assert "it needs 1.0 GB with a margin, 1.0 TB are free and not given (Disk quota exceeded; `quota -s`" in message
+    message = str(disk_full(tmp_path, 10**9, OSError(errno.EDQUOT, "Disk quota exceeded")))
+    assert (
+        "1.0 GB are needed with a margin, 1.0 TB are free but were refused (Disk quota exceeded; `quota -s`" in message
+    )
     assert "missing" not in message
 
 
@@ -110,16 +112,16 @@ def test_a_build_that_does_not_fit_is_refused_before_the_tower_is_loaded(site, i
     num_tokens = sum(shard.num_tokens for shard in read_plan(site.folder()).shards)
     needed = with_margin(num_tokens * site.fingerprint.bytes_per_token)
     assert f"{needed - 1000:,} bytes" in str(caught.value)
-    assert not site.rubbish()
+    assert not site.leftovers()
 
 
-def test_what_is_there_already_needs_no_room(site, images, monkeypatch):
+def test_finished_shards_need_no_room(site, images, monkeypatch):
     site.build(images)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage(10**12, 0, 0))
     assert site.build(images, site.no_tower).num_reused == NUM_IMAGES
 
 
-def test_a_shard_for_which_there_is_no_room_is_not_begun_and_the_one_in_work_is_finished(site, images, monkeypatch):
+def test_a_shard_without_room_is_not_begun_and_the_current_one_is_finished(site, images, monkeypatch):
     def usage(folder: Path) -> Usage:
         return Usage(10**12, 0, 0 if tower.num_encoded else 10**12)
 
@@ -128,16 +130,16 @@ def test_a_shard_for_which_there_is_no_room_is_not_begun_and_the_one_in_work_is_
     with pytest.raises(DiskFull):
         site.build(images, tower)
     assert 0 < len(VisionCache.open(site.folder())) == tower.num_encoded < NUM_IMAGES
-    assert not site.rubbish()
+    assert not site.leftovers()
     monkeypatch.undo()
     assert site.build(images).num_encoded == NUM_IMAGES - tower.num_encoded
 
 
-# In the middle of one.
+# During a build.
 
 
-def goes_on(site, images, kept: dict[Path, tuple[int, bytes]]) -> None:
-    """After room was made, the same call keeps what is finished and ends with the same tensors."""
+def resumes(site, images, kept: dict[Path, tuple[int, bytes]]) -> None:
+    """Check that the same call, with room, keeps finished shards and ends with the same tensors."""
     num_kept = len(VisionCache.open(site.folder()))
     report = site.build(images)
     assert report.num_encoded == NUM_IMAGES - num_kept
@@ -146,27 +148,27 @@ def goes_on(site, images, kept: dict[Path, tuple[int, bytes]]) -> None:
     assert site.stored() == site.stored("undisturbed")
 
 
-def test_a_disk_that_fills_up_meanwhile_costs_the_shard_in_work(site, images, narrow, small_disk):
+def test_a_disk_that_fills_up_during_a_build_costs_the_current_shard(site, images, narrow, small_disk):
     site.path = small_disk
     ballast = []
 
     def on_image(number: int) -> None:
-        if number == 6:  # another's file
+        if number == 6:  # a file of another user
             ballast.append(fill(small_disk, leave=200_000))
 
     with pytest.raises(DiskFull, match=r"bytes\) are missing"):
         site.build(images, site.Tower(on_image=on_image))
     kept = site.stamps()
     assert 0 < len(VisionCache.open(site.folder())) < NUM_IMAGES
-    assert not site.rubbish()
+    assert not site.leftovers()
     with pytest.raises(DiskFull, match=r"bytes\) are missing"):  # not yet
         site.build(images, site.no_tower)
     ballast[0].unlink()
-    goes_on(site, images, kept)
+    resumes(site, images, kept)
 
 
 @pytest.mark.parametrize("step", ["plan", "summary"])
-def test_a_disk_that_is_full_before_or_after_the_shards_is_told_the_same_way(site, images, narrow, small_disk, step):
+def test_a_full_disk_before_or_after_the_shards_is_reported_alike(site, images, narrow, small_disk, step):
     site.path = small_disk
     (small_disk / "bad.jpg").write_text("no image")
     images = site.index(*images.key_of, small_disk / "bad.jpg")
@@ -178,7 +180,7 @@ def test_a_disk_that_is_full_before_or_after_the_shards_is_told_the_same_way(sit
         site.build(images, site.no_tower)
     ballast.unlink()
     assert site.build(images).num_missing == 0
-    assert not site.rubbish()
+    assert not site.leftovers()
 
 
 @contextlib.contextmanager
@@ -192,12 +194,12 @@ def largest_file(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_limit_on_file_sizes_is_named_and_costs_the_shard_in_work(site, images):
+def test_a_limit_on_file_sizes_is_named_and_costs_the_current_shard(site, images):
     sizes = [shard.num_tokens * site.fingerprint.bytes_per_token for shard in plan_of(site, images)]
-    with largest_file(max(sizes)), pytest.raises(DiskFull, match=r"are free and not given \(File too large"):
+    with largest_file(max(sizes)), pytest.raises(DiskFull, match=r"are free but were refused \(File too large"):
         site.build(images)
-    assert not site.rubbish()
-    goes_on(site, images, site.stamps())
+    assert not site.leftovers()
+    resumes(site, images, site.stamps())
 
 
 def plan_of(site, images):
@@ -207,12 +209,12 @@ def plan_of(site, images):
 
 
 CALLS = {"write": ("pwrite", 9), "flush": ("fsync", 9), "rename": ("replace", 1)}
-"""What is refused, and after how many calls."""
+"""The call that is refused, and after how many calls."""
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize(("call", "num_given"), CALLS.values(), ids=CALLS)
-def test_whatever_step_of_writing_finds_no_room_it_is_a_full_disk(site, images, monkeypatch, call, num_given, error):
+def test_a_full_disk_is_reported_for_every_step_of_writing(site, images, monkeypatch, call, num_given, error):
     real, calls = getattr(os, call), []
 
     def refuse(*args, **options):
@@ -225,16 +227,16 @@ def test_whatever_step_of_writing_finds_no_room_it_is_a_full_disk(site, images, 
     with pytest.raises(DiskFull):
         site.build(images)
     monkeypatch.undo()
-    assert not [path for path in site.rubbish() if path.suffix != ".safetensors"]  # a shard may lack its receipt
-    goes_on(site, images, {path: was for path, was in site.stamps().items() if path.parent.name == "receipts"})
-    assert not site.rubbish()
+    assert not [path for path in site.leftovers() if path.suffix != ".safetensors"]  # a shard may lack its receipt
+    resumes(site, images, {path: was for path, was in site.stamps().items() if path.parent.name == "receipts"})
+    assert not site.leftovers()
 
 
-def test_any_other_error_of_the_disk_is_told_as_it_is(site, images, monkeypatch):
+def test_other_errors_of_the_disk_are_raised_unchanged(site, images, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("lookonce.cache.store.shards.write_all", refuse)
     with pytest.raises(OSError, match="Input/output error"):
         site.build(images)
-    assert not site.rubbish()
+    assert not site.leftovers()

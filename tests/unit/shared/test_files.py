@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and others can read them as the umask says."""
+"""Files are written whole or not at all, with the modes that the umask allows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lookonce.files import (
 )
 
 
-def test_a_scratch_folder_says_whose_it_is_and_goes_whatever_happens(tmp_path: Path) -> None:
+def test_a_scratch_folder_names_its_process_and_is_removed_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path, "pilot") as folder:
         (folder / "features").write_text("")
         assert folder.parent == tmp_path
@@ -45,7 +45,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
     with atomic_write(path) as temporary:
@@ -78,7 +78,7 @@ def test_write_of_nothing_is_an_error_and_the_old_file_stays(tmp_path: Path) -> 
     assert path.read_text() == "old"
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_use_different_temporary_files(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     with atomic_write(path) as outer:
         outer.write_text("outer")
@@ -108,18 +108,18 @@ def test_all_files_below_a_folder_follow_the_umask_and_folders_keep_their_mode(t
     assert mode(inner) == 0o750
 
 
-def test_asking_for_the_umask_leaves_it_as_it_was(tmp_path: Path, umask: int) -> None:
+def test_reading_the_umask_does_not_change_it(tmp_path: Path, umask: int) -> None:
     write_text(tmp_path / "a.txt", "text")
     assert os.umask(umask) == umask
 
 
-def test_text_is_written_as_utf_8_into_a_folder_made_for_it(tmp_path: Path) -> None:
+def test_text_is_written_as_utf_8_and_its_folder_is_created(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "c.txt"
     write_text(path, "Où ?\n")
     assert path.read_bytes() == b"O\xc3\xb9 ?\n"
 
 
-def test_json_is_written_indented_with_letters_as_they_are_into_a_folder_made_for_it(tmp_path: Path) -> None:
+def test_json_is_written_indented_and_unescaped_and_its_folder_is_created(tmp_path: Path) -> None:
     path, value = tmp_path / "a" / "b.json", {"name": "Où ?", "sizes": [1, 2.5, None]}
     write_json(path, value)
     assert json.loads(path.read_text(encoding="utf-8")) == value
@@ -127,7 +127,7 @@ def test_json_is_written_indented_with_letters_as_they_are_into_a_folder_made_fo
     assert path.read_bytes().endswith(b"}\n")
 
 
-def test_value_that_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
@@ -135,9 +135,9 @@ def test_value_that_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
     assert {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()} == {"a.json": {"a": 1}}
 
 
-# Python 3.12 warns of forking with threads about; torch has some, and the children only write.
+# Python 3.12 warns when a process with threads forks; torch has some, and the children only write.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_of_processes_that_create_one_file_exactly_one_is_told_so_and_the_file_is_its(tmp_path: Path) -> None:
+def test_of_several_processes_that_create_one_file_exactly_one_succeeds(tmp_path: Path) -> None:
     num_processes, num_files = 8, 20
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(num_processes), context.Queue()
@@ -160,7 +160,7 @@ def test_of_processes_that_create_one_file_exactly_one_is_told_so_and_the_file_i
     assert found == {str(number): str(process) * 100_000 for number, process in won.items()}
 
 
-def test_a_file_that_is_there_is_not_created_again(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     assert create_text(path, "Où ?\n")
     assert not create_text(path, "other")
@@ -210,5 +210,5 @@ def test_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     ],
     ids=lambda value: errno.errorcode.get(value, value),
 )
-def test_a_full_disk_is_told_from_a_broken_one(code: int | None, expected: bool) -> None:
+def test_a_full_disk_is_distinguished_from_other_errors(code: int | None, expected: bool) -> None:
     assert is_full(OSError(code, "message")) is expected

@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them."""
+"""Numbers and tables in the form that people read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lookonce.text import count, duration, faster, rows, size, table
         (5_000_000_000_000_000, "5000.0 TB"),
     ],
 )
-def test_size_is_told_in_decimal_units(num_bytes: int, text: str) -> None:
+def test_size_is_in_decimal_units(num_bytes: int, text: str) -> None:
     assert size(num_bytes) == text
 
 
@@ -38,7 +38,7 @@ def test_size_is_told_in_decimal_units(num_bytes: int, text: str) -> None:
         (360_000, "100 h 0 min"),
     ],
 )
-def test_duration_is_told_in_its_two_largest_units(seconds: float, text: str) -> None:
+def test_duration_is_in_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -47,7 +47,7 @@ def test_count_agrees_with_its_noun(number: int, text: str) -> None:
     assert count(number, "image") == text
 
 
-def test_rows_align_values_and_leave_no_blanks_at_the_end() -> None:
+def test_rows_align_values_without_trailing_blanks() -> None:
     assert rows([("model", "tiny"), ("output folder", "runs/a"), ("none", "")]) == (
         "  model          tiny\n  output folder  runs/a\n  none"
     )
@@ -59,7 +59,7 @@ def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
     )
 
 
-def test_table_without_lines_is_its_header() -> None:
+def test_a_table_without_lines_is_its_header() -> None:
     assert table(("part", "images"), []) == "part  images"
 
 

@@ -1,4 +1,4 @@
-"""What jobs without internet need is brought here, and found there: huggingface_hub itself, and a Hub of our own."""
+"""`lookonce fetch` with huggingface_hub itself and a local Hub: what it downloads is found by jobs without internet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hub(sample: Path, make_hub: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes this process a job on a node without internet."""
+    """Makes this process behave like a job without internet."""
     return lambda: monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
@@ -58,21 +58,21 @@ def test_a_second_fetch_downloads_nothing(hub, make_run):
     fetch(make_run(model={"path": NAME, "revision": FIRST}))
     hub.asked.clear()
     report = fetch(make_run(model={"path": NAME, "revision": FIRST}))
-    assert report.downloaded_bytes == 0 and "all here before" in report.text() and hub.asked == []
+    assert report.downloaded_bytes == 0 and "nothing to download" in report.text() and hub.asked == []
 
 
 @pytest.mark.parametrize("is_local", [False, True])
-def test_what_was_not_fetched_whole_is_told_offline_with_the_command(hub, make_run, offline, is_local):
+def test_an_incomplete_download_is_reported_offline_with_the_command(hub, make_run, offline, is_local):
     report = fetch(make_run(model={"path": NAME, "revision": FIRST}))
     (report.folder / "model.safetensors").unlink()
     offline()
     for revision in (FIRST, SECOND):
-        with pytest.raises(ModelError, match=f"{NAME} at revision {revision} .*not all of it.* lookonce fetch RUN"):
+        with pytest.raises(ModelError, match=f"{NAME} at revision {revision} .*incomplete.* lookonce fetch RUN"):
             ModelFolder.open(NAME, revision, is_local=is_local)
 
 
-def test_looking_locally_never_asks_the_hub(hub):
-    with pytest.raises(ModelError, match="is not on this machine, or not all of it; where there is internet run"):
+def test_opening_a_local_model_makes_no_request_to_the_hub(hub):
+    with pytest.raises(ModelError, match="is not on this machine, or incomplete; where there is internet run"):
         ModelFolder.open(NAME, is_local=True)
     assert hub.asked == []
 
@@ -83,41 +83,43 @@ def test_looking_locally_never_asks_the_hub(hub):
         (
             {"path": "owner/other"},
             None,
-            "owner/other' is neither a folder here nor a model on the Hub that you may see",
+            "owner/other' is neither a folder here nor a model on the Hub that you may access",
         ),
         ({"path": NAME, "revision": "v9"}, None, "has no revision 'v9'; set `model.revision`"),
         (
             {"path": NAME},
             (403, "GatedRepo"),
-            "accept its licence: do so at https://huggingface.co/owner/model, then: hf",
+            "requires accepting its licence: do so at https://huggingface.co/owner/model, then: hf",
         ),
-        ({"path": NAME}, (503, ""), "the Hub can not be asked for it .*503"),
+        ({"path": NAME}, (503, ""), "the Hub cannot be asked for it .*503"),
         ({"path": "nowhere"}, None, "no model folder at"),
     ],
     ids=["unknown", "revision", "gated", "down", "folder"],
 )
-def test_a_model_that_can_not_be_had_is_refused_with_what_to_do(hub, make_run, monkeypatch, model, refuses, message):
+def test_a_model_that_cannot_be_downloaded_is_refused_with_advice(hub, make_run, monkeypatch, model, refuses, message):
     hub.refuses = refuses
     with pytest.raises(ModelError, match=message):
         fetch(make_run(model=model))
 
 
-def test_a_model_without_room_is_not_begun(hub, make_run, monkeypatch, tmp_path):
-    monkeypatch.setattr("lookonce.hub.shutil.disk_usage", lambda place: Usage(10, 10, 10))
-    with pytest.raises(ModelError, match="needs .* MB in .*where 10 B are free; .*HF_HOME"):
+def test_a_download_without_room_on_the_disk_is_not_started(hub, make_run, monkeypatch, tmp_path):
+    monkeypatch.setattr("shutil.disk_usage", lambda place: Usage(10, 10, 10))
+    with pytest.raises(
+        ModelError, match="no room for model 'owner/model' in .*: .* MB are needed .*, 10 B are free, .*HF_HOME"
+    ):
         fetch(make_run(model={"path": NAME}))
     assert not list((tmp_path / "home").rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("absent", ["tokenizer.json", "preprocessor_config.json", "config.json", "model.safetensors"])
-def test_a_folder_that_lacks_a_file_is_told_before_any_job(make_run, sample, tmp_path, absent):
+def test_a_folder_that_lacks_a_file_is_refused_before_any_job(make_run, sample, tmp_path, absent):
     folder = Path(shutil.copytree(sample / "model", tmp_path / "model"))
     (folder / absent).unlink()
     with pytest.raises(ModelError, match=str(folder)):
         fetch(make_run(model={"path": str(folder)}))
 
 
-def test_a_folder_that_lacks_some_of_its_weights_is_told(make_run, sample, tmp_path):
+def test_a_folder_that_lacks_some_of_its_weights_is_refused(make_run, sample, tmp_path):
     from safetensors.torch import load_file
 
     folder = Path(shutil.copytree(sample / "model", tmp_path / "model"))
@@ -128,14 +130,14 @@ def test_a_folder_that_lacks_some_of_its_weights_is_told(make_run, sample, tmp_p
         fetch(make_run(model={"path": str(folder)}))
 
 
-def test_a_folder_is_only_looked_at(make_run, sample):
+def test_a_folder_is_only_checked(make_run, sample):
     report = fetch(make_run())
     assert (report.commit, report.is_pinned, report.downloaded_bytes) == (None, True, 0)
     assert report.folder == sample / "model" and "licence" not in report.text()
     assert {split: found.missing for split, found in report.data.items()} == {"train": [], "val": [], "test": []}
 
 
-def test_records_and_images_that_are_not_here_are_named_and_counted(make_run, tmp_path):
+def test_missing_records_and_images_are_named_and_counted(make_run, tmp_path):
     report = fetch(make_run(data={"val": str(tmp_path / "no.jsonl"), "test": [], "image_root": str(tmp_path)}))
     assert len(report.problems) == 2 and all("lookonce data prepare -h" in problem for problem in report.problems)
     train = report.data["train"]
@@ -143,7 +145,7 @@ def test_records_and_images_that_are_not_here_are_named_and_counted(make_run, tm
     assert train.missing[0] in report.problems[0] and "no.jsonl" in report.problems[1]
 
 
-def test_jobs_are_told_where_to_look(hub, tmp_path, monkeypatch):
+def test_jobs_get_the_folders_of_the_model_cache(hub, tmp_path, monkeypatch):
     assert job_environment() == {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
     assert job_environment()["HF_HUB_CACHE"] == str(tmp_path / "elsewhere")
@@ -156,7 +158,7 @@ def test_the_command_shows_the_licence_and_pins_the_commit(hub, make_run, tmp_pa
     assert result.exit_code == 0 and "apache-2.0" in result.stdout and "export HF_HUB_OFFLINE=1" in result.stdout
     assert f'pin this one with --pin, or in section `model`: revision: "{SECOND}"' in result.stderr
     pinned = run("fetch", path, "--pin", "--json")
-    assert json.loads(pinned.stdout)["commit"] == SECOND and f"now says model.revision: {SECOND}" in pinned.stderr
+    assert json.loads(pinned.stdout)["commit"] == SECOND and f"now has model.revision: {SECOND}" in pinned.stderr
     again = run("fetch", path, "--json")
     assert json.loads(again.stdout)["is_pinned"] and again.stderr == ""
 

@@ -1,4 +1,4 @@
-"""Whatever lies below an image root: encoded just as Pillow and the stock processor see it, or told why not."""
+"""Any file below an image root is encoded as Pillow and the stock processor see it, or reported with the reason."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def overwrite(byte: int, where: float = 0.5) -> Callable[[bytearray], None]:
 
 
 def begin_again(content: bytearray) -> None:
-    """A marker that may stand at the beginning only."""
+    """Write a marker that is allowed only at the beginning."""
     middle = len(content) // 2
     content[middle : middle + 200] = b"\xff\xd8" * 100
 
@@ -86,7 +86,7 @@ def transparent(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    """A PNG of some hundred bytes that says it has 10 billion pixels."""
+    """Write a PNG of some hundred bytes whose header claims 10 billion pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -135,27 +135,27 @@ ENCODED: dict[str, Write] = {
     "lies.png": save(noise(seed=7), "JPEG"),
     "no suffix": save(noise(seed=8), "JPEG"),
     "größe 内視鏡.jpg": save(noise(seed=9), "JPEG"),
-    "scratched.jpg": damaged("JPEG", overwrite(0x00)),  # Pillow reads past it, and so do we
+    "scratched.jpg": damaged("JPEG", overwrite(0x00)),  # Pillow ignores it, and so do we
     "1x1.png": save(noise(size=(1, 1)), "PNG"),
     "2000x11.png": save(noise(size=(2000, 11)), "PNG"),
 }
-NO_IMAGE = "it is of no known image format"
+NO_IMAGE = "unknown image format"
 QUARANTINED: dict[str, tuple[Write, str]] = {
-    "truncated.jpg": (damaged("JPEG", cut), "can not decode image {path}: image file is truncated"),
-    "truncated.png": (damaged("PNG", cut), "can not decode image {path}: image file is truncated"),
-    "corrupt.jpg": (damaged("JPEG", begin_again), "can not decode image {path}: broken data stream"),
-    "headless.jpg": (damaged("JPEG", overwrite(0x00, 0)), f"can not decode image {{path}}: {NO_IMAGE}"),
-    "corrupt.png": (damaged("PNG", overwrite(0xFF)), "can not decode image {path}: unrecognized data stream"),
-    "empty.jpg": (lambda path: path.write_bytes(b""), f"can not decode image {{path}}: {NO_IMAGE}"),
-    "text.jpg": (lambda path: path.write_text("no image"), f"can not decode image {{path}}: {NO_IMAGE}"),
+    "truncated.jpg": (damaged("JPEG", cut), "cannot decode image {path}: image file is truncated"),
+    "truncated.png": (damaged("PNG", cut), "cannot decode image {path}: image file is truncated"),
+    "corrupt.jpg": (damaged("JPEG", begin_again), "cannot decode image {path}: broken data stream"),
+    "headless.jpg": (damaged("JPEG", overwrite(0x00, 0)), f"cannot decode image {{path}}: {NO_IMAGE}"),
+    "corrupt.png": (damaged("PNG", overwrite(0xFF)), "cannot decode image {path}: unrecognized data stream"),
+    "empty.jpg": (lambda path: path.write_bytes(b""), f"cannot decode image {{path}}: {NO_IMAGE}"),
+    "text.jpg": (lambda path: path.write_text("no image"), f"cannot decode image {{path}}: {NO_IMAGE}"),
     "10000x10.png": (save(noise(size=(10_000, 10)), "PNG"), "{path}: absolute aspect ratio must be smaller than 200"),
-    "bomb.png": (bomb, "can not decode image {path}: Image size (10000000000 pixels) exceeds limit"),
+    "bomb.png": (bomb, "cannot decode image {path}: Image size (10000000000 pixels) exceeds limit"),
     "white.png": (save(Image.new("RGB", (64, 64), "white"), "PNG"), "the tower's features of {path} are not finite"),
 }
 UNREADABLE: dict[str, tuple[Write, str]] = {
     "absent.jpg": (lambda path: None, "No such file or directory"),
     "../outside.jpg": (save(noise(), "JPEG"), "it leads out of the image root"),
-    "dangling.jpg": (lambda path: path.symlink_to("nowhere.jpg"), "it is a link to nowhere.jpg, which is not there"),
+    "dangling.jpg": (lambda path: path.symlink_to("nowhere.jpg"), "it is a link to nowhere.jpg, which does not exist"),
     "loop.jpg": (lambda path: path.symlink_to("loop.jpg"), "Too many levels of symbolic links"),
     "fifo.jpg": (os.mkfifo, "it is a FIFO or a device; expected a file"),
     "socket.jpg": (socket_at, "it is a socket; expected a file"),
@@ -166,7 +166,7 @@ UNREADABLE: dict[str, tuple[Write, str]] = {
 
 
 class World:
-    """All of them below one image root, built once."""
+    """All these files below one image root, and the cache that is built from it once."""
 
     def __init__(self, site: Any) -> None:
         self.root = site.path / "images"
@@ -195,19 +195,19 @@ def stock(sample: Path) -> Qwen2VLImageProcessorPil:
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_patches_that_reach_the_tower_are_those_of_the_stock_processor_bit_for_bit(
+def test_the_tower_gets_the_patches_of_the_stock_processor_bit_for_bit(
     world: World, stock: Qwen2VLImageProcessorPil, name: str
 ) -> None:
     with Image.open(world.paths[name]) as image:
         upright = ImageOps.exif_transpose(image).convert("RGB")
-        upright.info.pop("transparency", None)  # a mark for which newer versions of transformers paint a colour white
+        upright.info.pop("transparency", None)  # newer versions of transformers would replace this colour by white
     expected = stock(images=[upright], return_tensors="pt")
     seen = world.cache[world.key(name)]  # the fake tower's features are the patches themselves
     assert torch.equal(seen.reshape(-1, seen.shape[-1]), expected["pixel_values"])
     assert list(world.cache.grid_thw(world.key(name))) == expected["image_grid_thw"][0].tolist()
 
 
-def test_the_cases_are_what_they_are_called(world: World) -> None:
+def test_the_cases_are_what_their_names_say(world: World) -> None:
     modes, kinds, frames = {}, {}, {}
     for name in ENCODED:
         with Image.open(world.paths[name]) as image:
@@ -224,7 +224,7 @@ def test_the_cases_are_what_they_are_called(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", QUARANTINED)
-def test_a_file_that_is_no_honest_image_is_quarantined_with_the_reason(world: World, name: str) -> None:
+def test_a_file_that_is_not_a_valid_image_is_quarantined_with_the_reason(world: World, name: str) -> None:
     path, key = world.paths[name], world.key(name)
     reason = world.cache.failed[key].reason
     assert reason.startswith(QUARANTINED[name][1].format(path=path))
@@ -234,15 +234,15 @@ def test_a_file_that_is_no_honest_image_is_quarantined_with_the_reason(world: Wo
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_gives_no_bytes_is_told_with_the_reason(world: World, name: str) -> None:
+def test_an_unreadable_file_is_reported_with_the_reason(world: World, name: str) -> None:
     path = world.paths[name]
-    expected = f"can not read image {path}: {UNREADABLE[name][1]}"
+    expected = f"cannot read image {path}: {UNREADABLE[name][1]}"
     assert world.images.unusable[path].startswith(expected)
     assert world.report.quarantined[str(path)] == world.images.unusable[path]
     assert world.lines[str(path)] == {"key": None, "file": str(path), "reason": world.images.unusable[path]}
 
 
-def test_all_others_are_there(world: World) -> None:
+def test_all_other_images_are_encoded(world: World) -> None:
     assert set(world.cache.keys()) == {world.key(name) for name in ENCODED}
     assert len(world.report.quarantined) == len(world.lines) == len(QUARANTINED) + len(UNREADABLE)
     assert world.report.num_encoded == len({world.key(name) for name in ENCODED})
@@ -267,7 +267,7 @@ def run_file(make_run: Callable[..., Any], tmp_path: Path) -> str:
     return str(tmp_path / "run.yaml")
 
 
-def test_the_command_does_the_rest_names_the_reasons_and_fails(run_file: str) -> None:
+def test_the_command_encodes_good_images_prints_the_reasons_and_exits_with_1(run_file: str) -> None:
     for _ in range(2):
         done = CliRunner().invoke(main, ["cache", "build", run_file])
         assert done.exit_code == 1, done.output
@@ -281,7 +281,7 @@ def test_the_command_does_the_rest_names_the_reasons_and_fails(run_file: str) ->
 
 @pytest.mark.skipif("--max-quarantined" not in OPTIONS, reason="cache build has no option --max-quarantined")
 @pytest.mark.parametrize(("allowed", "code"), [(0, 1), (2, 1), (3, 0), (100, 0)])
-def test_as_many_bad_images_as_are_allowed_are_no_failure(run_file: str, allowed: int, code: int) -> None:
+def test_the_command_exits_with_0_for_as_many_bad_images_as_allowed(run_file: str, allowed: int, code: int) -> None:
     done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
     assert done.exit_code == code, done.output
     assert "3 images could not be encoded" in done.stdout

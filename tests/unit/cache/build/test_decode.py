@@ -1,4 +1,4 @@
-"""Decoding ahead: the same pixels in this process and in others, in order, whatever is wrong with single images."""
+"""Decoding ahead: the same pixels in this process and in others, in order, whatever is wrong with some images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lookonce.cache.build import decode as module
-from lookonce.cache.build.decode import DecodeAhead, Decoded, Request
+from lookonce.cache.build.decode import DecodeAhead, DecodedBatch, Request
 from lookonce.cache.store.plan import PlannedImage
 from lookonce.datasets.images import image_key
 from lookonce.errors import ImageError
@@ -35,7 +35,7 @@ def requests(images: dict[str, Path]) -> list[Request]:
 def test_pixels_come_in_order_and_are_those_of_the_processor(site, images, workers):
     decoder = DecodeAhead(images, site.processor, CPU)
     try:
-        for _ in range(2):  # the second time with the processes of the first
+        for _ in range(2):  # the second time in the same processes
             found = list(decoder.run(iter(requests(images))))
             assert [image.key for decoded in found for image in decoded.images] == list(images)
             pixels = [piece for decoded in found for piece in decoded.on(CPU)]
@@ -46,7 +46,7 @@ def test_pixels_come_in_order_and_are_those_of_the_processor(site, images, worke
         decoder.close()
 
 
-def test_what_is_wrong_with_an_image_is_told_and_costs_no_other(site, images, workers):
+def test_a_bad_image_is_reported_and_does_not_affect_others(site, images, workers):
     keys = list(images)
     images[keys[0]].unlink()
     site.noise(images[keys[2]].name, 99)
@@ -61,11 +61,11 @@ def test_what_is_wrong_with_an_image_is_told_and_costs_no_other(site, images, wo
         keys[0]: True, keys[2]: True, keys[3]: True, text: False
     }  # fmt: skip
     assert "not there" in failed[keys[0]].reason or "No such file" in failed[keys[0]].reason
-    assert "has changed" in failed[keys[2]].reason and "of no known image format" in failed[text].reason
+    assert "has changed" in failed[keys[2]].reason and "unknown image format" in failed[text].reason
     assert [image.key for decoded in found for image in decoded.images] == [keys[1], keys[4]]
 
 
-def test_members_of_archives_are_taken_from_what_was_read_already(site, images):
+def test_archive_members_are_decoded_from_bytes_that_were_already_read(site, images):
     (key, path), *_ = images.items()
     data = path.read_bytes()
     path.unlink()
@@ -77,15 +77,15 @@ def test_members_of_archives_are_taken_from_what_was_read_already(site, images):
     assert decoded.failed[key].reason == "cut short" and decoded.failed[key].retry
 
 
-def test_requests_are_asked_for_one_at_a_time_where_nobody_works_ahead(site, images):
-    asked = []
+def test_requests_are_drawn_one_at_a_time_without_decoding_processes(site, images):
+    drawn = []
 
     def lazily():
         for request in requests(images):
-            asked.append(request)
+            drawn.append(request)
             yield request
 
     decoder = DecodeAhead(images, site.processor, CPU)
-    answers = decoder.run(lazily())
-    assert asked == []
-    assert isinstance(next(answers), Decoded) and len(asked) == 1
+    batches = decoder.run(lazily())
+    assert drawn == []
+    assert isinstance(next(batches), DecodedBatch) and len(drawn) == 1

@@ -1,4 +1,4 @@
-"""Encoding: features as the stock model has them, whatever shares the shard or the forward with an image."""
+"""Encoding: features are those of the stock model, whatever shares a shard or a tower batch with an image."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.build.worker import BuildOptions, build_cache
-from lookonce.cache.build.encode import ON_DEVICE, Encoder, encode_image
+from lookonce.cache.build.encode import MAX_ON_DEVICE, Encoder, encode_image
 from lookonce.cache.build.planner import planned_images
+from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
@@ -25,64 +25,64 @@ DTYPES = ["float32", "bfloat16", "fp8_e4m3"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens_per_forward", [1, 60, 10**6])
-def test_each_image_gets_its_own_features_however_many_share_a_forward(site, images, dtype, tokens_per_forward):
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 60, 10**6])
+def test_each_image_gets_its_own_features_in_tower_batches_of_any_size(site, images, dtype, tokens_per_tower_batch):
     compute = site.use(dtype)
     tower = site.Tower(dtype=compute)
-    tower.tokens_per_forward = tokens_per_forward
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
     assert site.build(images, tower, shard_bytes=10**9).num_encoded == 8
     cache = VisionCache.open(site.folder())
     for key, path in images.path_of.items():
         patches, grid = site.processor.read(path)
         storage = site.fingerprint.storage
-        stored, *scale = storage.pack(patches.to(compute).view(-1, 4, patches.shape[1]))
-        assert torch.equal(cache[key], storage.unpack(stored, scale[0] if scale else None))
+        stored, *scale = storage.quantize(patches.to(compute).view(-1, 4, patches.shape[1]))
+        assert torch.equal(cache[key], storage.dequantize(stored, scale[0] if scale else None))
         assert cache.grid_thw(key) == grid
 
 
-class Listener:
-    """Notes the tokens of the images of each forward."""
+class RecordingTower:
+    """Records the tokens of the images of each tower batch."""
 
     def __init__(self, tower):
         self.__dict__ |= {name: getattr(tower, name) for name in ("device", "dtype", "merge_size", "encode")}
-        self.forwards, self._encode, self.encode = [], tower.encode, self.listen
-        self.tokens_per_forward = 50
+        self.batches, self._encode, self.encode = [], tower.encode, self.record
+        self.tokens_per_tower_batch = 50
 
-    def listen(self, patches, grids):
-        self.forwards.append([t * h * w // 4 for t, h, w in grids])
+    def record(self, patches, grids):
+        self.batches.append([t * h * w // 4 for t, h, w in grids])
         return self._encode(patches, grids)
 
 
-def test_which_images_share_a_forward_follows_from_the_plan_alone(site, images):
+def test_only_the_plan_decides_which_images_share_a_tower_batch(site, images):
     shard = Shard("shard-00000", tuple(planned_images(images, site.processor)))
-    heard = []
+    keys = []
     for order in (1, -1):
-        listener = Listener(site.Tower())
-        encoder = Encoder(images.path_of, site.processor, listener, site.fingerprint.storage)
-        pieces = list(encoder.run([Shard(shard.name, shard.images[::order])]))
+        tower = RecordingTower(site.Tower())
+        encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint.storage)
+        encoded = list(encoder.run([Shard(shard.name, shard.images[::order])]))
         encoder.close()
-        heard.append([[image.key for image in piece.images] for piece in pieces])
-        sizes = [tokens for forward in listener.forwards for tokens in forward]
+        keys.append([[image.key for image in batch.images] for batch in encoded])
+        sizes = [tokens for batch in tower.batches for tokens in batch]
         assert sizes == sorted(image.num_tokens for image in shard.images)
-        assert all(len(forward) == 1 or sum(forward) <= 50 for forward in listener.forwards)
-        assert 1 < len(listener.forwards) < 8
-        assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert heard[0] == heard[1]
+        assert all(len(batch) == 1 or sum(batch) <= 50 for batch in tower.batches)
+        assert 1 < len(tower.batches) < 8
+        assert [batch.is_last for batch in encoded] == [False] * (len(encoded) - 1) + [True]
+    assert keys[0] == keys[1]
 
 
-def test_shards_are_asked_for_only_when_their_images_may_be_decoded(site):
+def test_shards_are_drawn_only_when_their_images_can_be_decoded(site):
     images = site.index(*(site.noise(f"{number}.png", number, (64, 64)) for number in range(20)))
     shards = [Shard(f"shard-{n:05d}", (image,)) for n, image in enumerate(planned_images(images, site.processor))]
-    asked, tower = [], site.Tower()
+    drawn, tower = [], site.Tower()
     encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint.storage)
-    for number, piece in enumerate(encoder.run(shard for shard in shards if asked.append(shard.name) is None)):
-        assert piece.shard.name == shards[number].name
-        assert len(asked) <= number + 1 + ON_DEVICE
+    for number, batch in enumerate(encoder.run(shard for shard in shards if drawn.append(shard.name) is None)):
+        assert batch.shard.name == shards[number].name
+        assert len(drawn) <= number + 1 + MAX_ON_DEVICE
     encoder.close()
-    assert len(asked) == len(shards)
+    assert len(drawn) == len(shards)
 
 
-def test_time_is_told_phase_by_phase(site, images):
+def test_seconds_are_reported_by_kind_of_work(site, images):
     phases = site.build(images).phases
     assert phases.keys() >= {"read", "decode", "resize", "tower", "pack", "flush", "wait for the disk"}
     assert all(seconds >= 0 for seconds in phases.values())
@@ -130,7 +130,7 @@ def test_features_are_those_of_the_stock_model(site, sample, tmp_path):
             torch.testing.assert_close(cache[key][:, level], tensor, rtol=0, atol=1e-6)
 
 
-def test_a_bfloat16_cache_holds_what_a_bfloat16_model_would_see(site, sample, tmp_path):
+def test_a_bfloat16_cache_has_the_features_of_a_bfloat16_model(site, sample, tmp_path):
     images = site.index(*sorted((sample / "images").glob("frame-*.jpg"))[:2])
     cache = real_build(sample, tmp_path, images, "bfloat16")
     model = Qwen3VLForConditionalGeneration.from_pretrained(sample / "model", dtype=torch.bfloat16)
@@ -144,7 +144,7 @@ def test_a_bfloat16_cache_holds_what_a_bfloat16_model_would_see(site, sample, tm
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_image_by_itself_is_encoded_as_a_cache_has_it(site, sample, tmp_path, dtype):
+def test_encoding_one_image_gives_the_features_of_a_cache(site, sample, tmp_path, dtype):
     [path, *_] = sorted((sample / "images").glob("frame-*.jpg"))
     [(key, _)] = site.index(path).path_of.items()
     cache = real_build(sample, tmp_path, site.index(path), dtype)

@@ -1,4 +1,4 @@
-"""`cache plan`: numbers that come true, before, during and after a build, and a pilot that leaves nothing behind."""
+"""`cache plan`: the estimate is right before, during and after a build, and the pilot leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from lookonce.cache.build import estimate as module
-from lookonce.cache.build.estimate import Pilot, PlanReport, estimate, histogram
+from lookonce.cache.build.estimate import Estimate, Pilot, estimate, histogram
 from lookonce.cache.store.reader import VisionCache
-from lookonce.disk_space import check_room, with_margin
 from lookonce.datasets.images import ImageIndex
+from lookonce.disk_space import check_room, with_margin
 from lookonce.errors import DiskFull
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 
 SIZES = [(64, 64), (64, 96), (96, 96), (160, 160), (40, 400), (1000, 700)]
 NUM_TOKENS = [4, 6, 9, 25, 12, 20]
@@ -29,16 +29,18 @@ def images(site) -> ImageIndex:
     return site.index(*(site.noise(f"{n}.png", n, (height, width)) for n, (width, height) in enumerate(SIZES)))
 
 
-def plan(site, images: ImageIndex, epoch=(), load_tower=None, num_pilot: int = 0, shard_bytes: int = 1) -> PlanReport:
+def make_estimate(
+    site, images: ImageIndex, epoch=(), load_tower=None, num_pilot: int = 0, shard_bytes: int = 1
+) -> Estimate:
     return estimate(site.folder(), site.fingerprint, site.processor, images, shard_bytes, epoch, load_tower, num_pilot)
 
 
-def everything(folder: Path) -> dict[Path, int]:
+def mtimes(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_before_a_build_all_there_is_is_to_do(site, images):
-    report = plan(site, images)
+def test_before_a_build_everything_is_missing(site, images):
+    report = make_estimate(site, images)
     bytes_per_token = site.fingerprint.bytes_per_token
     assert (report.num_files, report.num_images, report.num_done, report.num_new_shards) == (6, 6, 0, 6)
     assert (report.num_tokens, report.max_tokens) == (sum(NUM_TOKENS), 25)
@@ -52,11 +54,11 @@ def test_before_a_build_all_there_is_is_to_do(site, images):
     assert (report.pilot, report.build_seconds, report.break_even_epochs) == (None, None, None)
 
 
-def test_during_a_build_the_rest_is_to_do(site, images):
+def test_during_a_build_the_rest_is_missing(site, images):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(4), shard_bytes=1)
     done = VisionCache.open(site.folder())
-    report = plan(site, images)
+    report = make_estimate(site, images)
     assert 0 < report.num_done == len(done) < 6
     assert report.num_new_shards == 6 - len(done)
     rest = sum(NUM_TOKENS) - sum(done.entry(key)[1].num_tokens for key in done.keys())  # noqa: SIM118
@@ -64,45 +66,45 @@ def test_during_a_build_the_rest_is_to_do(site, images):
     assert report.num_bytes == sum(NUM_TOKENS) * site.fingerprint.bytes_per_token
 
 
-def test_after_a_build_nothing_is_to_do(site, images):
+def test_after_a_build_nothing_is_missing(site, images):
     site.build(images)
-    report = plan(site, images)
+    report = make_estimate(site, images)
     assert (report.num_done, report.num_new_shards, report.missing_bytes) == (6, 0, 0)
 
 
-def test_planned_bytes_are_those_of_the_features_made_also_of_rotated_images(site, images):
+def test_estimated_bytes_are_those_of_the_features_also_for_rotated_images(site, images):
     exif = Image.Exif()
     exif[0x0112] = 6
     rotated = [site.path / f"rotated-{number}.png" for number in range(3)]
     for path, size in zip(rotated, [(150, 70), (33, 49), (300, 31)], strict=True):
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path, exif=exif)
     images = site.index(*images.key_of, *rotated)
-    planned = plan(site, images)
+    planned = make_estimate(site, images)
     site.build(images)
     assert planned.num_bytes == sum(len(content) for content in site.stored().values())
 
 
-def test_images_that_can_not_be_encoded_are_planned_as_nothing(site, images):
-    before = plan(site, images)
+def test_images_that_cannot_be_encoded_need_no_bytes(site, images):
+    before = make_estimate(site, images)
     (site.path / "text.jpg").write_text("no image")
     Image.new("RGB", (1000, 2)).save(site.path / "stripe.png")
     more = site.index(*images.key_of, *(site.path / name for name in ("text.jpg", "stripe.png", "absent.jpg")))
-    report = plan(site, more)
+    report = make_estimate(site, more)
     assert (report.num_files, report.num_images, report.num_unusable) == (9, 8, 1)
     assert (report.num_bytes, report.histogram) == (before.num_bytes, before.histogram)
     site.build(more)
-    assert (plan(site, more).num_new_shards, plan(site, more).num_done) == (0, 8)
+    assert (make_estimate(site, more).num_new_shards, make_estimate(site, more).num_done) == (0, 8)
 
 
 def test_an_epoch_reads_an_image_for_each_question(site, images):
     [first, second, *_] = images.path_of
     tokens = {images.key_of[site.path / f"{n}.png"]: number for n, number in enumerate(NUM_TOKENS)}
-    report = plan(site, images, [first, first, first, second, "unknown"])
+    report = make_estimate(site, images, [first, first, first, second, "unknown"])
     assert report.epoch_bytes == (3 * tokens[first] + tokens[second]) * site.fingerprint.bytes_per_token
 
 
-def test_a_plan_of_no_images_is_empty(site):
-    report = plan(site, ImageIndex({}, {}), load_tower=site.Tower, num_pilot=4)
+def test_an_estimate_of_no_images_is_empty(site):
+    report = make_estimate(site, ImageIndex({}, {}), load_tower=site.Tower, num_pilot=4)
     assert (report.num_images, report.mean_tokens, report.max_tokens, report.num_bytes) == (0, 0, 0, 0)
     assert (report.histogram, report.pilot, report.build_seconds) == ([], None, None)
     assert "0 files, 0 distinct" in report.text()
@@ -124,11 +126,11 @@ def test_a_plan_of_no_images_is_empty(site):
          + [(22, 24, 0), (25, 27, 0), (28, 30, 0), (31, 33, 1)]),
     ],
 )  # fmt: skip
-def test_bins_are_where_the_table_says(tokens, expected):
+def test_the_bins_of_a_histogram(tokens, expected):
     assert histogram(tokens) == expected
 
 
-def test_bins_cover_all_tokens_once_and_without_gaps():
+def test_bins_cover_all_tokens_once_without_gaps():
     rng = np.random.default_rng(0)
     for _ in range(200):
         tokens = rng.integers(1, rng.integers(2, 3000), rng.integers(1, 50)).tolist()
@@ -146,21 +148,21 @@ def test_a_pilot_encodes_some_images_of_all_sizes_and_leaves_nothing_behind(site
     seen = []
     tower = site.Tower()
     tower.encode = lambda patches, grids: (seen.append(grids), site.Tower.encode(tower, patches, grids))[1]
-    before = everything(site.path)
-    report = plan(site, images, list(images.path_of) * 2, lambda: tower, num_pilot=3)
-    assert everything(site.path) == before
+    before = mtimes(site.path)
+    report = make_estimate(site, images, list(images.path_of) * 2, lambda: tower, num_pilot=3)
+    assert mtimes(site.path) == before
     tokens = [t * h * w // 4 for grids in seen for t, h, w in grids]
     assert tokens == [6, 12, 25] * 2  # the first time warms up
     assert report.pilot and (report.pilot.num_images, report.pilot.num_tokens) == (3, 43)
     assert 0 < report.pilot.tower_seconds < report.pilot.seconds
 
 
-def test_a_pilot_beside_a_cache_leaves_it_as_it_is(site, images):
+def test_a_pilot_does_not_change_a_cache(site, images):
     site.build(images)
-    before = everything(site.path)
-    report = plan(site, images, load_tower=site.Tower, num_pilot=100)
-    assert everything(site.path).keys() == before.keys()
-    assert {p: t for p, t in everything(site.path).items() if p.is_file()} == {
+    before = mtimes(site.path)
+    report = make_estimate(site, images, load_tower=site.Tower, num_pilot=100)
+    assert mtimes(site.path).keys() == before.keys()
+    assert {p: t for p, t in mtimes(site.path).items() if p.is_file()} == {
         p: t for p, t in before.items() if p.is_file()
     }
     assert report.pilot and report.pilot.num_images == 6
@@ -168,45 +170,45 @@ def test_a_pilot_beside_a_cache_leaves_it_as_it_is(site, images):
 
 
 def test_a_pilot_that_dies_leaves_nothing_behind(site, images):
-    before = everything(site.path)
+    before = mtimes(site.path)
     with pytest.raises(site.PowerCut):
-        plan(site, images, load_tower=lambda: site.Tower(4), num_pilot=3)
-    assert everything(site.path) == before
+        make_estimate(site, images, load_tower=lambda: site.Tower(4), num_pilot=3)
+    assert mtimes(site.path) == before
 
 
-def test_without_a_pilot_no_tower_is_loaded_and_nothing_written(site, images):
-    before = everything(site.path)
-    plan(site, images)
-    assert everything(site.path) == before
+def test_without_a_pilot_no_tower_is_loaded_and_nothing_is_written(site, images):
+    before = mtimes(site.path)
+    make_estimate(site, images)
+    assert mtimes(site.path) == before
 
 
-def test_a_pilot_of_images_that_can_not_be_encoded_says_nothing(site):
+def test_a_pilot_whose_images_cannot_be_encoded_gives_no_times(site):
     [path] = site.index(site.noise("white.png", 0)).path_of.values()
     Image.new("RGB", (64, 64), "white").save(path)
-    report = plan(site, site.index(path), load_tower=site.Tower, num_pilot=3)
+    report = make_estimate(site, site.index(path), load_tower=site.Tower, num_pilot=3)
     assert (report.pilot, report.build_seconds, report.break_even_epochs) == (None, None, None)
 
 
-def test_times_are_those_of_the_pilot_in_proportion_to_the_tokens(site, images, monkeypatch):
+def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch):
     monkeypatch.setattr(module, "run_pilot", lambda *_: Pilot(2, num_tokens=20, seconds=10.0, tower_seconds=4.0))
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(4), shard_bytes=1)
     done = VisionCache.open(site.folder())
     num_left = sum(NUM_TOKENS) - sum(done.entry(key)[1].num_tokens for key in done.keys())  # noqa: SIM118
     questions = list(images.path_of) * 5
-    report = plan(site, images, questions, site.Tower, num_pilot=2)
+    report = make_estimate(site, images, questions, site.Tower, num_pilot=2)
     assert report.build_seconds == num_left * 10.0 / 20
     # Encoding all once takes 0.5 s a token, running the tower for all 5 questions an image 0.2 s a token and question.
     assert report.break_even_epochs == pytest.approx(0.5 / (5 * 0.2))
-    assert plan(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
+    assert make_estimate(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
 
 
-# For people.
+# The text of the report.
 
 
-def test_the_report_reads_well(site, images):
+def test_the_text_of_an_estimate(site, images):
     report = replace(
-        plan(site, images),
+        make_estimate(site, images),
         num_files=7000,
         num_images=6500,
         num_tokens=1_300_000,
@@ -236,11 +238,11 @@ def test_the_report_reads_well(site, images):
         "  pays off  after 0.12 epochs",
     ]
     bad = replace(report, num_unusable=3)
-    assert bad.text().splitlines()[0].endswith("6,500 distinct, 3 can not be read, 0 encoded already")
+    assert bad.text().splitlines()[0].endswith("6,500 distinct, 3 cannot be read, 0 encoded already")
 
 
-def test_room_that_a_build_would_not_begin_with_is_not_enough(site, images, monkeypatch):
-    report = plan(site, images)
+def test_not_enough_is_printed_exactly_when_a_build_would_refuse(site, images, monkeypatch):
+    report = make_estimate(site, images)
     needed = with_margin(report.missing_bytes)
     for free_bytes, verdict in ((needed - 1, "free there: NOT ENOUGH"), (needed, "free there")):
         assert replace(report, free_bytes=free_bytes).text().splitlines()[3].endswith(verdict)
@@ -250,8 +252,8 @@ def test_room_that_a_build_would_not_begin_with_is_not_enough(site, images, monk
     assert replace(report, missing_bytes=0, free_bytes=0).text().splitlines()[3].endswith("0 B free there")
 
 
-def test_a_run_plans_the_bytes_that_its_build_makes(make_run, sample, built):
-    planned = Inputs.open(make_run()).estimate(2)
+def test_the_estimate_of_a_run_has_the_bytes_of_its_build(make_run, sample, built):
+    planned = RunInputs.open(make_run()).estimate(2)
     files = list((sample / "images").iterdir())
     assert (planned.num_files, planned.num_images) == (len(files), len({path.read_bytes() for path in files}))
     assert planned.num_bytes == planned.missing_bytes

@@ -1,4 +1,4 @@
-"""The planner: what is to be done is what is wanted, not there, and not on its way; many plan alike, nobody twice."""
+"""The planner: images are planned that are wanted, not stored and not pending; many workers agree on one plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.build import planner
-from lookonce.cache.build.planner import Settled, agree_on_plan, index_of_plan, missing_shards, pending_shards
+from lookonce.cache.build.planner import Finished, ensure_plan, index_from_plan, new_shards, pending_shards
 from lookonce.cache.store.manifest import plan_path, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage
 from lookonce.cache.store.receipts import Entry, Failure, Receipt, write_receipt
@@ -29,15 +29,15 @@ def pictures(names: str) -> list[PlannedImage]:
 
 
 class Cache:
-    """A cache folder of a plan and receipts alone; keys are one letter 64 times."""
+    """A cache folder with only a plan and receipts; a key is one letter 64 times."""
 
     def __init__(self, folder: Path, site) -> None:
         self.folder, self.fingerprint = folder, site.fingerprint
         self.shard_bytes = TOKENS_PER_SHARD * site.fingerprint.bytes_per_token
 
-    def agree(self, images: list[PlannedImage], **options) -> list[str]:
-        """Plan for images; gives the shards of the plan, by the letters of their images."""
-        return letters(agree_on_plan(self.folder, images, self.fingerprint, self.shard_bytes, **options))
+    def plan_for(self, images: list[PlannedImage], **options) -> list[str]:
+        """Plan for images; returns the shards of the plan as letters."""
+        return letters(ensure_plan(self.folder, images, self.fingerprint, self.shard_bytes, **options))
 
     def finish(self, number: int, failed: str = "", retry: str = "", names: str | None = None) -> None:
         shard = read_plan(self.folder).shards[number]
@@ -48,7 +48,7 @@ class Cache:
 
     def pending(self, names: str, former: str = "") -> list[str]:
         keys, others = ([name * 64 for name in letters] for letters in (names, former))
-        return letters(Plan(tuple(pending_shards(self.plan, Settled.of(self.folder), keys, others))))
+        return letters(Plan(tuple(pending_shards(self.plan, Finished.read(self.folder), keys, others))))
 
     @property
     def plan(self) -> Plan:
@@ -64,25 +64,25 @@ def cache(site) -> Cache:
     return Cache(site.path / "cache", site)
 
 
-def test_a_plan_is_made_of_full_shards_in_the_order_given(cache):
-    assert cache.agree(pictures("dbace")) == ["db", "ac", "e"]
+def test_a_plan_has_full_shards_in_the_given_order(cache):
+    assert cache.plan_for(pictures("dbace")) == ["db", "ac", "e"]
     assert [path.name for path in cache.folder.iterdir()] == ["plan.json"]
 
 
 def test_planning_again_changes_nothing(cache):
-    cache.agree(pictures("abcd"))
+    cache.plan_for(pictures("abcd"))
     before = plan_path(cache.folder, 0).read_bytes()
-    assert cache.agree(pictures("dcba")) == ["ab", "cd"]
+    assert cache.plan_for(pictures("dcba")) == ["ab", "cd"]
     cache.finish(0)
-    assert cache.agree(pictures("abcd")) == ["ab", "cd"]
+    assert cache.plan_for(pictures("abcd")) == ["ab", "cd"]
     assert [path.read_bytes() for path in cache.folder.glob("plan*")] == [before]
 
 
-def test_a_plan_grows_by_parts_and_what_is_there_stays(cache):
-    cache.agree(pictures("abc"))
+def test_a_plan_grows_by_files_and_keeps_what_it_has(cache):
+    cache.plan_for(pictures("abc"))
     first = plan_path(cache.folder, 0).read_bytes()
-    assert cache.agree(pictures("abcxyz")) == ["ab", "c", "xy", "z"]
-    assert cache.agree(pictures("abcxyzq")) == ["ab", "c", "xy", "z", "q"]
+    assert cache.plan_for(pictures("abcxyz")) == ["ab", "c", "xy", "z"]
+    assert cache.plan_for(pictures("abcxyzq")) == ["ab", "c", "xy", "z", "q"]
     assert plan_path(cache.folder, 0).read_bytes() == first
     assert sorted(path.name for path in cache.folder.glob("plan*")) == [
         "plan-00001.json",
@@ -96,7 +96,7 @@ def test_a_plan_grows_by_parts_and_what_is_there_stays(cache):
     ("finished", "wanted", "new", "pending"),
     [
         ({}, "abcd", [], ["ab", "cd"]),
-        ({}, "abc", ["c"], ["ab", "c"]),  # no file of d may be there, so its shard can not be made
+        ({}, "abc", ["c"], ["ab", "c"]),  # there may be no file of d, so its shard cannot be built
         ({}, "d", ["d"], ["d"]),
         ({}, "abcdx", ["x"], ["ab", "cd", "x"]),
         ({0: {}}, "abcd", [], ["cd"]),
@@ -105,33 +105,33 @@ def test_a_plan_grows_by_parts_and_what_is_there_stays(cache):
         ({0: {"failed": "a"}}, "abcd", [], ["cd"]),
         ({0: {"retry": "a"}}, "abcd", ["a"], ["cd", "a"]),
         ({0: {"failed": "b", "retry": "a"}}, "abcd", ["a"], ["cd", "a"]),
-        ({0: {"names": "a"}}, "abcd", ["b"], ["cd", "b"]),  # a receipt that says nothing of b
+        ({0: {"names": "a"}}, "abcd", ["b"], ["cd", "b"]),  # a receipt without b
     ],
 )
-def test_what_is_to_do_is_what_is_wanted_and_neither_there_nor_on_its_way(cache, finished, wanted, new, pending):
-    planned = cache.agree(pictures("abcd"))
+def test_images_are_planned_that_are_wanted_and_neither_stored_nor_pending(cache, finished, wanted, new, pending):
+    planned = cache.plan_for(pictures("abcd"))
     for number, receipt in finished.items():
         cache.finish(number, **receipt)
-    assert cache.agree(pictures(wanted)) == planned + new
+    assert cache.plan_for(pictures(wanted)) == planned + new
     assert cache.pending(wanted) == pending
 
 
-def test_what_failed_is_planned_again_only_if_asked_for(cache):
-    cache.agree(pictures("ab"))
+def test_failed_images_are_planned_again_only_on_request(cache):
+    cache.plan_for(pictures("ab"))
     cache.finish(0, failed="a")
-    assert cache.agree(pictures("ab")) == ["ab"]
-    assert cache.agree(pictures("ab"), retry_quarantined=True) == ["ab", "a"]
-    assert cache.agree(pictures("ab"), retry_quarantined=True) == ["ab", "a"]  # on its way
+    assert cache.plan_for(pictures("ab")) == ["ab"]
+    assert cache.plan_for(pictures("ab"), retry_quarantined=True) == ["ab", "a"]
+    assert cache.plan_for(pictures("ab"), retry_quarantined=True) == ["ab", "a"]  # pending
 
 
-def test_a_shard_whose_images_others_hold_is_not_made(cache):
-    cache.agree(pictures("ab"))
-    assert cache.agree(pictures("a")) == ["ab", "a"]  # b was gone that day
+def test_a_shard_whose_images_others_have_is_not_built(cache):
+    cache.plan_for(pictures("ab"))
+    assert cache.plan_for(pictures("a")) == ["ab", "a"]  # the file of b was missing
     cache.finish(0)
     assert cache.pending("ab") == []
 
 
-def test_many_workers_that_plan_at_once_agree(cache, monkeypatch):
+def test_workers_that_plan_at_once_agree(cache, monkeypatch):
     barrier = threading.Barrier(8)
 
     def read_together(folder: Path) -> Plan:
@@ -142,12 +142,12 @@ def test_many_workers_that_plan_at_once_agree(cache, monkeypatch):
 
     monkeypatch.setattr(planner, "read_plan", read_together)
     with ThreadPoolExecutor(8) as threads:
-        plans = list(threads.map(lambda _: cache.agree(pictures("abcde")), range(8)))
+        plans = list(threads.map(lambda _: cache.plan_for(pictures("abcde")), range(8)))
     assert plans == [["ab", "cd", "e"]] * 8
     assert [path.name for path in cache.folder.iterdir()] == ["plan.json"]
 
 
-def test_workers_of_different_runs_that_plan_at_once_leave_out_nothing(cache, monkeypatch):
+def test_workers_of_different_runs_that_plan_at_once_plan_all_images(cache, monkeypatch):
     barrier, waited = threading.Barrier(4), threading.local()
 
     def read_together(folder: Path) -> Plan:
@@ -159,15 +159,15 @@ def test_workers_of_different_runs_that_plan_at_once_leave_out_nothing(cache, mo
     monkeypatch.setattr(planner, "read_plan", read_together)
     runs = ["abc", "bcd", "xyz", "a"]
     with ThreadPoolExecutor(4) as threads:
-        plans = list(threads.map(lambda names: cache.agree(pictures(names)), runs))
+        plans = list(threads.map(lambda names: cache.plan_for(pictures(names)), runs))
     for names, plan in zip(runs, plans, strict=True):
         assert set(names) <= set("".join(plan))
         assert set("".join(cache.pending(names))) == set(names)
 
 
 def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache, monkeypatch):
-    """At whatever file: the receipts are read one after the other, and more of them come meanwhile."""
-    cache.agree(pictures("abcdef"))
+    """Receipts are read one after the other, and more of them appear meanwhile."""
+    cache.plan_for(pictures("abcdef"))
     cache.finish(0)
     read, finished = planner.read_receipts, iter([1, 2])
 
@@ -178,45 +178,45 @@ def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache
         return receipts
 
     monkeypatch.setattr(planner, "read_receipts", read_while_others_finish)
-    assert cache.agree(pictures("abcdef")) == ["ab", "cd", "ef"]
+    assert cache.plan_for(pictures("abcdef")) == ["ab", "cd", "ef"]
 
 
 @pytest.mark.parametrize(
     ("finished", "wanted", "former", "new", "pending"),
     [
-        ({}, "acdx", "b", ["x"], ["ab", "cd", "x"]),  # of a pair one has changed
-        ({}, "cdxy", "ab", ["xy"], ["cd", "xy"]),  # all of a shard have
+        ({}, "acdx", "b", ["x"], ["ab", "cd", "x"]),  # one of two has changed
+        ({}, "cdxy", "ab", ["xy"], ["cd", "xy"]),  # both have changed
         ({0: {}}, "acdx", "b", ["x"], ["cd", "x"]),
         ({0: {"retry": "b"}, 1: {}}, "acdx", "b", ["x"], ["x"]),
         ({0: {"names": "a"}}, "acdx", "b", ["x"], ["cd", "x"]),
     ],
 )
-def test_a_planned_shard_is_made_without_what_changed_unless_that_is_most_of_it(
+def test_a_planned_shard_is_built_without_changed_images_unless_these_are_most(
     cache, finished, wanted, former, new, pending
 ):
-    planned = cache.agree(pictures("abcd"))
+    planned = cache.plan_for(pictures("abcd"))
     for number, receipt in finished.items():
         cache.finish(number, **receipt)
-    assert cache.agree(pictures(wanted), former=[name * 64 for name in former]) == planned + new
+    assert cache.plan_for(pictures(wanted), former=[name * 64 for name in former]) == planned + new
     assert cache.pending(wanted, former) == pending
 
 
-# An index without hashing.
+# An index from the plan, without hashing.
 
 
 @pytest.fixture
 def stamped(monkeypatch):
-    """Gives files the stamps of `STAMP`, or others by name."""
-    of = {}
-    monkeypatch.setattr(planner, "stamps", lambda paths: {path: of.get(path.stem, STAMP) for path in paths})
-    return of
+    """Gives files the stamp `STAMP`, or another one by name."""
+    stamp_of = {}
+    monkeypatch.setattr(planner, "stamps", lambda paths: {path: stamp_of.get(path.stem, STAMP) for path in paths})
+    return stamp_of
 
 
-def test_a_plan_that_names_all_files_gives_their_keys_without_reading_one(cache, stamped):
+def test_the_keys_of_planned_files_are_known_without_reading_them(cache, stamped):
     twice = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (STAMP, STAMP))
-    cache.agree([image("b"), image("a"), twice])
+    cache.plan_for([image("b"), image("a"), twice])
     asked = [Path(f"/{name}.jpg") for name in ("a", "copy", "b", "c")]
-    index = index_of_plan(cache.plan, asked)
+    index = index_from_plan(cache.plan, asked)
     assert index
     assert index.key_of == {
         Path(f"/{name}.jpg"): key * 64 for name, key in {"a": "a", "copy": "c", "b": "b", "c": "c"}.items()
@@ -231,49 +231,49 @@ def test_a_plan_that_names_all_files_gives_their_keys_without_reading_one(cache,
 
 @pytest.mark.parametrize("planned", [STAMP, None])
 @pytest.mark.parametrize("found", [(1001, 1), (1000, 2), None])
-def test_a_file_that_may_have_changed_is_left_out_and_its_former_key_kept(cache, stamped, planned, found):
+def test_a_file_that_may_have_changed_is_left_out_and_its_former_key_is_kept(cache, stamped, planned, found):
     copied = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (planned, STAMP))
-    cache.agree([replace(image("a"), stamps=(planned,)), image("b"), copied])
+    cache.plan_for([replace(image("a"), stamps=(planned,)), image("b"), copied])
     stamped |= {"a": found, "c": found}
-    index = index_of_plan(cache.plan, [Path(f"/{name}.jpg") for name in ("a", "b", "c", "copy")])
+    index = index_from_plan(cache.plan, [Path(f"/{name}.jpg") for name in ("a", "b", "c", "copy")])
     assert index.key_of == {Path("/b.jpg"): "b" * 64, Path("/copy.jpg"): "c" * 64}
     assert index.path_of == {"b" * 64: Path("/b.jpg"), "c" * 64: Path("/copy.jpg")}
     assert index.former == {"a" * 64: Path("/a.jpg")}
     assert index.stamp_of == {Path("/b.jpg"): STAMP, Path("/copy.jpg"): STAMP}
 
 
-def test_a_plan_that_says_no_stamps_is_not_trusted(cache, stamped):
-    cache.agree([replace(image("a"), stamps=())])
-    assert index_of_plan(cache.plan, [Path("/a.jpg")]).key_of == {}
+def test_a_plan_without_stamps_is_not_trusted(cache, stamped):
+    cache.plan_for([replace(image("a"), stamps=())])
+    assert index_from_plan(cache.plan, [Path("/a.jpg")]).key_of == {}
 
 
 def test_a_file_that_the_plan_lacks_is_left_out(cache, stamped):
-    cache.agree(pictures("ab"))
-    assert list(index_of_plan(cache.plan, [Path("/a.jpg"), Path("/unknown.jpg")]).key_of) == [Path("/a.jpg")]
-    assert index_of_plan(cache.plan, []).key_of == {}
+    cache.plan_for(pictures("ab"))
+    assert list(index_from_plan(cache.plan, [Path("/a.jpg"), Path("/unknown.jpg")]).key_of) == [Path("/a.jpg")]
+    assert index_from_plan(cache.plan, []).key_of == {}
 
 
-def test_of_a_file_that_was_planned_twice_the_later_key_holds(cache, stamped):
-    cache.agree(pictures("ab"))
-    cache.agree([image("b"), replace(image("x"), files=("/a.jpg",))])
-    index = index_of_plan(cache.plan, [Path("/a.jpg"), Path("/b.jpg")])
+def test_a_file_that_was_planned_twice_has_the_later_key(cache, stamped):
+    cache.plan_for(pictures("ab"))
+    cache.plan_for([image("b"), replace(image("x"), files=("/a.jpg",))])
+    index = index_from_plan(cache.plan, [Path("/a.jpg"), Path("/b.jpg")])
     assert index and index.key_of[Path("/a.jpg")] == "x" * 64
     assert list(index.path_of) == ["b" * 64, "x" * 64]
 
 
 def test_an_image_that_is_planned_again_from_an_index_of_the_plan_keeps_its_size(cache, site, stamped):
-    cache.agree(pictures("abcd"))
+    cache.plan_for(pictures("abcd"))
     for number in range(2):
         cache.finish(number, retry="abcd")
-    index = index_of_plan(cache.plan, [Path(f"/{name}.jpg") for name in "abcd"])
+    index = index_from_plan(cache.plan, [Path(f"/{name}.jpg") for name in "abcd"])
     assert index
     again = planner.planned_images(index, site.processor)
-    new = missing_shards(cache.plan, Settled.of(cache.folder), again, cache.fingerprint, cache.shard_bytes)
+    new = new_shards(cache.plan, Finished.read(cache.folder), again, cache.fingerprint, cache.shard_bytes)
     assert letters(Plan(new)) == ["ab", "cd"]
     assert [image.num_tokens for shard in new for image in shard.images] == [5] * 4
 
 
-def test_images_are_planned_with_the_tokens_of_their_headers_and_all_their_files(site):
+def test_images_are_planned_with_tokens_from_headers_and_all_their_files(site):
     paths = {name: Path(f"/{name}.png") for name in "abcd"}
     index = ImageIndex(
         key_of={paths["a"]: "1", paths["b"]: "2", paths["c"]: "1", paths["d"]: "3"},

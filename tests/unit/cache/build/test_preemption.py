@@ -1,4 +1,4 @@
-"""Signals that ask to stop: a notice finishes the shard, a last warning drops it, the same call goes on afterwards."""
+"""Signals that ask to stop: SIGUSR1 finishes the current shard, SIGTERM drops it, and the next build resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from lookonce.cache.build import worker as build_module
-from lookonce.cache.build.encode import ON_DEVICE
+from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.build.preemption import StopSignals
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import Claims, Worker
@@ -35,7 +35,7 @@ def send(*numbers: signal.Signals) -> None:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Whatever ends a build, the handlers are those from before."""
+    """However a build ends, the previous handlers are restored."""
     before = [signal.signal(number, signal.SIG_IGN) for number in (NOTICE, WARNING)]
     yield
     after = [signal.signal(number, handler) for number, handler in zip((NOTICE, WARNING), before, strict=True)]
@@ -55,15 +55,15 @@ def handlers() -> Iterator[None]:
         ([], False, ""),
     ],
 )
-def test_a_notice_leaves_time_for_the_shard_and_anything_more_does_not(signals, now, name):
+def test_only_a_single_notice_leaves_time_to_finish_the_shard(signals, now, name):
     with StopSignals() as stop:
         send(*signals)
         assert (stop.soon, stop.now, stop.name) == (bool(signals), now, name)
-    send(NOTICE)  # is no business of it any more
+    send(NOTICE)  # not handled any more
     assert stop.name == name
 
 
-def test_in_another_thread_signals_are_left_to_the_main_one():
+def test_signals_are_not_handled_outside_the_main_thread():
     def use() -> None:
         with StopSignals() as stop:
             assert signal.getsignal(WARNING) is signal.SIG_IGN
@@ -77,34 +77,31 @@ def test_in_another_thread_signals_are_left_to_the_main_one():
     ("signals", "finishes"),
     [([NOTICE], True), ([WARNING], False), ([NOTICE, NOTICE], False), ([NOTICE, WARNING], False)],
 )
-def test_a_build_that_is_told_to_stop_leaves_nothing_half_done_and_goes_on_when_called_again(
-    site, images, signals, finishes
-):
+def test_a_stopped_build_leaves_no_partial_files_and_the_next_one_resumes(site, images, signals, finishes):
     site.build(images, root="undisturbed")
     shards = read_plan(site.folder("undisturbed")).shards
-    in_second = len(shards[0].keys) + 1 + ON_DEVICE  # is encoded when the first shard has just been finished
+    in_second = len(shards[0].keys) + 1 + MAX_ON_DEVICE  # encoded just after the first shard was finished
     tower = site.Tower(on_image=lambda number: send(*signals) if number == in_second else None)
     with pytest.raises(Stopped, match=rf"stopped by {signals[0].name} after \d shards?, \d of {len(shards)} are left"):
         site.build(images, tower)
-    assert not site.rubbish()
+    assert not site.leftovers()
     names = sorted(path.stem for path in site.folder().glob("receipts/*"))
-    made = [shard.name for shard in shards[: len(names)]]
-    assert names == made
-    assert len(made) == (2 if finishes else 1)
+    assert names == [shard.name for shard in shards[: len(names)]]
+    assert len(names) == (2 if finishes else 1)
 
     resumed = site.build(images)
-    assert resumed.num_encoded == NUM_IMAGES - sum(len(shard.keys) for shard in shards[: len(made)])
+    assert resumed.num_encoded == NUM_IMAGES - sum(len(shard.keys) for shard in shards[: len(names)])
     assert site.stored() == site.stored("undisturbed")
 
 
-def test_a_notice_in_the_last_shard_finds_a_build_that_is_done(site, images):
+def test_a_notice_during_the_last_shard_does_not_stop_the_build(site, images):
     tower = site.Tower(on_image=lambda number: number == NUM_IMAGES and send(NOTICE))
     report = site.build(images, tower, shard_bytes=10**9)
     assert (report.num_encoded, report.num_missing) == (NUM_IMAGES, 0)
     assert (report.folder / "index.safetensors").exists()
 
 
-def test_a_build_that_waits_for_others_heeds_signals(site, images, monkeypatch):
+def test_a_build_that_waits_for_others_stops_on_a_signal(site, images, monkeypatch):
     monkeypatch.setattr(build_module, "POLL_S", 0.02)
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(0))
@@ -112,27 +109,29 @@ def test_a_build_that_waits_for_others_heeds_signals(site, images, monkeypatch):
     claims = [others.take(shard.name, 1) for shard in read_plan(site.folder()).shards]
     timer = threading.Timer(0.2, send, [WARNING])
     timer.start()
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(Stopped, match="stopped by SIGTERM after 0 shards"):
         site.build(images, site.no_tower)
     timer.join()
-    assert 0.1 < time.monotonic() - begun < 10
+    assert 0.1 < time.monotonic() - start < 10
     assert all(claim.is_held() for claim in claims)
 
 
-def test_an_error_gives_the_handlers_back_too(site, images):
+def test_an_error_restores_the_handlers(site, images):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(3))
     assert signal.getsignal(WARNING) is signal.SIG_IGN
 
 
-def test_the_command_ends_with_the_code_that_says_run_me_again(make_run, tmp_path, monkeypatch):
+def test_a_stopped_command_exits_with_75_and_can_be_run_again(make_run, tmp_path, monkeypatch):
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(make_run().model_dump(mode="json")))
     encode = Tower.encode
     monkeypatch.setattr(Tower, "encode", lambda *args: (send(WARNING), encode(*args))[1])
     stopped = CliRunner().invoke(main, ["cache", "build", str(run_file)])
     assert stopped.exit_code == EX_TEMPFAIL == Stopped.exit_code, stopped.output
-    assert "Error: stopped by SIGTERM after 0 shards" in stopped.stderr and "the same command goes on" in stopped.stderr
+    assert (
+        "Error: stopped by SIGTERM after 0 shards" in stopped.stderr and "run the same command again" in stopped.stderr
+    )
     monkeypatch.undo()
     assert CliRunner().invoke(main, ["cache", "build", str(run_file)]).exit_code == 0

@@ -1,4 +1,4 @@
-"""Images that can not be encoded: told with the reason, tried again where that may help, and no other image suffers."""
+"""Images that cannot be encoded: reported with the reason, retried where that may help, without harm to others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_IMAGES = 8
 
 @pytest.fixture
 def bad(site):
-    """A file that is no image."""
+    """A file that is not an image."""
     (site.path / "bad.jpg").write_text("no image")
     return site.path / "bad.jpg"
 
@@ -29,17 +29,17 @@ def keys_of(images: ImageIndex, *paths):
 
 
 def failures(site):
-    """What the receipts say, by shard."""
+    """The failures in the receipts, by shard."""
     return {receipt.shard: receipt.failed for receipt in read_receipts(site.folder()) if receipt.failed}
 
 
-def test_a_bad_image_is_told_everywhere_and_all_others_are_done(site, images, bad):
+def test_a_bad_image_is_reported_everywhere_and_all_others_are_encoded(site, images, bad):
     more = site.index(*images.key_of, bad)
     [key] = keys_of(more, bad)
     report = site.build(more)
     assert (report.num_encoded, report.num_wanted, report.num_missing) == (NUM_IMAGES, NUM_IMAGES + 1, 0)
     assert site.stored().keys() == images.path_of.keys()
-    reason = f"can not decode image {bad}: it is of no known image format"
+    reason = f"cannot decode image {bad}: unknown image format"
     assert report.quarantined == {key: reason}
     assert site.quarantine() == [{"key": key, "file": str(bad), "reason": reason}]
     [(_, failed)] = failures(site).items()
@@ -48,12 +48,12 @@ def test_a_bad_image_is_told_everywhere_and_all_others_are_done(site, images, ba
         VisionCache.open(site.folder())[key]
 
 
-@pytest.mark.parametrize("tokens_per_forward", [1, 10**6])
-def test_features_that_are_not_finite_are_quarantined_and_not_their_neighbours(site, images, tokens_per_forward):
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 10**6])
+def test_only_images_with_features_that_are_not_finite_are_quarantined(site, images, tokens_per_tower_batch):
     white = site.path / "white.png"
-    Image.new("RGB", (64, 64), "white").save(white)  # the fake tower answers with NaN
+    Image.new("RGB", (64, 64), "white").save(white)  # the fake tower gives NaN
     tower = site.Tower()
-    tower.tokens_per_forward = tokens_per_forward
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
     more = site.index(*images.key_of, white)
     report = site.build(more, tower, shard_bytes=10**9)
     assert report.quarantined == dict.fromkeys(keys_of(more, white), f"the tower's features of {white} are not finite")
@@ -61,7 +61,7 @@ def test_features_that_are_not_finite_are_quarantined_and_not_their_neighbours(s
     assert site.stored() == site.stored("undisturbed")
 
 
-def test_a_bad_image_is_not_tried_again_but_told_again(site, images, bad):
+def test_a_bad_image_is_not_retried_but_reported_again(site, images, bad):
     more = site.index(*images.key_of, bad)
     first = site.build(more)
     before, lines = site.stamps(), site.quarantine()
@@ -70,7 +70,7 @@ def test_a_bad_image_is_not_tried_again_but_told_again(site, images, bad):
     assert (site.stamps(), site.quarantine()) == (before, lines)
 
 
-def test_a_bad_image_is_tried_again_when_asked_for(site, images, bad):
+def test_a_bad_image_is_retried_on_request(site, images, bad):
     more = site.index(*images.key_of, bad)
     before = site.build(more)
     kept = site.stamps()
@@ -82,39 +82,39 @@ def test_a_bad_image_is_tried_again_when_asked_for(site, images, bad):
     assert len(site.quarantine()) == 1
 
 
-def test_features_that_become_finite_are_there_after_a_second_try(site):
+def test_features_that_become_finite_are_stored_after_a_retry(site):
     white = site.path / "white.png"
     Image.new("RGB", (64, 64), "white").save(white)
     images = site.index(white)
     assert site.build(images).quarantined
-    mended = site.Tower()
-    mended.encode = lambda patches, grids: patches.view(-1, 4, patches.shape[1])
-    report = site.build(images, mended, retry_quarantined=True)
+    fixed = site.Tower()
+    fixed.encode = lambda patches, grids: patches.view(-1, 4, patches.shape[1])
+    report = site.build(images, fixed, retry_quarantined=True)
     assert (report.num_encoded, report.quarantined) == (1, {})
     assert site.stored().keys() == images.path_of.keys()
     assert site.quarantine() == []
 
 
-def test_a_mended_file_is_another_image_and_encoded(site, bad):
+def test_a_corrected_file_is_another_image_and_is_encoded(site, bad):
     assert site.build(site.index(bad)).quarantined
     Image.new("RGB", (64, 64)).save(bad)
     report = site.build(site.index(bad))
     assert (report.num_encoded, report.quarantined) == (1, {})
 
 
-def test_a_cache_of_bad_images_alone_is_whole(site, bad):
+def test_a_cache_of_only_bad_images_is_complete(site, bad):
     report = site.build(site.index(bad))
     assert (report.num_encoded, report.num_missing, report.num_shards) == (0, 0, 1)
     assert len(VisionCache.open(site.folder())) == 0
     site.build(site.index(bad), site.no_tower)
 
 
-# The bytes can not be had: another build may find them.
+# Files that cannot be read: another build may find them.
 
 
 def lose(path):
     path.unlink()
-    return f"can not read image {path}: No such file or directory"
+    return f"cannot read image {path}: No such file or directory"
 
 
 def change(path):
@@ -123,7 +123,7 @@ def change(path):
 
 
 @pytest.mark.parametrize("harm", [lose, change])
-def test_an_image_that_was_lost_or_changed_meanwhile_is_told_and_tried_again(site, images, harm):
+def test_an_image_that_was_lost_or_changed_meanwhile_is_reported_and_retried(site, images, harm):
     [path, *_] = images.path_of.values()
     content = path.read_bytes()
     [key] = keys_of(images, path)
@@ -142,7 +142,7 @@ def test_an_image_that_was_lost_or_changed_meanwhile_is_told_and_tried_again(sit
     site.build(images, site.no_tower)
 
 
-def test_an_image_that_changed_is_encoded_as_what_it_is_now_when_hashed_again(site, images):
+def test_a_changed_image_is_encoded_as_it_is_now_when_hashed_again(site, images):
     [path, *_] = images.path_of.values()
     site.noise(path.name, 12345)
     assert site.build(images).quarantined
@@ -151,9 +151,9 @@ def test_an_image_that_changed_is_encoded_as_what_it_is_now_when_hashed_again(si
     assert len(site.stored()) == NUM_IMAGES
 
 
-def test_a_file_that_can_not_be_read_at_all_is_told_and_has_no_key(site, images, tmp_path):
+def test_an_unreadable_file_is_reported_without_a_key(site, images, tmp_path):
     more = site.index(*images.key_of, tmp_path / "absent.jpg")
-    reason = f"can not read image {tmp_path / 'absent.jpg'}: No such file or directory"
+    reason = f"cannot read image {tmp_path / 'absent.jpg'}: No such file or directory"
     for _ in range(2):
         report = site.build(more)
         assert report.quarantined == {str(tmp_path / "absent.jpg"): reason}
@@ -162,27 +162,27 @@ def test_a_file_that_can_not_be_read_at_all_is_told_and_has_no_key(site, images,
     assert not site.build(images).quarantined and not site.quarantine()
 
 
-@pytest.mark.parametrize("tokens_per_forward", [1, 20, 10**6])
-def test_a_disk_that_is_gone_stops_the_build_instead_of_quarantining_all(site, tokens_per_forward):
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 20, 10**6])
+def test_a_lost_disk_stops_the_build_instead_of_quarantining_all_images(site, tokens_per_tower_batch):
     paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(3 * MAX_UNREAD)]
     images, tower = site.index(*paths), site.Tower()
-    tower.tokens_per_forward = tokens_per_forward
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
     content = {path: path.read_bytes() for path in paths}
     for path in paths:
         path.unlink()
-    with pytest.raises(ImageError, match=r"most images of shard-00000 can not be read, the last because: .*\.png"):
+    with pytest.raises(ImageError, match=r"most images of shard-00000 cannot be read; the last one: .*\.png"):
         site.build(images, tower, shard_bytes=10**9)
-    assert not site.stored() and not site.rubbish()
+    assert not site.stored() and not site.leftovers()
     for path in paths:
         path.write_bytes(content[path])
     assert site.build(images, tower, shard_bytes=10**9).num_encoded == len(paths)
 
 
-@pytest.mark.parametrize("tokens_per_forward", [1, 10**6])
-def test_some_lost_images_do_not_stop_a_build_however_many_shards_there_are(site, tokens_per_forward):
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 10**6])
+def test_some_lost_images_do_not_stop_a_build_of_several_shards(site, tokens_per_tower_batch):
     paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(24)]
     images, tower = site.index(*paths), site.Tower()
-    tower.tokens_per_forward = tokens_per_forward
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
     for path in list(images.path_of.values())[::2]:
         path.unlink()
     bytes_per_image = 4 * site.fingerprint.bytes_per_token
@@ -190,10 +190,10 @@ def test_some_lost_images_do_not_stop_a_build_however_many_shards_there_are(site
     assert (report.num_shards, report.num_encoded, len(report.quarantined)) == (4, 12, 12)
 
 
-# The summary.
+# The summary in quarantine.jsonl.
 
 
-def test_a_shard_made_again_has_its_failures_once(site, images, bad):
+def test_a_shard_that_is_built_again_has_its_failures_once(site, images, bad):
     more = site.index(*images.key_of, bad)
     site.build(more)
     for shard in read_plan(site.folder()).shards:
@@ -202,7 +202,7 @@ def test_a_shard_made_again_has_its_failures_once(site, images, bad):
     assert len(site.quarantine()) == 1
 
 
-def test_the_summary_is_made_from_the_receipts_and_may_be_deleted_or_edited(site, images, bad):
+def test_the_summary_is_made_from_receipts_and_may_be_deleted_or_edited(site, images, bad):
     more = site.index(*images.key_of, bad)
     site.build(more)
     lines = site.quarantine()

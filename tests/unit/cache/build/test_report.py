@@ -1,4 +1,4 @@
-"""What a build says of itself: numbers that add up, and words for them."""
+"""The report of a build: its numbers add up, and its text names them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPORT = BuildReport(
         (
             {"num_encoded": 1000, "num_by_others": 3000, "num_reused": 2400, "num_missing": 100},
             "encoded 1,000 images in 1 min 1 s, 3,000 by other workers, 2,400 of 6,500 images reused; "
-            "3 shards, 4.2 GB; 100 images in work elsewhere",
+            "3 shards, 4.2 GB; 100 images being encoded by other workers",
         ),
         (
             {"num_encoded": 0, "num_reused": 6500},
@@ -49,12 +49,12 @@ REPORT = BuildReport(
         ),
     ],
 )
-def test_a_report_reads_well(changes, expected):
+def test_the_text_of_a_report(changes, expected):
     assert replace(REPORT, **changes).text() == f"cache /caches/0a1b: {expected}"
 
 
-def test_a_report_names_the_first_few_failures_and_where_all_are(site):
-    reasons = {f"{number}": f"can not decode image {number}.jpg" for number in range(7)}
+def test_a_report_names_the_first_failures_and_the_file_with_all(site):
+    reasons = {f"{number}": f"cannot decode image {number}.jpg" for number in range(7)}
     first, headline, *named = replace(REPORT, quarantined=reasons).text().splitlines()
     assert first == REPORT.text()
     assert headline == "7 images could not be encoded (see /caches/0a1b/quarantine.jsonl):"
@@ -81,7 +81,7 @@ def test_the_numbers_of_a_build_add_up(site, images):
     assert asdict(report).keys() >= {"folder", "quarantined", "phases"}
 
 
-def test_a_build_that_only_fails_does_not_say_that_nothing_was_to_do(site):
+def test_a_build_without_any_good_image_reports_its_failures(site):
     (site.path / "bad.jpg").write_text("no image")
     for _ in range(2):
         report = site.build(site.index(site.path / "bad.jpg"))
@@ -89,7 +89,7 @@ def test_a_build_that_only_fails_does_not_say_that_nothing_was_to_do(site):
         assert "0 of 1 image reused" in report.text() and "1 image could not be encoded" in report.text()
 
 
-def test_a_build_brings_the_index_up_to_date_and_one_with_nothing_to_do_leaves_it(site, images):
+def test_the_index_is_written_only_if_it_is_missing_or_outdated(site, images):
     index = site.build(images).folder / "index.safetensors"
     before = index.stat().st_mtime_ns
     site.build(images, site.no_tower)

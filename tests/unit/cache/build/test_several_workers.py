@@ -1,4 +1,4 @@
-"""Several builds of one cache: they share the work, wait for each other, and take over from the dead."""
+"""Several builds of one cache: they share the work, wait for each other, and take over from dead workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lookonce.files import TEMPORARY_MARK
 
 NUM_IMAGES = 8
 ELSEWHERE = replace(Worker.this_process(), machine="elsewhere", name="elsewhere")
-"""A worker on another machine: whether it lives is known by its claim alone."""
+"""A worker on another machine: only its claim shows whether it is alive."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "POLL_S", 0.02)
 
 
-def test_two_builds_at_once_share_the_work_and_both_end_with_all_of_it(site, images):
+def test_two_builds_at_once_share_the_work_and_both_end_with_a_complete_cache(site, images):
     site.build(images, root="undisturbed")
     towers = [site.Tower(on_image=lambda number: time.sleep(0.02)) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
@@ -37,24 +37,24 @@ def test_two_builds_at_once_share_the_work_and_both_end_with_all_of_it(site, ima
         assert (report.num_encoded, report.num_by_others) == (tower.num_encoded, other.num_encoded)
         assert report.num_missing == 0
     assert site.stored() == site.stored("undisturbed")
-    assert not site.rubbish()
+    assert not site.leftovers()
 
 
-def test_workers_begin_at_places_of_their_own(site, images):
+def test_workers_start_at_different_shards(site, images):
     plan = None
-    made = []
+    built = []
     for number in range(3):
         with pytest.raises(site.PowerCut):
             site.build(images, site.Tower(6), worker=(number, 3), root=f"caches-{number}")
         folder = site.folder(f"caches-{number}")
         plan = plan or read_plan(folder)
-        made.append([shard.name for shard in plan.shards if has_receipt(folder, shard.name)])
+        built.append([shard.name for shard in plan.shards if has_receipt(folder, shard.name)])
     names = [shard.name for shard in plan.shards]
     starts = [number * len(names) // 3 for number in range(3)]
-    assert [found[0] for found in made] == [names[start] for start in starts]
+    assert [shards[0] for shards in built] == [names[start] for start in starts]
 
 
-def test_a_build_that_does_not_wait_leaves_what_others_have_in_work(site, images):
+def test_a_build_that_does_not_wait_skips_shards_of_other_workers(site, images):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(0))
     [shard, *_] = read_plan(site.folder()).shards
@@ -70,23 +70,23 @@ def test_a_build_waits_for_others_and_takes_over_when_they_die(site, images):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(0))
     [shard, *_] = read_plan(site.folder()).shards
-    claim = Claims(site.folder(), ELSEWHERE).take(shard.name, 1)  # no heart beats
+    claim = Claims(site.folder(), ELSEWHERE).take(shard.name, 1)  # without a heartbeat
     assert claim
     report = site.build(images, expiry_s=0.3)
     assert (report.num_encoded, report.num_missing) == (NUM_IMAGES, 0)
     assert not claim.is_held()
-    assert not site.rubbish()
+    assert not site.leftovers()
 
 
-def test_a_worker_that_was_taken_over_in_its_sleep_goes_on_with_other_shards(site, images):
-    """The other has cleared its file away, and is still at the shard when it wakes."""
+def test_a_suspended_worker_whose_shard_was_taken_over_continues_with_others(site, images):
+    """The other worker has removed its file, and is still building the shard when it wakes."""
     site.build(images, root="undisturbed")
     others, taken = Claims(site.folder(), ELSEWHERE), []
 
     def sleep(number: int) -> None:
-        in_work = list(site.folder().glob(f"shards/*{TEMPORARY_MARK}*"))
-        if in_work and not taken:
-            shard = in_work[0].name.split(".")[0]
+        unfinished = list(site.folder().glob(f"shards/*{TEMPORARY_MARK}*"))
+        if unfinished and not taken:
+            shard = unfinished[0].name.split(".")[0]
             os.utime(site.folder() / "claims" / f"{shard}.json", (1, 1))
             taken.append(others.take(shard, 1))
             remove_leftovers(site.folder(), shard)
@@ -97,10 +97,10 @@ def test_a_worker_that_was_taken_over_in_its_sleep_goes_on_with_other_shards(sit
     taken[0].release()
     assert site.build(images).num_missing == 0
     assert site.stored() == site.stored("undisturbed")
-    assert not site.rubbish()
+    assert not site.leftovers()
 
 
-def test_a_worker_that_was_overtaken_in_its_sleep_leaves_the_others_receipts(site, images):
+def test_a_suspended_worker_that_was_overtaken_keeps_the_receipts_of_others(site, images):
     def sleep(number: int) -> None:
         if number == 1:
             for claim in (site.folder() / "claims").iterdir():
@@ -112,4 +112,4 @@ def test_a_worker_that_was_overtaken_in_its_sleep_leaves_the_others_receipts(sit
     report = site.build(images, site.Tower(on_image=sleep))
     assert (report.num_encoded, report.num_by_others) == (0, NUM_IMAGES)
     assert site.stamps() == before[0]
-    assert not site.rubbish()
+    assert not site.leftovers()

@@ -1,4 +1,4 @@
-"""`cache status`: how far a cache is and who is at work, from receipts and claims, while others write them."""
+"""`cache status`: progress and workers of a cache, from receipts and claims that others are writing."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import replace
 import pytest
 
 from lookonce.cache.build import status as module
-from lookonce.cache.build.status import AtWork, StatusReport, status
+from lookonce.cache.build.status import StatusReport, WorkerStatus, status
 from lookonce.cache.store.claims import Claims, Worker
 from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.errors import CacheCorrupt
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 
 NUM_IMAGES = 8
 ME = Worker.this_process("1/4")
 
 
 def interrupt(site, images) -> int:
-    """A build that dies; gives how many images are there."""
+    """A build that dies; returns the number of stored images."""
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(5))
     return len(site.stored())
 
 
-def test_before_a_build_nothing_is_there_and_asking_makes_no_folder(site, images):
+def test_before_a_build_nothing_is_stored_and_no_folder_is_created(site, images):
     report = status(site.folder(), images.path_of)
     assert report == StatusReport(site.folder(), NUM_IMAGES, 0, 0, 0, 0, 0.0, 0.0, None, [])
     assert report.num_missing == NUM_IMAGES
     assert not site.folder().exists()
 
 
-def test_after_a_build_all_is_there(site, images):
+def test_after_a_build_everything_is_stored(site, images):
     built = site.build(images)
     report = status(site.folder(), images.path_of)
     assert (report.num_images, report.num_done, report.num_missing) == (NUM_IMAGES, NUM_IMAGES, 0)
@@ -42,14 +42,14 @@ def test_after_a_build_all_is_there(site, images):
     assert (report.images_per_second, report.eta_s, report.workers) == (0.0, None, [])
 
 
-def test_of_an_interrupted_build_finished_shards_count(site, images):
+def test_an_interrupted_build_counts_its_finished_shards(site, images):
     num_done = interrupt(site, images)
     report = status(site.folder(), images.path_of)
     assert 0 < report.num_done == num_done < NUM_IMAGES
     assert report.num_bytes == sum(path.stat().st_size for path in (site.folder() / "shards").iterdir())
 
 
-def test_bad_images_are_counted_apart_also_those_that_the_next_build_tries_again(site, images):
+def test_bad_images_are_counted_apart_including_those_to_be_retried(site, images):
     (site.path / "text.jpg").write_text("no image")
     more = site.index(*images.key_of, site.path / "text.jpg")
     lost = more.path_of[sorted(images.path_of)[0]]
@@ -71,7 +71,7 @@ def test_only_the_images_asked_for_are_counted(site, images):
     assert (report.num_images, report.num_done, report.num_missing) == (3, 2, 1)
 
 
-def test_workers_are_told_with_what_they_have_in_work(site, images):
+def test_workers_are_reported_with_their_current_shards(site, images):
     interrupt(site, images)
     with Claims(site.folder(), ME) as mine, Claims(site.folder(), replace(ME, name="2/4", born=0.0)) as dead:
         claim = mine.take("shard-00003", 2)
@@ -80,13 +80,15 @@ def test_workers_are_told_with_what_they_have_in_work(site, images):
         dead.take("shard-00002", 5)
         report = status(site.folder(), images.path_of)
     [second, first] = report.workers
-    assert first == AtWork("1/4", ME.host, ME.job, "shard-00003", "encoding", 1, 2, first.age_s, first.silent_s, True)
+    assert first == WorkerStatus(
+        "1/4", ME.host, ME.job, "shard-00003", "encoding", 1, 2, first.age_s, first.silent_s, True
+    )
     assert 0 <= first.age_s < 60 and 0 <= first.silent_s < 60
     assert (second.worker, second.shard, second.phase, second.alive) == ("2/4", "shard-00002", "starting", False)
 
 
 @pytest.mark.parametrize(("expiry_s", "alive"), [(1000, True), (50, False)])
-def test_who_is_silent_for_longer_than_claims_last_is_dead(site, images, expiry_s, alive):
+def test_a_worker_whose_claim_has_expired_is_dead(site, images, expiry_s, alive):
     interrupt(site, images)
     with Claims(site.folder(), ME, expiry_s=10**6) as mine:
         mine.take("shard-00003", 2)
@@ -102,9 +104,7 @@ def test_who_is_silent_for_longer_than_claims_last_is_dead(site, images, expiry_
     ("age_s", "num_images", "slow"),
     [(170, 20, False), (190, 20, True), (190, 40, False), (50, 1, False), (61, 1, True)],
 )
-def test_a_worker_is_slow_that_has_its_shard_for_three_times_as_long_as_others_took(
-    site, images, monkeypatch, age_s, num_images, slow
-):
+def test_a_worker_is_slow_after_three_times_the_median_time(site, images, monkeypatch, age_s, num_images, slow):
     interrupt(site, images)
     found = [replace(receipt, seconds=3.0 * len(receipt.images)) for receipt in read_receipts(site.folder())]
     monkeypatch.setattr(module, "read_receipts", lambda folder: found)
@@ -118,7 +118,7 @@ def test_a_worker_is_slow_that_has_its_shard_for_three_times_as_long_as_others_t
     assert ("1/4 (slow)" in report.text()) == slow
 
 
-def test_nobody_is_slow_before_a_shard_is_finished(site, images):
+def test_no_worker_is_slow_before_a_shard_is_finished(site, images):
     with Claims(site.folder(), ME) as mine:
         claim = mine.take("shard-00000", 2)
         claim.work = replace(claim.work, started=time.time() - 10_000)
@@ -127,7 +127,7 @@ def test_nobody_is_slow_before_a_shard_is_finished(site, images):
     assert worker.state == ""
 
 
-def test_a_claim_that_says_nothing_yet_is_a_worker_of_no_name(site, images):
+def test_an_empty_claim_is_an_unknown_worker(site, images):
     interrupt(site, images)
     (site.folder() / "claims" / "shard-00003.json").write_text("")
     [worker] = status(site.folder(), images.path_of).workers
@@ -137,7 +137,7 @@ def test_a_claim_that_says_nothing_yet_is_a_worker_of_no_name(site, images):
 @pytest.mark.parametrize(
     ("finished_ago", "worker", "rate"),
     [
-        ([10, 40], ME, 20 / 50),  # the first began 10 s before it was finished
+        ([10, 40], ME, 20 / 50),  # the first was started 10 s before it was finished
         ([10, 2 * module.WINDOW_S], ME, 10 / 20),
         ([2 * module.WINDOW_S], ME, 0.0),
         ([10, 40], replace(ME, born=0.0), 0.0),
@@ -145,7 +145,7 @@ def test_a_claim_that_says_nothing_yet_is_a_worker_of_no_name(site, images):
         ([], ME, 0.0),
     ],
 )
-def test_the_rate_is_that_of_the_last_hour_while_somebody_works(site, images, monkeypatch, finished_ago, worker, rate):
+def test_the_rate_is_that_of_the_last_hour_while_a_worker_lives(site, images, monkeypatch, finished_ago, worker, rate):
     interrupt(site, images)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
@@ -164,16 +164,16 @@ def test_the_rate_is_that_of_the_last_hour_while_somebody_works(site, images, mo
     assert report.eta_s == (pytest.approx(NUM_IMAGES / rate) if rate else None)
 
 
-def test_a_receipt_that_is_not_what_was_written_is_told(site, images):
+def test_a_damaged_receipt_is_an_error(site, images):
     site.build(images)
     path = receipt_path(site.folder(), "shard-00000")
     path.write_text(path.read_text().replace("shard-00000", "shard-00001"))
-    with pytest.raises(CacheCorrupt, match=r"shard-00000\.json is not what was written"):
+    with pytest.raises(CacheCorrupt, match=r"shard-00000\.json is damaged"):
         status(site.folder(), images.path_of)
 
 
-def test_a_runs_status_goes_by_its_own_expiry(make_run):
-    inputs = Inputs.open(make_run(cache={"claim_s": 50.0}))
+def test_the_status_of_a_run_uses_its_expiry(make_run):
+    inputs = RunInputs.open(make_run(cache={"claim_s": 50.0}))
     inputs.write_plan()
     assert (inputs.status().num_images, inputs.status().num_done) == (inputs.images.num_distinct, 0)
     with Claims(inputs.cache_folder, ME, expiry_s=10**6) as mine:
@@ -182,27 +182,27 @@ def test_a_runs_status_goes_by_its_own_expiry(make_run):
         assert not inputs.status().workers[0].alive
 
 
-def test_the_report_reads_well(tmp_path):
+def test_the_text_of_a_status_report(tmp_path):
     ended = StatusReport(tmp_path, 6500, 6400, 2, 3, 4_200_000_000, 3725.0, 0.0, None, [])
     assert ended.text().splitlines() == [
         "  images       6,400 of 6,500 encoded, 98 still to encode",
         "  quarantined  2",
-        "  shards       3, 4.2 GB, made in 1 h 2 min",
+        "  shards       3, 4.2 GB, encoded in 1 h 2 min",
         f"  folder       {tmp_path}",
     ]
     workers = [
-        AtWork("0/16", "node7", "77_0", "shard-00003", "encoding", 12, 51, 30.0, 4.0, True),
-        AtWork("node8:4711", "node8", "", "shard-00004", "starting", 0, 48, 4020.0, 200.0, False),
+        WorkerStatus("0/16", "node7", "77_0", "shard-00003", "encoding", 12, 51, 30.0, 4.0, True),
+        WorkerStatus("node8:4711", "node8", "", "shard-00004", "starting", 0, 48, 4020.0, 200.0, False),
     ]
     running = replace(ended, images_per_second=24.5, eta_s=4.0, workers=workers)
     assert running.text().splitlines() == [
         "  images       6,400 of 6,500 encoded, 98 still to encode",
         "  quarantined  2",
-        "  shards       3, 4.2 GB, made in 1 h 2 min",
+        "  shards       3, 4.2 GB, encoded in 1 h 2 min",
         "  rate         24.5 images/s, done in 4.0 s",
         f"  folder       {tmp_path}",
         "",
-        "worker             where        shard           phase        for   last heard of",
+        "worker             where        shard           phase        for       heartbeat",
         "0/16                77_0  shard-00003  encoding 12/51     30.0 s       4.0 s ago",
         "node8:4711 (dead)  node8  shard-00004   starting 0/48  1 h 7 min  3 min 20 s ago",
     ]

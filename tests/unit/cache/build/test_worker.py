@@ -1,4 +1,4 @@
-"""Building a cache: each image once, an interruption costs the shard in work, what is finished stays as it is."""
+"""Building a cache: each image is encoded once, an interruption costs the current shard, finished shards stay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from lookonce.cache.build.encode import ON_DEVICE
+from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.reader import VisionCache
@@ -34,7 +34,7 @@ def test_another_shard_size_leaves_a_finished_cache_alone(site, images):
     assert site.stamps() == before
 
 
-def test_every_image_is_in_exactly_one_planned_shard_and_there(site, images):
+def test_every_image_is_stored_in_exactly_one_planned_shard(site, images):
     site.build(images)
     plan = read_plan(site.folder())
     assert len(plan.shards) > 2
@@ -52,10 +52,10 @@ def test_an_interrupted_build_keeps_finished_shards_and_ends_with_the_same_tenso
         site.build(images, site.Tower(limit))
     kept = site.stamps()
     sizes = [len(shard.keys) for shard in read_plan(site.folder()).shards]
-    num_given = max(limit - ON_DEVICE, 0)  # the last of them are on their way back when the power is cut
+    num_given = max(limit - MAX_ON_DEVICE, 0)  # the last ones are still being copied back when the power is cut
     num_kept = len(VisionCache.open(site.folder()))
     assert num_kept == max(total for total in accumulate(sizes, initial=0) if total <= num_given)
-    assert not site.rubbish()
+    assert not site.leftovers()
 
     tower = site.Tower()
     resumed = site.build(images, tower)
@@ -77,7 +77,7 @@ def test_a_build_interrupted_again_and_again_still_ends_with_the_same_tensors(si
     assert site.stored() == site.stored("undisturbed")
 
 
-def test_a_shard_without_a_receipt_is_made_again(site, images):
+def test_a_shard_without_a_receipt_is_built_again(site, images):
     site.build(images)
     before, receipts = site.stored(), {path.name: path.read_text() for path in site.folder().glob("receipts/*")}
     receipt_path(site.folder(), "shard-00001").unlink()
@@ -88,7 +88,7 @@ def test_a_shard_without_a_receipt_is_made_again(site, images):
     assert {path.name for path in site.folder().glob("receipts/*")} == receipts.keys()
 
 
-def test_new_images_are_added_without_touching_the_shards_there_are(site, images):
+def test_new_images_are_added_without_changing_existing_shards(site, images):
     first = site.build(images)
     before, plan = site.stamps(), read_plan(site.folder())
     new = [site.noise(f"new-{number}.png", 100 + number) for number in range(3)]
@@ -101,13 +101,13 @@ def test_new_images_are_added_without_touching_the_shards_there_are(site, images
     assert read_plan(site.folder()).shards[: first.num_shards] == plan.shards
 
 
-def test_a_run_that_wants_fewer_images_reuses_what_is_there(site, images):
+def test_a_run_with_fewer_images_reuses_the_cache(site, images):
     site.build(images)
     report = site.build(site.index(*list(images.key_of)[:3]), site.no_tower)
     assert (report.num_wanted, report.num_encoded, report.num_reused) == (3, 0, 3)
 
 
-def test_a_lost_shard_is_made_up_for_when_only_some_of_its_images_are_wanted(site, images):
+def test_some_images_of_a_lost_shard_are_built_again_when_only_they_are_wanted(site, images):
     site.build(images)
     [lost, *_] = [shard for shard in read_plan(site.folder()).shards if len(shard.keys) > 1]
     receipt_path(site.folder(), lost.name).unlink()
@@ -128,15 +128,15 @@ def test_files_of_the_same_bytes_are_encoded_once(site):
     assert image.files == (str(copy), str(one))
 
 
-def test_nothing_is_left_but_what_the_format_names(site, images):
+def test_a_build_leaves_only_the_files_of_the_format(site, images):
     site.build(images)
-    assert not site.rubbish()
+    assert not site.leftovers()
     assert sorted(path.name for path in site.folder().iterdir()) == sorted(
         ["claims", "index.safetensors", "index.xxh3", "manifest.json", "plan.json", "receipts", "shards"]
     )
 
 
-def test_the_manifest_says_what_the_cache_was_made_from_and_with(site, images):
+def test_the_manifest_has_fingerprint_provenance_and_library_versions(site, images):
     manifest = json.loads((site.build(images).folder / "manifest.json").read_text())
     assert Fingerprint.from_json(manifest["fingerprint"]) == site.fingerprint
     assert (manifest["format_version"], manifest["sha256"]) == (2, site.fingerprint.sha256)
@@ -145,7 +145,7 @@ def test_the_manifest_says_what_the_cache_was_made_from_and_with(site, images):
     assert manifest["provenance"]["libraries"].keys() >= {"lookonce", "torch", "transformers", "pillow"}
 
 
-def test_a_folder_made_from_something_else_is_refused(site, images):
+def test_a_folder_with_another_fingerprint_is_refused(site, images):
     path = site.build(images).folder / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["fingerprint"]["dtype"] = "bfloat16"

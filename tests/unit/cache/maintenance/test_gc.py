@@ -1,4 +1,4 @@
-"""gc: it lists what is there, deletes rubbish only, whole caches only by name and unused, and never what is foreign."""
+"""Garbage collection: leftovers and named, unused caches are deleted on request, foreign files never."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance.gc import collect
-from lookonce.cache.maintenance.inventory import KNOWN, CacheInfo, cache_folders
-from lookonce.cache.maintenance.staging import stage
+from lookonce.cache.maintenance.gc import collect_garbage
+from lookonce.cache.maintenance.inventory import CacheInfo, cache_folders
 from lookonce.cache.store.claims import CLAIMS, Claims, Worker
-from lookonce.cache.store.manifest import extend_plan, read_plan
-from lookonce.cache.store.plan import PlannedImage, Shard
 from lookonce.cache.store.receipts import receipt_path
 from lookonce.cache.store.shards import shard_path
 from lookonce.cache.store.uses import note_use
@@ -23,34 +20,15 @@ from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK, scratch_folder, writer_host
 
 GONE = "4999999"
-"""The number of no process: more than Linux counts to by default."""
-
-
-@pytest.fixture
-def folder(site, images) -> Path:
-    site.build(images)
-    return site.folder()
-
-
-@pytest.fixture
-def root(folder) -> Path:
-    return folder.parent
-
-
-@pytest.fixture
-def other(site, images, folder) -> Path:
-    """A second cache below the same root."""
-    compute = site.use("bfloat16")
-    site.build(images, lambda: site.Tower(dtype=compute))
-    return site.folder()
+"""A process id that is never in use: larger than Linux's default maximum."""
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def litter(folder: Path) -> dict[Path, str]:
-    """One leftover of each kind, and its kind."""
+def add_leftovers(folder: Path) -> dict[Path, str]:
+    """Create a leftover of each kind; returns the kind by path."""
     writer = f"{TEMPORARY_MARK}{writer_host()}-{GONE}-0123abcd"
     claim = folder / CLAIMS / "shard-00098.json"
     claim.parent.mkdir(exist_ok=True)
@@ -71,120 +49,77 @@ def only(report) -> CacheInfo:
     return cache
 
 
-def test_a_cache_is_listed_with_all_that_matters(root, folder, images):
-    cache = only(collect(root))
-    assert (cache.id, cache.model, cache.dtype, cache.num_images) == (folder.name, "fake", "float32", 8)
-    assert (cache.is_complete, cache.num_workers, cache.used_by, cache.leftovers, cache.foreign) == (
-        True,
-        0,
-        [],
-        [],
-        [],
-    )
-    assert cache.size_bytes == sum((folder / name).stat().st_size for name in files(folder))
-    report = collect(root)
-    assert folder.name in report.text() and "complete" in report.text() and "no leftovers" in report.text()
-    json.dumps(asdict(report), default=str)
-
-
-def test_listing_changes_nothing(root, folder):
-    litter(folder)
+def test_listing_changes_nothing(caches, folder):
+    add_leftovers(folder)
     before = files(folder)
-    collect(root)
+    collect_garbage(caches)
     assert files(folder) == before
 
 
-def test_all_files_that_a_build_a_use_and_a_staging_leave_are_known(site, folder, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    note_use(folder, run)
-    extend_plan(folder, read_plan(folder), [])
-    (site.path / "bad.png").write_text("no image")
-    site.build(site.index(*site.path.glob("*.png")))
-    staged = stage(folder, tmp_path / "local").folder
-    for place in (folder, staged):
-        assert files(place) and all(KNOWN.fullmatch(name) for name in files(place)), files(place)
-
-
-def test_several_caches_are_listed_and_one_may_be_named(root, folder, other):
-    assert {cache.folder for cache in collect(root).caches} == {folder, other}
-    assert only(collect(other)).dtype == "bfloat16"
-
-
-def test_an_unfinished_cache_is_not_complete(root, folder):
-    planned = Shard("shard-00099", (PlannedImage("f" * 64, 1, ("x.png",)),))
-    extend_plan(folder, read_plan(folder), [planned])
-    assert not only(collect(root)).is_complete
-    settled = Shard("shard-00099", read_plan(folder).shards[0].images)
-    (folder / "plan-00001.json").unlink()
-    extend_plan(folder, read_plan(folder), [settled])
-    assert only(collect(root)).is_complete
-
-
-def test_leftovers_are_listed_with_kind_and_size_and_go_with_delete(root, folder):
+def test_leftovers_are_listed_with_kind_and_size_and_deleted_on_request(caches, folder):
     before = files(folder)
-    left = litter(folder)
-    cache = only(collect(root))
+    left = add_leftovers(folder)
+    cache = only(collect_garbage(caches))
     assert {leftover.path: leftover.kind for leftover in cache.leftovers} == left
     assert all(leftover.size_bytes for leftover in cache.leftovers) and not cache.foreign
-    assert "--delete removes 4 leftovers" in collect(root).text()
-    report = collect(root, delete=True)
+    assert "--delete removes 4 leftovers" in collect_garbage(caches).text()
+    report = collect_garbage(caches, delete=True)
     assert set(report.deleted) == set(left) and files(folder) == before
     assert report.deleted_bytes == sum(leftover.size_bytes for leftover in cache.leftovers)
     assert only(report).leftovers == [] and "deleted 4 leftovers" in report.text()
 
 
-def test_what_killed_measurements_left_beside_the_caches_is_listed_and_goes_with_delete(root, folder, tmp_path):
+def test_scratch_folders_of_killed_measurements_are_listed_and_deleted_on_request(caches, folder, tmp_path):
     (tmp_path / "mine").write_text("mine")
-    left = root / f"lookonce-bench{TEMPORARY_MARK}{writer_host()}-{GONE}-0a1b2c3_"
+    left = caches / f"lookonce-bench{TEMPORARY_MARK}{writer_host()}-{GONE}-0a1b2c3_"
     shutil.copytree(folder, left / folder.name)
     (left / "link").symlink_to(tmp_path / "mine")
     before, num_bytes = files(folder), sum((left / name).lstat().st_size for name in files(left))
-    with scratch_folder(root, "pilot") as living:
-        report = collect(root)
+    with scratch_folder(caches, "pilot") as living:
+        report = collect_garbage(caches)
         assert [(found.path, found.kind, found.size_bytes) for found in report.scratch] == [
             (left, "scratch folder", num_bytes)
         ]
         assert f"scratch folder: {left.name}, " in report.text() and "--delete removes 1 leftover" in report.text()
         assert only(report).folder == folder and left.exists()
-        report = collect(root, delete=True)
+        report = collect_garbage(caches, delete=True)
         assert (report.deleted, report.deleted_bytes, report.scratch) == ([left], num_bytes, [])
         assert living.exists() and not left.exists() and (tmp_path / "mine").exists() and files(folder) == before
 
 
-def test_what_living_processes_write_is_no_leftover(root, folder):
+def test_files_of_living_processes_are_not_leftovers(caches, folder):
     path = folder / "shards" / f"shard-00005.safetensors{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-0123abcd"
     path.write_bytes(b"")
     with Claims(folder, Worker.this_process()) as claims:
         assert claims.take("shard-00006", 1)
         shard_path(folder, "shard-00006").write_bytes(b"just renamed")
-        cache = only(collect(root, delete=True))
+        cache = only(collect_garbage(caches, delete=True))
         assert (cache.num_workers, cache.leftovers, cache.foreign) == (1, [], [])
-        assert "1 worker alive" in collect(root).text()
+        assert "1 worker alive" in collect_garbage(caches).text()
     assert path.exists() and shard_path(folder, "shard-00006").exists()
 
 
-def test_a_quarantine_is_no_leftover(site, images, root):
+def test_a_quarantine_is_not_a_leftover(site, images, caches):
     (site.path / "bad.png").write_text("no image")
     site.build(site.index(*images.key_of, site.path / "bad.png"))
-    collect(root if root.exists() else site.folder().parent, delete=True)
+    collect_garbage(caches if caches.exists() else site.folder().parent, delete=True)
     assert (site.folder() / "quarantine.jsonl").exists()
 
 
-def test_shards_whose_receipts_are_all_lost_are_kept(root, folder):
+def test_shards_whose_receipts_are_all_lost_are_kept(caches, folder):
     shutil.rmtree(folder / "receipts")
-    report = collect(root, delete=True)
-    assert report.deleted == [] and "write them anew with: lookonce cache repair RUN.yaml" in only(report).problem
+    report = collect_garbage(caches, delete=True)
+    assert report.deleted == [] and "restore them with: lookonce cache repair RUN.yaml" in only(report).problem
     assert list((folder / "shards").iterdir())
 
 
-def test_a_shard_that_lost_its_receipt_alone_is_a_leftover(root, folder):
+def test_a_single_shard_without_a_receipt_is_a_leftover(caches, folder):
     receipt_path(folder, "shard-00001").unlink()
-    assert collect(root, delete=True).deleted == [shard_path(folder, "shard-00001")]
+    assert collect_garbage(caches, delete=True).deleted == [shard_path(folder, "shard-00001")]
 
 
-def test_a_whole_cache_goes_when_it_is_named(root, folder, other):
-    report = collect(root, delete=True, cache_id=folder.name[:8])
+def test_a_whole_cache_is_deleted_by_its_name(caches, folder, other):
+    report = collect_garbage(caches, delete=True, cache_id=folder.name[:8])
     assert not folder.exists() and files(other)
     assert [cache.folder for cache in report.caches] == [other]
     assert report.deleted_bytes > 0 and f"deleted cache {folder.name}: {len(report.deleted)} files" in report.text()
@@ -195,54 +130,54 @@ def test_a_whole_cache_goes_when_it_is_named(root, folder, other):
     [
         ("1234567", "too short to delete by; give at least 8 digits"),
         ("", "too short"),
-        ("01234567", "means 0 caches"),
-        ("../../etc", "means 0 caches"),
+        ("01234567", "matches 0 caches"),
+        ("../../etc", "matches 0 caches"),
     ],
 )
-def test_a_cache_must_be_named_well(root, folder, cache_id, message):
-    before = files(root)
+def test_a_short_or_unknown_name_deletes_nothing(caches, folder, cache_id, message):
+    before = files(caches)
     with pytest.raises(UsageError, match=message):
-        collect(root, delete=True, cache_id=cache_id)
-    assert files(root) == before
+        collect_garbage(caches, delete=True, cache_id=cache_id)
+    assert files(caches) == before
 
 
-def test_an_ambiguous_name_deletes_nothing(root, folder):
-    shutil.copytree(folder, root / f"{folder.name}-copy")
-    with pytest.raises(UsageError, match=f"means 2 caches in {root}; there is: {folder.name}"):
-        collect(root, delete=True, cache_id=folder.name)
-    assert len(cache_folders(root)) == 2
+def test_an_ambiguous_name_deletes_nothing(caches, folder):
+    shutil.copytree(folder, caches / f"{folder.name}-copy")
+    with pytest.raises(UsageError, match=f"matches 2 caches in {caches}; there is: {folder.name}"):
+        collect_garbage(caches, delete=True, cache_id=folder.name)
+    assert len(cache_folders(caches)) == 2
 
 
-def test_a_name_without_delete_is_refused(root, folder):
+def test_a_name_without_delete_is_refused(caches, folder):
     with pytest.raises(UsageError, match="add --delete"):
-        collect(root, cache_id=folder.name)
+        collect_garbage(caches, cache_id=folder.name)
 
 
-def test_a_cache_with_a_living_worker_is_not_deleted(root, folder):
+def test_a_cache_with_a_living_worker_is_not_deleted(caches, folder):
     before = files(folder)
     with Claims(folder, Worker.this_process()) as claims:
         claim = claims.take("shard-00009", 1)
         with pytest.raises(CacheError, match="1 worker alive"):
-            collect(root, delete=True, cache_id=folder.name)
+            collect_garbage(caches, delete=True, cache_id=folder.name)
         claims.release(claim)
     assert files(folder) == before
 
 
-def test_a_cache_that_a_run_uses_is_not_deleted_until_the_run_goes(root, folder, tmp_path):
+def test_a_cache_is_not_deleted_before_the_runs_that_use_it(caches, folder, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.json").write_text("{}")
     note_use(folder, run)
-    assert only(collect(root)).used_by == [str(run)] and f"used by {run}" in collect(root).text()
-    with pytest.raises(CacheError, match=f"is used by {run}; its use ends when"):
-        collect(root, delete=True, cache_id=folder.name)
+    assert only(collect_garbage(caches)).used_by == [str(run)] and f"used by {run}" in collect_garbage(caches).text()
+    with pytest.raises(CacheError, match=f"is used by {run}; delete or move that run folder first"):
+        collect_garbage(caches, delete=True, cache_id=folder.name)
     assert files(folder)
     shutil.rmtree(run)
-    collect(root, delete=True, cache_id=folder.name)
+    collect_garbage(caches, delete=True, cache_id=folder.name)
     assert not folder.exists()
 
 
-def test_foreign_files_are_listed_and_never_deleted(root, folder, tmp_path):
+def test_foreign_files_are_listed_and_never_deleted(caches, folder, tmp_path):
     treasure = tmp_path / "treasure"
     treasure.mkdir()
     (treasure / "gold").write_text("gold")
@@ -252,47 +187,45 @@ def test_foreign_files_are_listed_and_never_deleted(root, folder, tmp_path):
     (folder / "mine" / "shard-00000.safetensors").write_text("mine")
     (folder / "link").symlink_to(treasure)
     foreign = {"notes.txt", "shards/thesis.pdf", "mine/shard-00000.safetensors", "link"}
-    assert set(only(collect(root)).foreign) == foreign
-    assert "not ours: link, mine/shard-00000.safetensors" in collect(root).text()
-    assert collect(root, delete=True).deleted == []
-    report = collect(root, delete=True, cache_id=folder.name)
+    assert set(only(collect_garbage(caches)).foreign) == foreign
+    assert "not ours: link, mine/shard-00000.safetensors" in collect_garbage(caches).text()
+    assert collect_garbage(caches, delete=True).deleted == []
+    report = collect_garbage(caches, delete=True, cache_id=folder.name)
     assert {
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file()
     } == foreign
-    assert (treasure / "gold").exists() and "that are not ours stay" in report.text()
+    assert (treasure / "gold").exists() and "kept what is not ours: " in report.text()
 
 
-def test_folders_without_our_manifest_are_not_looked_at(root, folder, tmp_path):
+def test_folders_without_our_manifest_are_ignored(caches, folder, tmp_path):
     for name, content in {"a": None, "b": "{", "c": "[]", "d": '{"format_version": 1}'}.items():
-        (root / name / "shards").mkdir(parents=True)
-        (root / name / "shards" / "shard-00000.safetensors").write_text("mine")
+        (caches / name / "shards").mkdir(parents=True)
+        (caches / name / "shards" / "shard-00000.safetensors").write_text("mine")
         if content is not None:
-            (root / name / "manifest.json").write_text(content)
-    (root / "file").write_text("")
-    assert cache_folders(root) == [folder]
-    before = files(root)
-    collect(root, delete=True)
+            (caches / name / "manifest.json").write_text(content)
+    (caches / "file").write_text("")
+    assert cache_folders(caches) == [folder]
+    before = files(caches)
+    collect_garbage(caches, delete=True)
     with pytest.raises(UsageError):
-        collect(root / "b", delete=True, cache_id="b" * 8)
-    assert files(root) == before
+        collect_garbage(caches / "b", delete=True, cache_id="b" * 8)
+    assert files(caches) == before
 
 
-def test_a_cache_of_another_version_is_listed_and_may_be_deleted(root, folder):
+def test_a_cache_of_another_version_is_listed_and_may_be_deleted(caches, folder):
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 1}))
-    cache = only(collect(root))
-    assert cache.num_images is None and "format version 1" in cache.problem and "unreadable" in collect(root).text()
-    collect(root, delete=True, cache_id=folder.name)
+    cache = only(collect_garbage(caches))
+    assert (
+        cache.num_images is None
+        and "format version 1" in cache.problem
+        and "unreadable" in collect_garbage(caches).text()
+    )
+    collect_garbage(caches, delete=True, cache_id=folder.name)
     assert not folder.exists()
 
 
-def test_a_damaged_cache_is_listed_with_what_is_wrong(root, folder):
-    receipt_path(folder, "shard-00000").write_text("{")
-    cache = only(collect(root))
-    assert "is not what was written" in cache.problem and not cache.is_complete
-
-
-def test_an_interrupted_deletion_is_gone_on_with(root, folder, monkeypatch):
+def test_an_interrupted_deletion_can_be_resumed(caches, folder, monkeypatch):
     unlink, left = Path.unlink, 4
 
     def killed(path: Path, missing_ok: bool = False) -> None:
@@ -305,13 +238,7 @@ def test_an_interrupted_deletion_is_gone_on_with(root, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
-            collect(root, delete=True, cache_id=folder.name)
-    assert only(collect(root)).num_shards < len(list((folder / "shards").iterdir()))
-    collect(root, delete=True, cache_id=folder.name)
+            collect_garbage(caches, delete=True, cache_id=folder.name)
+    assert only(collect_garbage(caches)).num_shards < len(list((folder / "shards").iterdir()))
+    collect_garbage(caches, delete=True, cache_id=folder.name)
     assert not folder.exists()
-
-
-def test_where_nothing_is_there_is_nothing(tmp_path):
-    with pytest.raises(CacheError, match="no folder of caches at"):
-        collect(tmp_path / "nothing")
-    assert collect(tmp_path).caches == []

@@ -1,4 +1,4 @@
-"""Recompute: features that are not the tower's are found, whatever their checksums say."""
+"""Recompute: features that differ from the tower's are found, although their checksums are right."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheError, CacheMismatch
 
 
-def again(site, images, tower=None, num_images=100, seed=0, fingerprint=None):
+def recompute_images(site, images, tower=None, num_images=100, seed=0, fingerprint=None):
     tower = tower or site.Tower()
     where = site.folder(), fingerprint or site.fingerprint
     return recompute(*where, images.path_of, site.processor, tower, num_images, seed)
 
 
 class Slightly:
-    """Another tower: features are larger by a factor, of one level by another."""
+    """A tower whose features of one level are larger by a factor."""
 
     def __init__(self, tower, factor, level=0):
         self._tower, self._factor, self._level = tower, factor, level
@@ -31,13 +31,13 @@ class Slightly:
         return features
 
 
-def test_what_the_tower_gives_again_is_equal_to_the_last_bit(site, images):
+def test_features_of_the_same_tower_are_bit_for_bit_equal(site, images):
     site.build(images)
-    report = again(site, images)
+    report = recompute_images(site, images)
     assert (report.num_compared, report.num_skipped, report.worst_error, report.problems) == (8, 0, 0.0, [])
     assert report.errors.keys() == images.path_of.keys()
     assert all(errors == [0.0] * 4 for errors in report.errors.values())
-    assert "8 images encoded again" in report.text() and "equal to the last bit" in report.text()
+    assert "8 images encoded again" in report.text() and "bit for bit equal" in report.text()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -45,9 +45,9 @@ def test_a_difference_is_measured_for_each_level_and_judged_by_the_dtype(site, i
     compute = site.use(dtype)
     site.build(images, lambda: site.Tower(dtype=compute))
     tower = site.Tower(dtype=compute)
-    small = again(site, images, Slightly(tower, 1 + TOLERANCE[dtype] / 4, level=2))
+    small = recompute_images(site, images, Slightly(tower, 1 + TOLERANCE[dtype] / 4, level=2))
     assert small.problems == []
-    report = again(site, images, Slightly(tower, 1 + 4 * TOLERANCE[dtype], level=2))
+    report = recompute_images(site, images, Slightly(tower, 1 + 4 * TOLERANCE[dtype], level=2))
     assert {(problem.image, problem.part) for problem in report.problems} == {(key, "image") for key in images.path_of}
     assert all("level 2 has a relative error of" in problem.what and problem.file for problem in report.problems)
     assert report.worst_error == max(report.errors[report.worst_image]) > TOLERANCE[dtype] and report.worst_level == 2
@@ -56,77 +56,77 @@ def test_a_difference_is_measured_for_each_level_and_judged_by_the_dtype(site, i
 
 def test_features_of_another_image_are_found(site, images, monkeypatch):
     class Mixed(site.Tower):
-        """What batches that mix up their images would give."""
+        """A tower whose batches mix up their images."""
 
         def encode(self, patches, grids):
             return super().encode(patches.flip(0), grids)
 
     site.build(images, Mixed)
-    assert {problem.image for problem in again(site, images).problems} == images.path_of.keys()
+    assert {problem.image for problem in recompute_images(site, images).problems} == images.path_of.keys()
 
 
-def test_files_that_changed_or_went_are_skipped_and_counted(site, images):
+def test_changed_and_missing_files_are_skipped_and_counted(site, images):
     site.build(images)
     changed, gone, *_ = images.path_of.values()
     site.noise(changed.name, seed=99)
     gone.unlink()
-    report = again(site, images)
+    report = recompute_images(site, images)
     assert (report.num_compared, report.num_skipped, report.problems) == (6, 2, [])
     assert "2 skipped (file gone or changed)" in report.text()
 
 
-def test_a_seed_draws_the_same_images_and_another_others(site, images):
+def test_a_seed_draws_the_same_images_and_another_seed_others(site, images):
     site.build(images)
-    draws = [set(again(site, images, num_images=3, seed=seed).errors) for seed in (1, 1, 2)]
+    draws = [set(recompute_images(site, images, num_images=3, seed=seed).errors) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2] and len(draws[0]) == 3
 
 
-def test_damaged_bytes_are_a_problem_among_others(site, images):
+def test_damaged_bytes_are_a_problem_like_others(site, images):
     site.build(images)
     path = shard_path(site.folder(), "shard-00000")
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    report = again(site, images)
+    report = recompute_images(site, images)
     [problem] = report.problems
     assert problem.shard == "shard-00000" and "checksum" in problem.what and report.num_compared == 7
 
 
-def test_an_image_of_another_shape_is_infinitely_far(site, images, monkeypatch):
+def test_features_of_another_shape_have_an_infinite_error(site, images, monkeypatch):
     site.build(images)
     monkeypatch.setattr(type(site.processor), "read", lambda self, path: (torch.zeros(16, 1536), (1, 4, 4)))
-    report = again(site, images, num_images=1)
+    report = recompute_images(site, images, num_images=1)
     assert report.worst_error == float("inf") and report.problems
 
 
-def test_another_fingerprint_or_no_cache_is_refused(site, images):
-    with pytest.raises(CacheError, match="is no cache"):
-        again(site, images)
+def test_another_fingerprint_or_a_missing_cache_is_refused(site, images):
+    with pytest.raises(CacheError, match="is not a cache"):
+        recompute_images(site, images)
     site.build(images)
     mine = site.fingerprint
     site.use("bfloat16")
     theirs, site.fingerprint = site.fingerprint, mine
     with pytest.raises(CacheMismatch, match="dtype"):
-        again(site, images, fingerprint=theirs)
+        recompute_images(site, images, fingerprint=theirs)
 
 
-def test_none_of_the_images_there_compares_none(site, images):
+def test_no_image_is_compared_if_the_cache_has_none(site, images):
     site.build(images)
     (site.path / "new").mkdir()
-    report = again(site, site.index(site.noise("new/x.png", 77)))
+    report = recompute_images(site, site.index(site.noise("new/x.png", 77)))
     assert (report.num_compared, report.worst_image, report.problems) == (0, "", [])
-    assert "no image compared, the cache has none of the run's; make them with: lookonce cache build" in report.text()
+    assert "no image compared, the cache has none of the run's; encode them with: lookonce cache build" in report.text()
     assert "equal" not in report.text()
 
 
-def test_where_all_images_are_skipped_nothing_is_said_of_the_cache(site, images):
+def test_the_text_when_all_images_are_skipped(site, images):
     site.build(images)
     for path in images.path_of.values():
         path.unlink()
-    report = again(site, images)
+    report = recompute_images(site, images)
     assert (report.num_compared, report.num_skipped) == (0, 8)
     assert "no image compared, 8 skipped (file gone or changed)" in report.text() and "equal" not in report.text()
 
 
-def test_errors_are_lengths_of_differences_over_lengths():
+def test_errors_are_norms_of_differences_over_norms():
     expected = torch.tensor([[[3.0, 0.0], [0.0, 0.0]], [[0.0, 4.0], [0.0, 0.0]]])  # two tokens, two levels
     found = expected + torch.tensor([[[0.0, 0.5], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
     assert relative_errors(found, expected) == [pytest.approx(0.1), 0.0]

@@ -1,4 +1,4 @@
-"""Show: an image by its file, its key or the beginning of one, and what its features are now and were then."""
+"""Show: an image is found by file, key or first digits, and shown with statistics of then and now."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def cache(site, images):
 
 
 @pytest.mark.parametrize("digits", [64, 40, 16, 12, 4])
-def test_an_image_is_found_by_its_key_and_the_beginning_of_one(cache, images, digits):
+def test_an_image_is_found_by_its_key_and_by_first_digits(cache, images, digits):
     for key in images.path_of:
         assert show(cache, key[:digits]).key == show(cache, key[:digits].upper()).key == key
 
 
-def test_an_image_is_found_by_its_file_also_when_that_is_elsewhere_or_gone(cache, images, tmp_path, monkeypatch):
+def test_an_image_is_found_by_its_file_even_if_that_was_copied_or_is_gone(cache, images, tmp_path, monkeypatch):
     path, key = next(iter(images.key_of.items()))
     (tmp_path / "other").mkdir()
     shutil.copy(path, tmp_path / "other" / "copy.png")
@@ -41,7 +41,7 @@ def test_an_image_is_found_by_its_file_also_when_that_is_elsewhere_or_gone(cache
     assert {show(cache, name).key for name in (str(path), path.name, f"{path.parent.name}/{path.name}")} == {key}
 
 
-def test_a_sound_image_has_the_statistics_that_it_had_when_it_was_made(cache, images):
+def test_an_intact_image_has_the_statistics_of_its_receipt(cache, images):
     for path, key in images.key_of.items():
         report = show(cache, key)
         shard, entry = cache.entry(key)
@@ -55,7 +55,7 @@ def test_a_sound_image_has_the_statistics_that_it_had_when_it_was_made(cache, im
         json.dumps(asdict(report), default=str)
 
 
-def test_a_damaged_image_is_told_and_shown_as_it_is(cache, images):
+def test_a_damaged_image_is_reported_and_shown_as_it_is(cache, images):
     key = next(iter(images.path_of))
     shard, entry = cache.entry(key)
     content = bytearray(shard_path(cache.folder, shard).read_bytes())
@@ -66,7 +66,7 @@ def test_a_damaged_image_is_told_and_shown_as_it_is(cache, images):
     assert report.levels[0].error > 1e-3
 
 
-def test_what_was_not_stored_is_unknown(cache, images):
+def test_statistics_that_the_receipt_lacks_are_unknown(cache, images):
     key = next(iter(images.path_of))
     shard, entry = cache.entry(key)
     receipt = read_receipt(cache.folder, shard)
@@ -78,7 +78,7 @@ def test_what_was_not_stored_is_unknown(cache, images):
 
 def test_a_quarantined_image_is_shown_with_its_reason(cache, site):
     report = show(cache, str(site.path / "bad.png"))
-    assert report.state == "quarantined" and "of no known image format" in report.reason
+    assert report.state == "quarantined" and "unknown image format" in report.reason
     assert show(cache, report.key[:8]) == report and report.reason in report.text()
 
 
@@ -93,13 +93,13 @@ def test_several_candidates_are_listed_with_their_files(cache):
     keys = ["ab" * 32, "ab" * 31 + "cd"]
     shard = Shard("shard-00099", tuple(PlannedImage(key, 1, (f"{key[-2:]}.png",)) for key in keys))
     extend_plan(cache.folder, read_plan(cache.folder), [shard])
-    with pytest.raises(UsageError, match="may be any of 2 images; give more of it") as caught:
+    with pytest.raises(UsageError, match="matches 2 images; give more of the name or key") as caught:
         show(cache, "abab")
     assert all(f"{key}  {key[-2:]}.png" in str(caught.value) for key in keys)
     assert show(cache, keys[0]).key == keys[0]
 
 
-def test_a_name_that_several_files_end_in_is_ambiguous(cache):
+def test_a_name_in_which_several_paths_end_is_ambiguous(cache):
     images = tuple(PlannedImage(digit * 64, 1, (f"{digit}/frame.png",)) for digit in "12")
     extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", images)])
     with pytest.raises(UsageError, match="2 images"):
@@ -107,7 +107,7 @@ def test_a_name_that_several_files_end_in_is_ambiguous(cache):
     assert show(cache, "1/frame.png").key == "1" * 64
 
 
-def test_many_candidates_are_cut_short(cache):
+def test_only_the_first_candidates_are_listed(cache):
     images = tuple(PlannedImage(f"abcd{number:060d}", 1, ()) for number in range(15))
     extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", images)])
     with pytest.raises(UsageError, match="and 5 more"):
@@ -115,20 +115,20 @@ def test_many_candidates_are_cut_short(cache):
 
 
 @pytest.mark.parametrize("name", ["0" * 64, "0" * 8, "abc", "nothing.png", "a/b/c.png", "", "zz", "archive.tar/x.png"])
-def test_what_means_no_image_is_refused(cache, name, tmp_path, monkeypatch):
+def test_an_unknown_image_is_refused(cache, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="knows no image"):
         show(cache, name)
 
 
-def test_a_file_that_changed_is_told_from_what_it_was(cache, site, images):
+def test_a_changed_file_is_reported_with_its_former_key(cache, site, images):
     path, key = next(iter(images.key_of.items()))
     site.noise(path.name, seed=99)
-    with pytest.raises(UsageError, match=f"when it was planned the file was image {key}; encode it with"):
+    with pytest.raises(UsageError, match=f"the file was image {key} when it was planned; encode it with"):
         show(cache, str(path))
 
 
-def test_without_a_plan_files_are_unknown_and_images_are_found(cache, images):
+def test_images_are_found_without_a_plan_but_their_files_are_unknown(cache, images):
     (cache.folder / PLAN).unlink()
     assert show(cache, next(iter(images.path_of))).files == []
 

@@ -1,4 +1,4 @@
-"""Stage: what is copied is what was written, to the last byte; it resumes, is shared, and leaves the source alone."""
+"""Staging: an exact copy of a cache, which can be interrupted and shared, and never changes the source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flip(path: Path, at: int = -1) -> None:
     path.write_bytes(data)
 
 
-def test_what_is_staged_is_the_same_cache_and_the_source_is_as_it_was(site, source, tmp_path):
+def test_a_staged_cache_equals_its_source_which_is_not_changed(site, source, tmp_path):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in source.rglob("*")}
     report = stage(source, tmp_path / "local")
     assert report.folder == tmp_path / "local" / source.name
@@ -83,7 +83,7 @@ def test_staging_again_copies_nothing(source, tmp_path):
     ],
     ids=["no shard", "no receipt", "another receipt", "another size"],
 )
-def test_only_what_is_not_there_is_copied_again(source, tmp_path, damage):
+def test_only_missing_shards_are_copied_again(source, tmp_path, damage):
     folder = stage(source, tmp_path / "local").folder
     before = {path: stamp for path, stamp in stamps(folder).items() if "shard-00001" not in path.name}
     damage(folder)
@@ -93,7 +93,7 @@ def test_only_what_is_not_there_is_copied_again(source, tmp_path, damage):
     assert features(folder) == features(source)
 
 
-def test_verify_finds_what_has_changed_on_this_disk_and_copies_it_again(source, tmp_path):
+def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path):
     folder = stage(source, tmp_path / "local").folder
     flip(shard_path(folder, "shard-00001"))
     assert stage(source, tmp_path / "local").num_copied == 0
@@ -102,7 +102,7 @@ def test_verify_finds_what_has_changed_on_this_disk_and_copies_it_again(source, 
 
 
 @pytest.mark.parametrize("at", [-1, 100, 5000], ids=["image", "header", "header's blanks"])
-def test_damage_in_the_source_is_told_and_not_copied(source, tmp_path, at):
+def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at):
     flip(shard_path(source, "shard-00001"), at)
     report = stage(source, tmp_path / "local")
     assert {problem.shard for problem in report.problems} == {"shard-00001"}
@@ -113,7 +113,7 @@ def test_damage_in_the_source_is_told_and_not_copied(source, tmp_path, at):
     assert not list(report.folder.rglob(f"*{TEMPORARY_MARK}*"))
 
 
-def test_a_shard_that_the_source_lost_is_told(source, tmp_path):
+def test_a_shard_that_the_source_lost_is_reported(source, tmp_path):
     shard_path(source, "shard-00001").unlink()
     [problem] = stage(source, tmp_path / "local").problems
     assert "is missing" in problem.what
@@ -125,7 +125,7 @@ def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path):
         stage(source, tmp_path / "local")
 
 
-def test_where_there_is_nothing_to_stage_nothing_is_written(source, tmp_path):
+def test_without_a_shard_to_stage_nothing_is_written(source, tmp_path):
     with pytest.raises(CacheError, match="has none of the images asked for, .* lookonce cache build RUN.yaml"):
         stage(source, tmp_path / "local", ["f" * 64])
     shutil.rmtree(source / "receipts")
@@ -146,7 +146,7 @@ def test_with_keys_only_their_shards_are_copied_and_more_can_follow(source, tmp_
     assert features(report.folder) == features(source)
 
 
-def test_find_staged_gives_the_copy_if_it_has_all_keys_and_is_sound(site, source, tmp_path, images):
+def test_find_staged_opens_the_copy_if_it_has_all_keys_and_shards(site, source, tmp_path, images):
     local, keys = tmp_path / "local", list(images.path_of)
     assert find_staged(local, site.fingerprint, keys) is None
     stage(source, local, keys[:1])
@@ -161,14 +161,14 @@ def test_find_staged_gives_the_copy_if_it_has_all_keys_and_is_sound(site, source
     assert find_staged(local, site.fingerprint, keys) is None
 
 
-def test_where_there_is_no_room_nothing_is_begun(source, tmp_path, monkeypatch):
+def test_without_room_nothing_is_written(source, tmp_path, monkeypatch):
     monkeypatch.setattr("lookonce.disk_space.free_bytes", lambda folder: 1000)
     with pytest.raises(DiskFull, match="missing"):
         stage(source, tmp_path / "local")
     assert not (tmp_path / "local").exists()
 
 
-def test_a_disk_that_runs_full_ends_the_staging_with_what_is_missing(source, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_staging_which_can_be_resumed(source, tmp_path, monkeypatch):
     def full(descriptor: int, piece: memoryview, offset: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -193,17 +193,17 @@ def test_another_cache_of_the_same_name_is_refused(source, tmp_path):
 
 
 def test_a_cache_is_not_staged_onto_itself(source):
-    with pytest.raises(CacheError, match="already; name another folder"):
+    with pytest.raises(CacheError, match="is already in .*; name another folder"):
         stage(source, source.parent)
 
 
-def test_what_is_no_cache_is_refused(tmp_path):
-    with pytest.raises(CacheError, match="is no cache"):
+def test_a_folder_that_is_not_a_cache_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="is not a cache"):
         stage(tmp_path, tmp_path / "local")
 
 
-def test_a_source_where_nobody_may_write_is_read(source, tmp_path, monkeypatch):
-    """Root may write everywhere, so opening for writing is what is forbidden here."""
+def test_a_read_only_source_can_be_staged(source, tmp_path, monkeypatch):
+    """Root may write everywhere, so the test forbids opening files of the source for writing."""
     really_open = os.open
 
     def guarded(path, flags, *args, **kwargs):
@@ -228,7 +228,7 @@ def test_a_shard_that_another_process_copies_is_waited_for(source, tmp_path, mon
         def sleep(seconds: float) -> None:
             nonlocal waits
             waits += 1
-            if waits == 3:  # the other is done
+            if waits == 3:  # the other process has finished
                 for name in ("shards/shard-00001.safetensors", "receipts/shard-00001.json"):
                     (folder / name).write_bytes(complete[name])
                 claims.release(claim)
@@ -239,7 +239,7 @@ def test_a_shard_that_another_process_copies_is_waited_for(source, tmp_path, mon
     assert features(folder) == features(source)
 
 
-# Python 3.12 warns of forking with threads about; torch has some, and the children only copy.
+# Python 3.12 warns when a process with threads forks. Torch has threads; the children only copy files.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_several_processes_stage_together(source, tmp_path):
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""The fast tower gives what the stock one gives, for images of mixed size at once."""
+"""The fast tower computes what the stock one does, for a batch of images of different sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_by_one(tower: Tower, patches: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_several_images_at_once_give_what_the_stock_tower_gives_for_each(model_folder, dtype, tolerance):
+def test_a_tower_batch_gives_the_features_of_each_image_alone(model_folder, dtype, tolerance):
     patches = patches_of(GRIDS)
     expected = one_by_one(Tower(model_folder, dtype), patches).float()
     fast = Tower(model_folder, dtype, fast=True)
@@ -44,10 +44,10 @@ def test_the_fast_tower_has_the_weights_of_the_stock_one_under_the_same_names(mo
     assert all(torch.equal(fast[name], stock[name]) for name in stock)
 
 
-def test_on_a_cpu_the_tower_is_the_stock_one_and_images_go_alone(model_folder):
+def test_on_a_cpu_the_tower_is_the_stock_one_and_each_image_is_a_batch(model_folder):
     tower = Tower(model_folder, torch.float32)
     assert not isinstance(tower._run, FastTower)
-    assert tower.tokens_per_forward == 1
+    assert tower.tokens_per_tower_batch == 1
 
 
 def test_attention_stays_within_an_image():
@@ -60,7 +60,7 @@ def test_attention_stays_within_an_image():
     assert not torch.equal(attend_by_size(query, key, other, lengths)[3:], whole[3:])
 
 
-def test_operations_are_counted_as_the_layers_have_them(model_folder):
+def test_flops_are_those_of_the_layers(model_folder):
     tower = Tower(model_folder, torch.float32)
     linears = sum(weight.numel() for name, weight in tower.module.named_parameters() if name.endswith("weight"))
     other = sum(
@@ -83,9 +83,9 @@ def test_operations_are_counted_as_the_layers_have_them(model_folder):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 1e-3)])
-def test_on_a_gpu_several_images_at_once_give_what_the_stock_tower_gives_for_each(model_folder, dtype, tolerance):
+def test_on_a_gpu_a_tower_batch_gives_the_features_of_each_image_alone(model_folder, dtype, tolerance):
     patches = patches_of(GRIDS).cuda()
     expected = one_by_one(Tower(model_folder, torch.float32, "cuda", fast=False), patches)
     fast = Tower(model_folder, dtype, "cuda")

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: the tower's tensors however they are filed, and clear errors for what is no checkpoint."""
+"""Opening a model folder: the tower's tensors from any layout of files, and clear errors for other folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT_ONLY = {
 
 @pytest.fixture
 def model(sample: Path, tmp_path: Path) -> Path:
-    """A copy of the sample's model, to be changed."""
+    """A copy of the sample's model that tests may change."""
     return Path(shutil.copytree(sample / "model", tmp_path / "model"))
 
 
@@ -47,7 +47,7 @@ def test_the_towers_tensors_are_all_there_in_order_of_their_names(sample):
     assert same(found, expected)
 
 
-def test_a_checkpoint_knows_its_vision_configuration(sample):
+def test_a_model_folder_has_a_vision_configuration(sample):
     model_folder = ModelFolder.open(str(sample / "model"))
     assert model_folder.folder == sample / "model"
     assert model_folder.vision_config.deepstack_visual_indexes == [0, 1, 2]
@@ -112,15 +112,15 @@ def drop_tower(model: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(remove("config.json"), "is no model folder", id="no config"),
-        pytest.param(write("config.json", "{"), "is no model folder", id="config not JSON"),
+        pytest.param(remove("config.json"), "is not a model folder", id="no config"),
+        pytest.param(write("config.json", "{"), "is not a model folder", id="config not JSON"),
         pytest.param(write("config.json", '{"model_type": "unheard-of"}'), "unheard-of", id="unknown model type"),
         pytest.param(remove("model.safetensors"), "holds neither .*index.json nor model.safetensors", id="no weights"),
-        pytest.param(truncate, "can not read .*model.safetensors: .*download it again", id="truncated weights"),
-        pytest.param(write("model.safetensors", ""), "can not read .*model.safetensors", id="empty weights"),
+        pytest.param(truncate, "cannot read .*model.safetensors: .*download it again", id="truncated weights"),
+        pytest.param(write("model.safetensors", ""), "cannot read .*model.safetensors", id="empty weights"),
         pytest.param(
             write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
-            "can not read .*model.safetensors",
+            "cannot read .*model.safetensors",
             id="LFS pointer",
         ),
         pytest.param(make_text_only, "no vision tower .model type 'qwen3'.*Qwen3-VL checkpoint", id="text-only model"),
@@ -128,7 +128,7 @@ def drop_tower(model: Path) -> None:
         pytest.param(write("config.json", json.dumps(TEXT_ONLY)), "no vision tower", id="no vision configuration"),
     ],
 )
-def test_a_folder_that_is_no_checkpoint_is_refused_by_name(model, damage, message):
+def test_a_folder_without_a_usable_model_is_refused_by_name(model, damage, message):
     damage(model)
     with pytest.raises(ModelError, match=message) as caught:
         ModelFolder.open(str(model))
@@ -148,12 +148,12 @@ def test_an_absent_folder_is_refused_by_its_whole_path(tmp_path):
         ModelFolder.open(str(tmp_path / "absent"))
 
 
-def test_a_file_in_the_folders_place_is_refused(model):
+def test_a_file_instead_of_a_folder_is_refused(model):
     with pytest.raises(ModelError, match="no model folder at"):
         ModelFolder.open(str(model / "config.json"))
 
 
-def test_a_hub_model_that_can_not_be_had_is_refused_with_the_way_to_get_it(tmp_path, monkeypatch):
+def test_a_hub_model_that_is_unavailable_is_refused_with_the_command_to_fetch_it(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="owner/name at its newest .*offline.*run: lookonce fetch RUN.yaml"):
@@ -174,9 +174,9 @@ def test_a_tower_that_does_not_fit_its_configuration_is_refused_by_tensor(model,
 
 
 @pytest.mark.parametrize("name", ["./model", "../model", "a--b/c", "-a/b", "a/b.", "a/b/c", "model"])
-def test_a_folder_that_is_not_there_is_told(tmp_path, monkeypatch, name):
+def test_a_missing_folder_is_reported(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="no model folder at|neither a folder here nor a model"):
+    with pytest.raises(ModelError, match="no model folder at|neither a folder here nor available"):
         ModelFolder.open(name)
 
 
@@ -191,12 +191,12 @@ def test_a_broken_index_is_refused_by_name(model, content):
 @pytest.mark.parametrize(
     "damage", [lambda path: None, lambda path: path.write_text("broken")], ids=["missing", "broken"]
 )
-def test_a_missing_or_broken_part_is_refused_by_name(model, damage):
+def test_a_missing_or_broken_weights_file_is_refused_by_name(model, damage):
     names = load_file(model / "model.safetensors")
     index = {"weight_map": dict.fromkeys(names, "part-1.safetensors")}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     damage(model / "part-1.safetensors")
-    with pytest.raises(ModelError, match="can not read .*part-1.safetensors: .*download it again"):
+    with pytest.raises(ModelError, match="cannot read .*part-1.safetensors: .*download it again"):
         list(ModelFolder.open(str(model)).tower_tensors())
 
 

@@ -1,4 +1,4 @@
-"""Who is dead: a process that has ended, at once; one that is silent, after a while by the clock of the disk."""
+"""Dead claims: of an ended process at once, of a silent one after a while by the clock of the disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ time.sleep(600)
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the claim of `SHARD`."""
+    """Another process that holds the claim of `SHARD`."""
     command = [sys.executable, "-c", CHILD, str(tmp_path), SHARD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "True\n"
@@ -60,74 +60,72 @@ def test_the_claim_of_a_killed_process_is_taken_at_once(
 
 
 def test_a_stopped_process_keeps_its_claim_until_it_expires(
-    take, child: subprocess.Popen[str], claim_file: Path, put_back
+    take, child: subprocess.Popen[str], claim_file: Path, backdate
 ) -> None:
     child.send_signal(signal.SIGSTOP)
     assert take() is None
-    put_back(claim_file, EXPIRY_S + 1)
+    backdate(claim_file, EXPIRY_S + 1)
     assert take()
 
 
-def test_a_number_that_another_process_has_got_is_not_the_one_that_claimed(take) -> None:
+def test_a_reused_process_id_does_not_keep_a_claim_alive(take) -> None:
     before = take(replace(ME, born=ME.born - 60))
     after = take()
     assert before and after
     assert (before.is_held(), after.is_held()) == (False, True)
 
 
-def test_a_process_of_another_machine_is_not_looked_for_here(take) -> None:
-    nobody = 2**22 + 1  # above the highest number that Linux gives
-    assert take(replace(ME, machine="another", pid=nobody))
+def test_processes_of_other_machines_are_not_looked_up_here(take) -> None:
+    unused = 2**22 + 1  # above the highest process id of Linux
+    assert take(replace(ME, machine="another", pid=unused))
     assert take() is None
 
 
-def test_a_worker_lives_on_when_the_clock_of_its_machine_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_the_clock_of_a_machine_does_not_kill_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, boot_time = Worker.this_process(), psutil.boot_time()
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
     assert psutil.boot_time() == boot_time + 3600
     assert not worker.is_gone()
 
 
-# Time is that of the disk.
+# Ages are by the clock of the disk.
 
 
 @pytest.mark.parametrize(("silent_s", "is_taken"), [(-1000, False), (EXPIRY_S - 5, False), (EXPIRY_S + 1, True)])
-def test_a_claim_expires_when_it_was_silent_for_long(
-    take, claim_file: Path, silent_s: float, is_taken: bool, put_back
-) -> None:
+def test_a_claim_without_a_heartbeat_expires(take, claim_file: Path, silent_s: float, is_taken: bool, backdate) -> None:
     held = take()
-    put_back(claim_file, silent_s)
+    backdate(claim_file, silent_s)
     assert bool(take()) == is_taken
     assert held and held.is_held() != is_taken
 
 
 def test_the_clock_of_this_machine_does_not_matter(
-    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch, put_back
+    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch, backdate
 ) -> None:
     held = take()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 10 * EXPIRY_S)
     assert held and take() is None and age(claim_file) < 5
-    put_back(claim_file, EXPIRY_S + 1)
+    backdate(claim_file, EXPIRY_S + 1)
     monkeypatch.setattr(time, "time", lambda: now - 10 * EXPIRY_S)
     assert take()
 
 
-def test_age_is_told_in_the_seconds_of_the_disk_and_leaves_nothing(tmp_path: Path, put_back) -> None:
+def test_age_is_by_the_clock_of_the_disk_and_leaves_no_file(tmp_path: Path, backdate) -> None:
     file = tmp_path / "file"
     file.touch()
-    put_back(file, 100)
+    backdate(file, 100)
     assert 100 <= age(file) < 105
     assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_in_a_folder_that_may_only_be_read_age_is_told_by_this_machines_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, put_back
+def test_in_a_read_only_folder_age_is_by_the_clock_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, backdate
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    put_back(file, 100)
+    backdate(file, 100)
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(error, os.strerror(error))
@@ -136,32 +134,32 @@ def test_in_a_folder_that_may_only_be_read_age_is_told_by_this_machines_clock(
     assert 100 <= age(file) < 105
 
 
-def test_a_heart_that_beats_touches_the_file_and_says_how_far_it_is(tmp_path: Path, claim_file: Path, put_back) -> None:
+def test_a_heartbeat_rewrites_the_claim_with_its_progress(tmp_path: Path, claim_file: Path, backdate) -> None:
     with Claims(tmp_path, ME, expiry_s=0.45) as mine:  # beats every 0.05 s
         claim = mine.take(SHARD, 5)
         assert claim
         claim.update("encoding", 4)
-        put_back(claim_file, 100)
+        backdate(claim_file, 100)
         wait_until(lambda: age(claim_file) < 1)
         assert (found := read_work(claim_file)) and (found.phase, found.num_done) == ("encoding", 4)
         first = claim_file.stat().st_mtime_ns
         wait_until(lambda: claim_file.stat().st_mtime_ns > first)
 
 
-def test_a_worker_that_gets_nowhere_is_heard_no_more(
+def test_a_worker_without_progress_sends_no_heartbeat(
     tmp_path: Path, claim_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "STANDSTILL_S", 0.2)
+    monkeypatch.setattr(claims, "HANG_S", 0.2)
     with Claims(tmp_path, ME, expiry_s=0.9) as mine:  # beats every 0.1 s
         claim = mine.take(SHARD, 5)
         assert claim
         wait_until(lambda: is_dead(claim_file, 0.9))
-        claim.update("encoding", 1)  # on it goes
+        claim.update("encoding", 1)  # progress again
         wait_until(lambda: not is_dead(claim_file, 0.9))
 
 
-def test_a_beat_that_the_disk_refuses_is_not_the_last(
-    tmp_path: Path, claim_file: Path, monkeypatch: pytest.MonkeyPatch, put_back
+def test_heartbeats_continue_after_one_that_the_disk_refused(
+    tmp_path: Path, claim_file: Path, monkeypatch: pytest.MonkeyPatch, backdate
 ) -> None:
     refused = []
 
@@ -175,7 +173,7 @@ def test_a_beat_that_the_disk_refuses_is_not_the_last(
         with monkeypatch.context() as full:
             full.setattr(os, "pwrite", refuse)
             wait_until(lambda: len(refused) > 2)
-        put_back(claim_file, 100)
+        backdate(claim_file, 100)
         wait_until(lambda: age(claim_file) < 1)
 
 

@@ -1,4 +1,4 @@
-"""Claims: a shard is one worker's as long as it lives; who loses it notices and harms nobody."""
+"""Claims: a shard belongs to one living worker; a worker that lost its claim notices and disturbs no other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.store import claims
-from lookonce.cache.store.claims import Claims, Work, Worker, read_work, works
+from lookonce.cache.store.claims import Claims, Work, Worker, claimed_work, read_work
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
 ME = Worker.this_process("1/4")
 
 
-# Who gets a shard.
+# Taking a claim.
 
 
-def test_of_many_who_want_a_shard_one_gets_it(tmp_path: Path) -> None:
+def test_exactly_one_of_many_workers_gets_a_shard(tmp_path: Path) -> None:
     shards, barrier = [f"shard-{number:05d}" for number in range(40)], threading.Barrier(8)
 
     def work(number):
@@ -48,17 +48,17 @@ def test_a_living_claim_is_not_taken(take) -> None:
     assert held.is_held()
 
 
-def test_a_claim_that_was_released_is_free_again(tmp_path: Path, claim_file: Path) -> None:
+def test_a_released_claim_can_be_taken_again(tmp_path: Path, claim_file: Path) -> None:
     with Claims(tmp_path, ME) as mine:
         claim = mine.take(SHARD, 1)
         assert claim
         mine.release(claim)
         assert not claim_file.exists()
         assert mine.take(SHARD, 1)
-    assert not claim_file.exists()  # leaving gives back what was not released
+    assert not claim_file.exists()  # leaving the context releases all claims
 
 
-def test_a_claim_says_who_has_what_in_work(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_names_worker_shard_and_progress(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "4", "RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     claim = take(Worker.this_process("4/16"))
@@ -95,10 +95,10 @@ def test_a_worker_knows_its_slurm_job(
 
 
 def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone(
-    take, claim_file: Path, put_back
+    take, claim_file: Path, backdate
 ) -> None:
     asleep = take()
-    put_back(claim_file, EXPIRY_S + 1)
+    backdate(claim_file, EXPIRY_S + 1)
     other = take(replace(ME, name="other"))
     assert asleep and other and not asleep.is_held()
     asleep.update("encoding", 4)
@@ -112,7 +112,7 @@ def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone
     assert not claim_file.exists()
 
 
-def test_a_claim_that_somebody_removed_is_lost_and_released_without_a_word(take, claim_file: Path) -> None:
+def test_a_claim_that_was_removed_is_lost_and_can_be_released(take, claim_file: Path) -> None:
     claim = take()
     claim_file.unlink()
     assert claim and not claim.is_held()
@@ -124,14 +124,14 @@ def write_dead(path: Path) -> None:
     path.write_text(json.dumps(asdict(Work(path.stem, replace(ME, born=0.0)))))
 
 
-def test_a_living_claim_is_not_buried_though_it_is_the_same_inode_as_the_dead_one(
+def test_a_living_claim_is_not_removed_even_if_it_reuses_the_inode_of_the_dead_one(
     tmp_path: Path, take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inodes are used again: between a worker's look at a dead claim and its burial, another may have taken over."""
+    """Between a worker's check of a dead claim and its removal, another may take over, with the same inode."""
     write_dead(claim_file)
     inode, living = claim_file.stat().st_ino, []
 
-    def look_and_be_slow(path: Path, expiry_s: float) -> bool:
+    def check_slowly(path: Path, expiry_s: float) -> bool:
         for number in range(100):
             path.unlink()
             claim = take(replace(ME, name="faster"))
@@ -141,15 +141,15 @@ def test_a_living_claim_is_not_buried_though_it_is_the_same_inode_as_the_dead_on
             claim.release()
             (tmp_path / f"spare-{number}").touch()
             path.touch()
-        pytest.skip("this file system does not use inodes again")
+        pytest.skip("this filesystem does not reuse inodes")
 
     with monkeypatch.context() as slow:
-        slow.setattr(claims, "is_dead", look_and_be_slow)
+        slow.setattr(claims, "is_dead", check_slowly)
         assert Claims(tmp_path, ME).take(SHARD, 5) is None
     assert living[-1].is_held()
 
 
-def test_a_grave_that_another_cleared_away_is_no_matter(
+def test_a_dead_claim_that_another_worker_removes_first_is_taken_over(
     take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_dead(claim_file)
@@ -175,7 +175,7 @@ print(json.dumps([claim.work.shard for claim in taken if claim.is_held()]), flus
 """
 
 
-def test_of_many_who_bury_dead_claims_each_is_held_by_one_in_the_end(tmp_path: Path) -> None:
+def test_of_many_workers_that_take_over_dead_claims_one_holds_each(tmp_path: Path) -> None:
     num_claims, num_racers = 300, 6
     shards = [f"shard-{number:05d}" for number in range(num_claims)]
     for shard in shards:
@@ -200,24 +200,26 @@ def test_of_many_who_bury_dead_claims_each_is_held_by_one_in_the_end(tmp_path: P
     assert {shard: work and work.worker.pid for shard, work in found.items()} == holder_of
 
 
-# Claims that say nothing.
+# Unreadable claims.
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"shard": "a"}', '{"shard": "a", "worker": 7}', "\0" * 9])
-def test_a_claim_that_says_nothing_is_anothers_until_it_expires(
-    tmp_path: Path, take, claim_file: Path, content: str, put_back
+def test_an_unreadable_claim_counts_until_it_expires(
+    tmp_path: Path, take, claim_file: Path, content: str, backdate
 ) -> None:
     claim_file.parent.mkdir()
     claim_file.write_text(content)
     assert read_work(claim_file) is None
     assert take() is None
-    [(work, _, alive)] = works(tmp_path, EXPIRY_S)
+    [(work, _, alive)] = claimed_work(tmp_path, EXPIRY_S)
     assert (work.shard, work.worker.name, alive) == (SHARD, "unknown", True)
-    put_back(claim_file, EXPIRY_S + 1)
+    backdate(claim_file, EXPIRY_S + 1)
     assert take()
 
 
-def test_a_claim_that_could_not_be_written_is_no_claim(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_could_not_be_written_does_not_exist(
+    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -230,10 +232,8 @@ def test_a_claim_that_could_not_be_written_is_no_claim(take, claim_file: Path, m
     assert list(claim_file.parent.iterdir()) == [claim_file]
 
 
-def test_a_claim_is_never_there_without_its_holders_name(
-    take, claim_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whenever its holder is killed, others know at once that it is dead."""
+def test_a_claim_always_names_its_holder(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So other workers know at once that a claim is dead, whenever its holder was killed."""
     seen = []
     for name in ("open", "pwrite", "fsync", "link"):
         real = getattr(os, name)
@@ -250,17 +250,17 @@ def test_a_claim_is_never_there_without_its_holders_name(
     assert len(seen) >= 8 and not any(seen)
 
 
-def test_works_lists_all_claims_and_whether_their_workers_live(tmp_path: Path, take, put_back) -> None:
+def test_all_claims_are_listed_with_whether_they_are_alive(tmp_path: Path, take, backdate) -> None:
     take(replace(ME, name="silent"), "shard-00002")
-    put_back(tmp_path / "claims" / "shard-00002.json", EXPIRY_S + 1)
+    backdate(tmp_path / "claims" / "shard-00002.json", EXPIRY_S + 1)
     take(replace(ME, name="dead", born=0.0), "shard-00001")
     take(ME, "shard-00000")
-    found = list(works(tmp_path, EXPIRY_S))
+    found = list(claimed_work(tmp_path, EXPIRY_S))
     assert [(work.shard, work.worker.name, alive) for work, _, alive in found] == [
         ("shard-00000", "1/4", True),
         ("shard-00001", "dead", False),
         ("shard-00002", "silent", False),
     ]
     assert [silent_s > EXPIRY_S for _, silent_s, _ in found] == [False, False, True]
-    assert list(works(tmp_path / "nowhere")) == []
+    assert list(claimed_work(tmp_path / "nowhere")) == []
     assert len(list((tmp_path / "claims").iterdir())) == 3

@@ -1,4 +1,4 @@
-"""The fingerprint: what changes features changes it, what does not leaves it alone."""
+"""The fingerprint changes with everything that changes features, and with nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
-from lookonce.run.inputs import Inputs
+from lookonce.run.inputs import RunInputs
 
 BY_HAND = Fingerprint(
     format_version=1,
@@ -30,7 +30,7 @@ BY_HAND = Fingerprint(
 )
 
 
-def take(model: Path, dtype: str = "float32", **pixels: int) -> Fingerprint:
+def fingerprint_of(model: Path, dtype: str = "float32", **pixels: int) -> Fingerprint:
     return Fingerprint.of(ModelFolder.open(str(model)), ImageProcessor(model, **pixels), dtype)
 
 
@@ -68,19 +68,19 @@ def change_language_model(tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.fixture
 def model(sample: Path, tmp_path: Path) -> Path:
-    """A copy of the sample's model, to be changed."""
+    """A copy of the sample's model that tests may change."""
     return Path(shutil.copytree(sample / "model", tmp_path / "model"))
 
 
 @pytest.fixture(scope="module")
 def original(sample: Path) -> Fingerprint:
-    return take(sample / "model")
+    return fingerprint_of(sample / "model")
 
 
 @pytest.mark.parametrize("change", [flip_a_bit, swap_two_tensors, store_as_bfloat16])
 def test_other_tower_tensors_give_another_fingerprint(model, original, change):
     rewrite_tensors(model, change)
-    changed = take(model)
+    changed = fingerprint_of(model)
     assert changed.folder_name != original.folder_name
     assert [name for name, _, _ in changed.differences(original)] == ["tower_sha256"]
 
@@ -95,7 +95,7 @@ def test_other_tower_tensors_give_another_fingerprint(model, original, change):
     ],
 )
 def test_other_options_give_another_fingerprint_and_name_the_field(sample, original, options, field, value):
-    changed = take(sample / "model", **options)
+    changed = fingerprint_of(sample / "model", **options)
     assert changed.folder_name != original.folder_name
     [(name, mine, theirs)] = changed.differences(original)
     assert (name, mine) == (field, value)
@@ -112,7 +112,7 @@ def test_another_processor_backend_gives_another_fingerprint(sample, original):
 
 def test_another_format_version_gives_another_fingerprint(sample, original, monkeypatch):
     monkeypatch.setattr("lookonce.cache.store.fingerprint.FORMAT_VERSION", FORMAT_VERSION + 1)
-    changed = take(sample / "model")
+    changed = fingerprint_of(sample / "model")
     assert changed.folder_name != original.folder_name
     assert changed.differences(original) == [("format_version", FORMAT_VERSION + 1, FORMAT_VERSION)]
 
@@ -129,7 +129,7 @@ def test_another_format_version_gives_another_fingerprint(sample, original, monk
 )
 def test_other_settings_in_the_folder_give_another_fingerprint(model, original, file, section, key, value, field):
     rewrite_json(model / file, lambda content: (content[section] if section else content).update({key: value}))
-    changed = take(model)
+    changed = fingerprint_of(model)
     assert changed.sha256 != original.sha256
     assert [name for name, _, _ in changed.differences(original)] == [field]
 
@@ -137,17 +137,17 @@ def test_other_settings_in_the_folder_give_another_fingerprint(model, original, 
 def test_other_deepstack_levels_give_another_fingerprint(model, original):
     indexes = {"deepstack_visual_indexes": [0, 1]}
     rewrite_json(model / "config.json", lambda config: config["vision_config"].update(indexes))
-    named = [name for name, _, _ in take(model).differences(original)]
+    named = [name for name, _, _ in fingerprint_of(model).differences(original)]
     assert named == ["num_levels", "tower_config.deepstack_visual_indexes"]
 
 
-@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("position", [0, -1])
 @pytest.mark.parametrize("bit", [0, 31])
-def test_a_single_bit_of_any_tower_tensor_matters(sample, place, bit):
+def test_a_single_bit_of_any_tower_tensor_matters(sample, position, bit):
     tensors = dict(ModelFolder.open(str(sample / "model")).tower_tensors())
     hashes = {hash_tensors(iter(tensors.items()))}
     for tensor in tensors.values():
-        number = tensor.view(-1).view(torch.int32)[place : place + 1 or None]
+        number = tensor.view(-1).view(torch.int32)[position : position + 1 or None]
         number ^= torch.tensor([1 << bit], dtype=torch.int64).int()
         hashes.add(hash_tensors(iter(tensors.items())))
     assert len(hashes) == 1 + len(tensors)
@@ -155,11 +155,11 @@ def test_a_single_bit_of_any_tower_tensor_matters(sample, place, bit):
 
 def test_language_model_weights_do_not_matter(model, original):
     rewrite_tensors(model, change_language_model)
-    assert take(model).sha256 == original.sha256
+    assert fingerprint_of(model).sha256 == original.sha256
 
 
 def test_the_folder_does_not_matter(model, original):
-    assert take(model.rename(model.with_name("elsewhere"))).sha256 == original.sha256
+    assert fingerprint_of(model.rename(model.with_name("elsewhere"))).sha256 == original.sha256
 
 
 def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, original):
@@ -169,7 +169,9 @@ def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, origi
         record["turns"][0]["question"] = "Another question?"
     shutil.copytree(sample / "images", tmp_path / "images")
     (tmp_path / "changed.jsonl").write_text("\n".join(map(json.dumps, reversed(changed))))
-    inputs = Inputs.open(make_run(data={split: str(tmp_path / "changed.jsonl") for split in ("train", "val", "test")}))
+    inputs = RunInputs.open(
+        make_run(data={split: str(tmp_path / "changed.jsonl") for split in ("train", "val", "test")})
+    )
     assert inputs.fingerprint == original
     assert inputs.cache_folder.name == original.folder_name
 
@@ -182,7 +184,7 @@ def test_splitting_the_checkpoint_into_files_does_not_matter(model, original, nu
         save_file({name: tensor for name, tensor in tensors.items() if file_of[name] == file}, model / file)
     (model / "model.safetensors").unlink()
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
-    assert take(model).sha256 == original.sha256
+    assert fingerprint_of(model).sha256 == original.sha256
 
 
 @pytest.mark.parametrize(
@@ -195,10 +197,10 @@ def test_splitting_the_checkpoint_into_files_does_not_matter(model, original, nu
 )
 def test_configuration_that_does_not_reach_the_tower_does_not_matter(model, original, section, key, value):
     rewrite_json(model / "config.json", lambda config: config[section].update({key: value}))
-    assert take(model).sha256 == original.sha256
+    assert fingerprint_of(model).sha256 == original.sha256
 
 
-def test_a_fingerprint_survives_json(original):
+def test_a_fingerprint_is_the_same_after_a_round_trip_through_json(original):
     back = Fingerprint.from_json(json.loads(json.dumps(original.to_json())))
     assert back == original
     assert back.sha256 == original.sha256
@@ -218,14 +220,14 @@ def test_differences_name_the_dotted_field_and_both_values():
     assert BY_HAND.differences(BY_HAND) == []
 
 
-def test_the_hash_of_a_fingerprint_is_computed_as_it_always_was():
+def test_the_hash_of_a_fingerprint_does_not_drift():
     assert BY_HAND.sha256 == "c9e7f9a0e781d6a62547df98813b6ac28e417fce004305c55be6d58888cbd0d1"
     assert BY_HAND.folder_name == "c9e7f9a0e781d6a6" == BY_HAND.sha256[:FOLDER_DIGITS]
     shuffled = replace(BY_HAND, tower_config=dict(reversed(BY_HAND.tower_config.items())))
     assert shuffled.sha256 == BY_HAND.sha256
 
 
-def test_the_hash_of_tensors_is_computed_as_it_always_was():
+def test_the_hash_of_tensors_does_not_drift():
     tensors = {
         "a.weight": torch.tensor([[1.0, -2.0]]),
         "a.bias": torch.tensor([1.0, -2.0], dtype=torch.bfloat16),
@@ -248,6 +250,6 @@ def test_sizes_follow_from_the_fingerprint(dtype, expected):
     assert fingerprint.storage is STORAGE[dtype]
 
 
-def test_an_unknown_dtype_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="'float16' is none of bfloat16, float32, fp8_e4m3"):
+def test_an_unknown_dtype_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'float16' is not one of bfloat16, float32, fp8_e4m3"):
         Fingerprint.from_json(BY_HAND.to_json() | {"dtype": "float16"})

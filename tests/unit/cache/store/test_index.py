@@ -1,10 +1,9 @@
-"""The index: what the receipts say of each image, and nothing else; one that does not fit them is not used."""
+"""The index holds exactly the images of the receipts."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lookonce.cache.store import receipts
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
-from lookonce.cache.store.receipts import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
+from lookonce.cache.store.receipts import Entry, Failure, Receipt, receipt_path, to_text
 from lookonce.errors import CacheCorrupt
 from lookonce.files import hash_file
 
@@ -28,7 +26,7 @@ def key_of(number: int) -> str:
 
 
 def entry_of(number: int) -> Entry:
-    """Different for each image in every field, as large as the fields may be."""
+    """Different for each image in every field, and nearly as large as the fields may be."""
     return Entry(
         offset=2**45 + number,
         size_bytes=2**33 + number,
@@ -86,7 +84,7 @@ def from_file(folder: Path) -> Index:
 
 
 def from_receipts(folder: Path) -> Index:
-    return Index.of(folder, FINGERPRINT)
+    return Index.from_receipts(folder, FINGERPRINT)
 
 
 MAKE = pytest.mark.parametrize("make", [from_file, from_receipts])
@@ -97,7 +95,7 @@ def content(index: Index) -> dict[str, tuple[str, Entry]]:
 
 
 @MAKE
-def test_the_index_says_what_the_receipts_say(folder, make):
+def test_the_index_has_the_content_of_the_receipts(folder, make):
     index = make(folder)
     assert len(index) == len(EXPECTED)
     assert list(index.keys()) == sorted(EXPECTED)
@@ -108,7 +106,7 @@ def test_the_index_says_what_the_receipts_say(folder, make):
     assert index.failed == {}
 
 
-def test_what_comes_out_of_the_file_is_made_of_pythons_own_types(folder):
+def test_entries_from_the_file_have_python_types(folder):
     _, entry = from_file(folder).entry(3)
     assert json.loads(json.dumps(entry.__dict__)) == {
         **entry.__dict__,
@@ -119,10 +117,10 @@ def test_what_comes_out_of_the_file_is_made_of_pythons_own_types(folder):
 
 
 @pytest.mark.parametrize("with_file", [False, True])
-def test_open_takes_the_file_if_there_is_one_and_the_receipts_if_not(folder, monkeypatch, with_file):
+def test_open_reads_the_file_or_else_the_receipts(folder, monkeypatch, with_file):
     if with_file:
         write_index(folder, FINGERPRINT)
-        monkeypatch.setattr(Index, "of", None)
+        monkeypatch.setattr(Index, "from_receipts", None)
     assert content(Index.open(folder, FINGERPRINT)) == EXPECTED
 
 
@@ -143,7 +141,7 @@ def test_open_takes_the_file_if_there_is_one_and_the_receipts_if_not(folder, mon
         pytest.param(key_of(3).upper(), id="upper case"),
         pytest.param(key_of(3) + "\n", id="with a line end"),
         pytest.param(f"{key_of(3)[:32]} {key_of(3)[32:]}", id="with a blank"),
-        pytest.param("0x" + key_of(3)[2:], id="with a prefix"),
+        pytest.param("0x" + key_of(3)[2:], id="with 0x"),
         pytest.param("-" + key_of(3)[1:], id="negative"),
         pytest.param("+" + key_of(3)[1:], id="positive"),
         pytest.param("_" + key_of(3)[1:], id="with an underline"),
@@ -152,13 +150,13 @@ def test_open_takes_the_file_if_there_is_one_and_the_receipts_if_not(folder, mon
         pytest.param("frame.jpg", id="a file name"),
     ],
 )
-def test_what_is_no_key_of_an_image_is_not_found(folder, make, key):
+def test_other_keys_and_strings_are_not_found(folder, make, key):
     assert make(folder).find(key) is None
 
 
 @MAKE
-def test_keys_that_begin_alike_are_told_apart(tmp_path, make):
-    """Full keys count: 16 digits are how far the search goes, and no more than that."""
+def test_keys_with_a_common_prefix_are_distinguished(tmp_path, make):
+    """The search uses 16 digits, the comparison all 64."""
     one, other = key_of(1)[:16], "f" * 16
     keys = [begin + digit * 48 for begin in (one, other, "0" * 16) for digit in "05af"]
     entries = {key: entry_of(number) for number, key in enumerate(keys)}
@@ -170,7 +168,7 @@ def test_keys_that_begin_alike_are_told_apart(tmp_path, make):
 
 
 @MAKE
-def test_an_image_in_several_shards_is_that_of_the_first(tmp_path, make):
+def test_of_several_shards_with_an_image_the_first_counts(tmp_path, make):
     shared = key_of(0)
     write(
         tmp_path,
@@ -214,129 +212,10 @@ def test_an_empty_cache_has_an_empty_index(tmp_path, make, with_folder):
 
 
 @MAKE
-def test_a_shard_of_no_images_is_a_shard(tmp_path, make):
+def test_a_shard_without_images_is_listed(tmp_path, make):
     write(tmp_path, receipt_of(0, {}), receipt_of(1, {}, {key_of(0): Failure("a.jpg", "cut short")}))
     index = make(tmp_path)
     assert (len(index), list(index.shards), list(index.failed)) == (0, ["shard-00000", "shard-00001"], [key_of(0)])
-
-
-def rewrite(folder: Path) -> None:
-    receipt = read_receipt(folder, "shard-00002")
-    write(folder, replace(receipt, host="other", images=images_of(7)))
-
-
-def replace_by_one_as_long(folder: Path) -> None:
-    path = receipt_path(folder, "shard-00002")
-    write(folder, replace(read_receipt(folder, "shard-00002"), host="edon"))
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-
-
-def replace_at_the_same_time(folder: Path) -> None:
-    path = receipt_path(folder, "shard-00002")
-    time_ns = path.stat().st_mtime_ns
-    write(folder, replace(read_receipt(folder, "shard-00002"), host="another"))
-    os.utime(path, ns=(0, time_ns))
-
-
-def touch(folder: Path) -> None:
-    os.utime(receipt_path(folder, "shard-00002"), ns=(0, 10**18))
-
-
-def rename(folder: Path) -> None:
-    receipt_path(folder, "shard-00002").rename(receipt_path(folder, "shard-00012"))
-
-
-STALE: list[Callable[[Path], object]] = [
-    lambda folder: write(folder, receipt_of(NUM_SHARDS, images_of(NUM_SHARDS))),
-    lambda folder: receipt_path(folder, "shard-00002").unlink(),
-    lambda folder: [path.unlink() for path in (folder / "receipts").iterdir()],
-    rewrite,
-    replace_by_one_as_long,
-    replace_at_the_same_time,
-    touch,
-    rename,
-]
-
-
-@pytest.mark.parametrize(
-    "change", STALE, ids="added removed none-left rewritten as-long as-old touched renamed".split()
-)
-def test_an_index_that_does_not_fit_the_receipts_is_not_used(folder, change):
-    write_index(folder, FINGERPRINT)
-    assert read_index(folder, FINGERPRINT) is not None
-    change(folder)
-    assert read_index(folder, FINGERPRINT) is None
-
-
-@pytest.mark.parametrize("change", STALE[:6], ids="added removed none-left rewritten as-long as-old".split())
-def test_what_is_opened_is_what_the_receipts_say_now(folder, change):
-    write_index(folder, FINGERPRINT)
-    change(folder)
-    assert content(Index.open(folder, FINGERPRINT)) == content(Index.of(folder, FINGERPRINT))
-    assert content(from_file(folder)) == content(Index.of(folder, FINGERPRINT))
-
-
-def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(folder, monkeypatch):
-    def read_and_replace(folder: Path, shard: str) -> Receipt:
-        receipt = read_receipt(folder, shard)
-        if shard == "shard-00002":
-            rewrite(folder)
-        return receipt
-
-    monkeypatch.setattr(receipts, "read_receipt", read_and_replace)
-    write_index(folder, FINGERPRINT)
-    assert read_index(folder, FINGERPRINT) is None
-
-
-def test_other_files_beside_the_receipts_do_not_matter(folder):
-    write_index(folder, FINGERPRINT)
-    for name in ("shard-00007.json.tmp-host-1-abcdef01", "notes.txt"):
-        (folder / "receipts" / name).touch()
-    assert content(read_index(folder, FINGERPRINT)) == EXPECTED
-
-
-@pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
-def test_an_index_with_a_flipped_bit_is_not_used(folder, file):
-    write_index(folder, FINGERPRINT)
-    path = folder / file
-    whole = path.read_bytes()
-    used = []
-    for place in range(0, len(whole), 1 + len(whole) // 400):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        if (index := read_index(folder, FINGERPRINT)) and content(index) != EXPECTED:
-            used.append(place)
-    assert used == []
-    path.write_bytes(whole)
-    assert content(read_index(folder, FINGERPRINT)) == EXPECTED
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 8, 100, -1])
-def test_an_index_cut_short_is_not_used(folder, num_bytes):
-    write_index(folder, FINGERPRINT)
-    (folder / INDEX).write_bytes((folder / INDEX).read_bytes()[:num_bytes])
-    assert content(Index.open(folder, FINGERPRINT)) == EXPECTED
-    assert read_index(folder, FINGERPRINT) is None
-
-
-@pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
-def test_anyone_may_delete_the_index(folder, file):
-    write_index(folder, FINGERPRINT)
-    (folder / file).unlink()
-    assert content(Index.open(folder, FINGERPRINT)) == EXPECTED
-
-
-def test_the_index_of_another_cache_is_not_used(folder):
-    write_index(folder, FINGERPRINT)
-    assert read_index(folder, "cd" * 32) is None
-
-
-def test_the_index_of_another_format_version_is_not_used(folder, monkeypatch):
-    with monkeypatch.context() as other:
-        other.setattr("lookonce.cache.store.index.FORMAT_VERSION", 99)
-        write_index(folder, FINGERPRINT)
-    assert read_index(folder, FINGERPRINT) is None
 
 
 def test_receipts_of_another_cache_are_refused_by_name(folder):
@@ -346,14 +225,14 @@ def test_receipts_of_another_cache_are_refused_by_name(folder):
         Index.open(folder, FINGERPRINT)
 
 
-def test_an_index_once_opened_stays_as_it_is_while_another_is_written(folder):
+def test_an_open_index_does_not_change_when_another_is_written(folder):
     index = from_file(folder)
     write(folder, receipt_of(NUM_SHARDS, images_of(NUM_SHARDS)))
     assert len(from_file(folder)) == len(EXPECTED) + IMAGES_PER_SHARD
     assert content(index) == EXPECTED
 
 
-def test_the_index_takes_as_many_bytes_an_image_as_it_says(tmp_path):
+def test_the_index_takes_84_bytes_per_image(tmp_path):
     num_images = 10_000
     keys = np.random.default_rng(0).bytes(32 * num_images).hex()
     write(tmp_path, receipt_of(0, {keys[64 * n : 64 * n + 64]: entry_of(n) for n in range(num_images)}))
@@ -362,14 +241,14 @@ def test_the_index_takes_as_many_bytes_an_image_as_it_says(tmp_path):
     assert (tmp_path / INDEX_CHECKSUM).read_text() == hash_file(tmp_path / INDEX) + "\n"
 
 
-def test_stats_are_of_the_files_with_that_ending_alone(tmp_path):
+def test_file_stats_has_only_files_with_the_suffix(tmp_path):
     assert file_stats(tmp_path / "nowhere", ".json") == {}
     for name in ("a.json", "b.json.tmp-1", "json", "c.txt"):
         (tmp_path / name).write_text(name)
     assert {name: stat.st_size for name, stat in file_stats(tmp_path, ".json").items()} == {"a": 6}
 
 
-def test_stats_leave_out_a_file_that_is_gone_when_it_is_asked_for(tmp_path):
+def test_file_stats_leaves_out_a_file_that_is_removed_meanwhile(tmp_path):
     for number in range(20):
         (tmp_path / f"{number:02d}.json").touch()
         (tmp_path / f"gone-{number}.json").symlink_to(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""The plan: every image in exactly one shard, shards full but not over the limit, nothing ever moved or lost."""
+"""The plan: every image in exactly one shard, shards full but not over the limit, no image moved or lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT = st.integers(0, 100)
 
 def extended(plan: Plan, images: list[PlannedImage], max_tokens: int) -> Plan:
     new = plan.extension(images, BYTES_PER_TOKEN, max_tokens * BYTES_PER_TOKEN)
-    return replace(plan, shards=plan.shards + new, num_parts=plan.num_parts + 1)
+    return replace(plan, shards=plan.shards + new, num_files=plan.num_files + 1)
 
 
 PLANS = st.builds(
@@ -80,7 +80,7 @@ def test_no_group_had_room_for_the_first_image_of_the_next(images, limit):
         ([1, 0, 2], 0, ["a", "b", "c"]),
     ],
 )
-def test_cuts_are_where_the_table_says(sizes, limit, expected):
+def test_images_are_cut_into_the_expected_groups(sizes, limit, expected):
     assert ["".join(image.key for image in group) for group in cut(images(*sizes), limit)] == expected
 
 
@@ -88,14 +88,14 @@ def test_cuts_are_where_the_table_says(sizes, limit, expected):
     ("num_images", "expected"),
     [(MAX_IMAGES, [MAX_IMAGES]), (MAX_IMAGES + 1, [MAX_IMAGES, 1]), (2 * MAX_IMAGES, [MAX_IMAGES, MAX_IMAGES])],
 )
-def test_a_group_has_no_more_images_than_a_header_has_room_for(num_images, expected):
+def test_a_group_has_at_most_max_images(num_images, expected):
     groups = cut((PlannedImage(str(number), 0, ()) for number in range(num_images)), 10**9)
     assert [len(group) for group in groups] == expected
 
 
 @quick
 @given(PLANS, IMAGES, LIMIT)
-def test_an_extension_holds_its_images_in_their_order_and_is_numbered_on(plan, images, limit):
+def test_an_extension_keeps_the_order_of_its_images_and_continues_the_numbers(plan, images, limit):
     new = plan.extension(images, BYTES_PER_TOKEN, limit * BYTES_PER_TOKEN)
     assert [image for shard in new for image in shard.images] == images
     first = len(plan.shards)
@@ -113,13 +113,13 @@ def test_shards_are_cut_by_bytes(shard_bytes, num_shards):
     ("number", "name"),
     [(0, "shard-00000"), (99_999, "shard-99999"), (100_000, "shard-100000"), (10**7, "shard-10000000")],
 )
-def test_names_have_five_digits_and_more_where_that_is_not_enough(number, name):
+def test_shard_names_have_at_least_five_digits(number, name):
     assert shard_name(number) == name
 
 
 @quick
 @given(PLANS)
-def test_a_plan_survives_json(plan):
+def test_a_plan_is_the_same_after_a_round_trip_through_json(plan):
     for shard in plan.shards:
         assert Shard.from_json(json.loads(json.dumps(shard.to_json()))) == shard
 
@@ -135,17 +135,17 @@ def test_a_folder_without_plan_has_an_empty_one(tmp_path):
 
 
 @quick
-@given(parts=st.lists(IMAGES.filter(bool), min_size=1, max_size=4), limit=LIMIT)
-def test_a_plan_is_read_as_it_was_extended_part_by_part(tmp_path_factory, parts, limit):
+@given(batches=st.lists(IMAGES.filter(bool), min_size=1, max_size=4), limit=LIMIT)
+def test_a_plan_is_read_as_it_was_extended(tmp_path_factory, batches, limit):
     folder = tmp_path_factory.mktemp("cache")
     plan = Plan()
-    for part in parts:
-        assert extend_plan(folder, plan, plan.extension(part, BYTES_PER_TOKEN, limit))
-        plan = extended(plan, part, limit // BYTES_PER_TOKEN)
+    for batch in batches:
+        assert extend_plan(folder, plan, plan.extension(batch, BYTES_PER_TOKEN, limit))
+        plan = extended(plan, batch, limit // BYTES_PER_TOKEN)
         assert read_plan(folder) == plan
 
 
-def test_parts_stay_as_they_are_when_a_plan_grows(tmp_path):
+def test_plan_files_do_not_change_when_a_plan_is_extended(tmp_path):
     extend_plan(tmp_path, Plan(), Plan().extension(images(1, 2), 1, 1))
     before = plan_path(tmp_path, 0).read_bytes()
     plan = read_plan(tmp_path)
@@ -154,7 +154,7 @@ def test_parts_stay_as_they_are_when_a_plan_grows(tmp_path):
     assert [shard.name for shard in read_plan(tmp_path).shards] == ["shard-00000", "shard-00001", "shard-00002"]
 
 
-def test_of_two_extensions_of_one_plan_one_wins_and_the_other_comes_after_it(tmp_path):
+def test_of_two_concurrent_extensions_one_succeeds_and_the_other_is_repeated(tmp_path):
     mine, other = images(1, prefix="mine "), images(1, 2, prefix="other ")
     seen = read_plan(tmp_path)
     assert extend_plan(tmp_path, seen, seen.extension(other, 1, 1))
@@ -165,9 +165,9 @@ def test_of_two_extensions_of_one_plan_one_wins_and_the_other_comes_after_it(tmp
     assert list(read_plan(tmp_path).images()) == other + mine
 
 
-# Python 3.12 warns of forking with threads about; torch has some, and the children only write.
+# Python 3.12 warns when a process with threads forks; torch has some, and the children only write.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_many_who_extend_a_plan_at_once_lose_nothing(tmp_path):
+def test_many_processes_that_extend_a_plan_lose_nothing(tmp_path):
     num_processes, num_rounds = 4, 5
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(num_processes)
@@ -188,20 +188,20 @@ def test_many_who_extend_a_plan_at_once_lose_nothing(tmp_path):
     expected = {f"{p}-{n}-{letter}" for p in range(num_processes) for n in range(num_rounds) for letter in "ab"}
     assert sorted(image.key for image in plan.images()) == sorted(expected)
     assert [shard.name for shard in plan.shards] == [shard_name(number) for number in range(len(expected))]
-    assert plan.num_parts == num_processes * num_rounds
+    assert plan.num_files == num_processes * num_rounds
 
 
 @pytest.fixture
-def parts(tmp_path):
-    """A plan of two parts."""
+def plan_files(tmp_path):
+    """The files of a plan that was extended once."""
     for number in range(2):
         plan = read_plan(tmp_path)
         extend_plan(tmp_path, plan, plan.extension(images(1, 2, prefix=str(number)), 1, 1))
     return [plan_path(tmp_path, number) for number in range(2)]
 
 
-def test_a_part_is_plain_json_with_a_shard_a_line(parts):
-    text = parts[1].read_text()
+def test_a_plan_file_is_plain_json_with_one_shard_per_line(plan_files):
+    text = plan_files[1].read_text()
     value = json.loads(text)
     assert value.keys() == {"xxh3_64", "format_version", "shards"}
     assert [shard["name"] for shard in value["shards"]] == ["shard-00002", "shard-00003"]
@@ -211,24 +211,26 @@ def test_a_part_is_plain_json_with_a_shard_a_line(parts):
         assert shard.keys() == {"name", "keys", "num_tokens", "files", "stamps"}
 
 
-def test_a_flipped_bit_in_a_plan_is_found_wherever_it_is(tmp_path, parts):
-    content = parts[1].read_bytes()
-    unseen = []
-    for place in range(len(content)):
+def test_every_flipped_bit_in_a_plan_is_detected(tmp_path, plan_files):
+    content = plan_files[1].read_bytes()
+    undetected = []
+    for position in range(len(content)):
         damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
-        parts[1].write_bytes(damaged)
+        damaged[position] ^= 1 << position % 8
+        plan_files[1].write_bytes(damaged)
         with contextlib.suppress(CacheCorrupt):
             read_plan(tmp_path)
-            unseen.append(place)
-    assert unseen == []
+            undetected.append(position)
+    assert undetected == []
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "", '{"shards": [{"name": "a"}]}', '{"shards": []}'])
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_plan_that_is_not_what_was_written_is_refused_by_name(tmp_path, parts, content, part):
-    parts[part].write_text(content)
-    with pytest.raises(CacheCorrupt, match=f"^{parts[part]} is not what was written; run: lookonce cache repair"):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_plan_file_is_refused_by_name(tmp_path, plan_files, content, number):
+    plan_files[number].write_text(content)
+    with pytest.raises(
+        CacheCorrupt, match=f"^{plan_files[number]} is damaged .wrong checksum.; run: lookonce cache repair"
+    ):
         read_plan(tmp_path)
 
 
@@ -239,7 +241,7 @@ def test_a_plan_with_columns_of_different_lengths_is_refused():
             Shard.from_json(value | {column: value[column][:1]})
 
 
-def test_names_that_are_taken_are_not_given_again():
+def test_taken_names_are_not_used_again():
     images = [PlannedImage("a" * 64, 1, ()), PlannedImage("b" * 64, 1, ())]
     added = Plan().extension(images, 1, 1, taken=["shard-00004", "shard-100000"])
     assert [shard.name for shard in added] == ["shard-100001", "shard-100002"]

@@ -1,4 +1,4 @@
-"""Receipts: what a finished shard holds, in words of their own; not one byte of them may change unseen."""
+"""Receipts: what a finished shard holds; no changed byte in one goes undetected."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_receipt_is_read_as_it_was_written(tmp_path):
 
 @settings(deadline=None, database=None)
 @given(RECEIPTS)
-def test_any_receipt_survives_its_file(tmp_path_factory, receipt):
+def test_any_receipt_is_the_same_after_a_round_trip_through_its_file(tmp_path_factory, receipt):
     folder = tmp_path_factory.mktemp("cache")
     put(folder, receipt.shard, to_text(receipt))
     assert read_receipt(folder, receipt.shard) == receipt
@@ -88,7 +88,7 @@ def test_of_two_receipts_of_a_shard_the_first_stays(tmp_path):
     assert read_receipt(tmp_path, RECEIPT.shard) == RECEIPT
 
 
-def test_a_receipt_is_plain_json_of_all_it_says(tmp_path):
+def test_a_receipt_is_plain_json_with_all_fields(tmp_path):
     value = json.loads(to_text(RECEIPT))
     assert len(value.pop("xxh3_64")) == 16
     assert value.pop("format_version") == FORMAT_VERSION
@@ -109,18 +109,18 @@ def test_the_text_of_a_receipt_does_not_drift():
     assert digest == "ada412d50d4b1d721b3c09f95a758f727014b8352405a2352afe2387df3490a4"
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+def test_every_flipped_bit_is_detected(tmp_path):
     content = to_text(RECEIPT).encode()
     path = put(tmp_path, RECEIPT.shard, content)
-    unseen = []
-    for place in range(len(content)):
+    undetected = []
+    for position in range(len(content)):
         damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
+        damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
         with contextlib.suppress(CacheCorrupt):
             read_receipt(tmp_path, RECEIPT.shard)
-            unseen.append(place)
-    assert unseen == []
+            undetected.append(position)
+    assert undetected == []
 
 
 @pytest.mark.parametrize(
@@ -136,22 +136,22 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
         pytest.param(lambda content: b"[]", id="other JSON"),
         pytest.param(lambda content: bytes(len(content)), id="zeros"),
         pytest.param(lambda content: content.replace(b"\n", b"\r\n"), id="other line ends"),
-        pytest.param(lambda content: json.dumps(json.loads(content), indent=2).encode(), id="written anew"),
+        pytest.param(lambda content: json.dumps(json.loads(content), indent=2).encode(), id="written again"),
     ],
 )
-def test_a_receipt_that_is_not_what_was_written_is_refused_by_name(tmp_path, damage):
+def test_a_damaged_receipt_is_refused_by_name(tmp_path, damage):
     path = put(tmp_path, RECEIPT.shard, damage(to_text(RECEIPT).encode()))
-    with pytest.raises(CacheCorrupt, match=f"^receipt {path} is not what was written; run: {COMMAND}"):
+    with pytest.raises(CacheCorrupt, match=f"^receipt {path} is damaged .wrong checksum.; run: {COMMAND}"):
         read_receipt(tmp_path, RECEIPT.shard)
 
 
 def test_a_receipt_under_another_shards_name_is_refused_with_both(tmp_path):
     path = put(tmp_path, "shard-00008", to_text(RECEIPT))
-    with pytest.raises(CacheCorrupt, match=f"^receipt {path} is that of shard-00007; run: {COMMAND}"):
+    with pytest.raises(CacheCorrupt, match=f"^receipt {path} belongs to shard-00007; run: {COMMAND}"):
         read_receipt(tmp_path, "shard-00008")
 
 
-def test_a_shard_without_receipt_has_none_to_read(tmp_path):
+def test_reading_a_missing_receipt_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_receipt(tmp_path, "shard-00000")
 
@@ -175,7 +175,7 @@ def test_a_cache_without_receipts_has_no_finished_shards(tmp_path):
     assert finished_shards(tmp_path) == [] == list(read_receipts(tmp_path))
 
 
-def test_receipts_are_read_a_few_ahead_and_not_all_at_once(tmp_path, monkeypatch):
+def test_only_a_few_receipts_are_read_ahead(tmp_path, monkeypatch):
     read = []
 
     def count_and_read(folder: Path, shard: str) -> Receipt:
@@ -190,7 +190,7 @@ def test_receipts_are_read_a_few_ahead_and_not_all_at_once(tmp_path, monkeypatch
     assert len(read) < 50
 
 
-def test_one_broken_receipt_is_an_error_and_not_one_receipt_less(tmp_path):
+def test_a_broken_receipt_is_an_error_and_not_skipped(tmp_path):
     for number in range(3):
         put(tmp_path, f"shard-{number:05d}", to_text(replace(RECEIPT, shard=f"shard-{number:05d}")))
     put(tmp_path, "shard-00001", "{}")

@@ -1,186 +1,86 @@
-"""Shards on disk: what was written is there bit for bit, any reader of safetensors finds it, only a receipt counts."""
+"""Shard files: features bit for bit, in a format that any safetensors reader opens; only a receipt makes them count."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import itertools
 import json
-import mmap
-import os
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import math
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 import torch
-import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lookonce.cache.store import shards
-from lookonce.cache.store.dtypes import SCALE_SUFFIX, STORAGE
-from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.constants import DtypeName
+from lookonce.cache.store.dtypes import STORAGE, scales
 from lookonce.cache.store.plan import MAX_IMAGES
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Failure, Grid, Receipt, has_receipt, read_receipt, receipt_path
-from lookonce.cache.store.shards import (
-    ALIGNMENT,
-    Packed,
-    ShardWriter,
-    read_header,
-    remove_leftovers,
-    shard_path,
-    write_all,
-)
-from lookonce.files import TEMPORARY_MARK, write_json
+from lookonce.cache.store.receipts import Failure, read_receipt, receipt_path
+from lookonce.cache.store.shards import ALIGNMENT, ShardWriter, StoredImage, read_header, shard_path
 
-NAME = "shard-00000"
-LEVELS, HIDDEN = 4, 8
-GRIDS: dict[str, Grid] = {
-    sha256(name.encode()).hexdigest(): grid for name, grid in {"a": (1, 4, 4), "b": (1, 2, 2), "c": (1, 6, 10)}.items()
-}
-KEYS = list(GRIDS)
 MAX_HEADER_BYTES = 100_000_000
-"""That the safetensors library reads."""
-
-
-def make_fingerprint(dtype: str) -> Fingerprint:
-    return Fingerprint(2, "0" * 64, {"out_hidden_size": HIDDEN}, {}, LEVELS, dtype)
-
-
-def write_manifest(folder: Path, dtype: str = "float32") -> None:
-    fingerprint = make_fingerprint(dtype)
-    manifest = {"format_version": 2, "fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256}
-    write_json(folder / "manifest.json", manifest)
-
-
-def random_parts(dtype: str, seed: int = 0) -> dict[str, tuple[torch.Tensor, ...]]:
-    """What is stored of each image. Every bit pattern may occur: NaNs, infinities, negative zero."""
-    storage, generator = STORAGE[dtype], torch.Generator().manual_seed(seed)
-    parts = {}
-    for key, (t, h, w) in GRIDS.items():
-        num_tokens = t * h * w // 4
-        shape = (num_tokens, LEVELS, HIDDEN * storage.stored.itemsize)
-        features = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).view(storage.stored)
-        scale = torch.rand(num_tokens, LEVELS, generator=generator)
-        parts[key] = (features, scale) if storage.is_scaled else (features,)
-    return parts
-
-
-def pack(parts: Mapping[str, tuple[torch.Tensor, ...]]) -> list[Packed]:
-    return [Packed(key, GRIDS[key], tensors, (1.0,) * LEVELS, (2.0,) * LEVELS) for key, tensors in parts.items()]
-
-
-def open_writer(folder: Path, dtype: str = "float32", name: str = NAME) -> ShardWriter:
-    return ShardWriter(folder, name, make_fingerprint(dtype), len(GRIDS))
-
-
-def write_cache(folder: Path, dtype: str = "float32", seed: int = 0) -> dict[str, tuple[torch.Tensor, ...]]:
-    """A cache of one shard, written in two goes; gives what was written."""
-    parts = random_parts(dtype, seed)
-    write_manifest(folder, dtype)
-    with open_writer(folder, dtype) as writer:
-        packed = pack(parts)
-        writer.add(packed[:1])
-        writer.add(packed[1:])
-        assert writer.commit()
-    return parts
-
-
-def bits(*tensors: torch.Tensor) -> bytes:
-    return b"".join(bytes(raw_bytes(tensor)) for tensor in tensors)
-
-
-def named(parts: Mapping[str, tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
-    """As the tensors of a safetensors file."""
-    suffixes = "", SCALE_SUFFIX
-    return {key + suffix: part for key, both in parts.items() for part, suffix in zip(both, suffixes, strict=False)}
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def assert_whole(folder: Path, name: str = NAME) -> Receipt:
-    """The shard is, to the last byte, what its receipt says."""
-    content, receipt = shard_path(folder, name).read_bytes(), read_receipt(folder, name)
-    assert len(content) == receipt.size_bytes
-    assert xxhash.xxh3_64_hexdigest(content[: receipt.header_bytes]) == receipt.header_xxh3_64
-    for entry in receipt.images.values():
-        found = content[entry.offset : entry.offset + entry.size_bytes]
-        assert xxhash.xxh3_64_hexdigest(found) == entry.xxh3_64
-    return receipt
-
-
-@pytest.fixture
-def umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
+"""The largest header that the safetensors library reads."""
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_features_come_back_bit_for_bit(tmp_path, dtype):
-    written = write_cache(tmp_path, dtype)
+def test_features_are_read_bit_for_bit(one_shard, tmp_path, dtype):
+    written = one_shard.write_cache(tmp_path, dtype)
     cache = VisionCache.open(tmp_path)
     assert set(cache.keys()) == written.keys()
     for key, (stored, *scale) in written.items():
-        expected = STORAGE[dtype].unpack(stored, *scale or [None])
+        expected = STORAGE[dtype].dequantize(stored, *scale or [None])
         assert (cache[key].dtype, cache[key].shape) == (STORAGE[dtype].compute, stored.shape)
-        assert bits(cache[key]) == bits(expected)
-        assert cache.grid_thw(key) == GRIDS[key]
+        assert one_shard.bits(cache[key]) == one_shard.bits(expected)
+        assert cache.grid_thw(key) == one_shard.grids[key]
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_plain_safetensors_reads_the_same_tensors(tmp_path, dtype):
-    expected = named(write_cache(tmp_path, dtype))
-    loaded = load_file(shard_path(tmp_path, NAME))
-    with safe_open(shard_path(tmp_path, NAME), framework="pt") as file:
+def test_the_safetensors_library_reads_the_same_tensors(one_shard, tmp_path, dtype):
+    expected = one_shard.named(one_shard.write_cache(tmp_path, dtype))
+    loaded = load_file(shard_path(tmp_path, one_shard.name))
+    with safe_open(shard_path(tmp_path, one_shard.name), framework="pt") as file:
         assert set(file.keys()) == loaded.keys() == expected.keys()
         for name, tensor in expected.items():
             for found in (file.get_tensor(name), loaded[name]):
                 assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-                assert bits(found) == bits(tensor)
+                assert one_shard.bits(found) == one_shard.bits(tensor)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_a_shard_describes_itself(tmp_path, dtype):
-    write_cache(tmp_path, dtype)
-    with safe_open(shard_path(tmp_path, NAME), framework="pt") as file:
+def test_a_shard_describes_itself(one_shard, tmp_path, dtype):
+    one_shard.write_cache(tmp_path, dtype)
+    with safe_open(shard_path(tmp_path, one_shard.name), framework="pt") as file:
         metadata = file.metadata()
-    assert {key: tuple(grid) for key, grid in json.loads(metadata.pop("grid_thw")).items()} == GRIDS
+    assert {key: tuple(grid) for key, grid in json.loads(metadata.pop("grid_thw")).items()} == one_shard.grids
     assert metadata == {
         "format": "lookonce-features",
         "format_version": "2",
-        "fingerprint": make_fingerprint(dtype).sha256,
+        "fingerprint": one_shard.fingerprint(dtype).sha256,
     }
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_images_follow_one_another_from_a_whole_page_to_the_end_of_the_file(tmp_path, dtype):
-    written = write_cache(tmp_path, dtype)
-    content, receipt = shard_path(tmp_path, NAME).read_bytes(), assert_whole(tmp_path)
-    header, start = read_header(shard_path(tmp_path, NAME))
+def test_images_are_contiguous_from_a_page_boundary_to_the_end_of_the_file(one_shard, tmp_path, dtype):
+    written = one_shard.write_cache(tmp_path, dtype)
+    content, receipt = shard_path(tmp_path, one_shard.name).read_bytes(), one_shard.assert_whole(tmp_path)
+    header, start = read_header(shard_path(tmp_path, one_shard.name))
     assert start == receipt.header_bytes and start % ALIGNMENT == 0
-    place = start
-    for key, parts in written.items():
+    offset = start
+    for key, tensors in written.items():
         entry = receipt.images[key]
-        assert (entry.offset, entry.size_bytes) == (place, len(bits(*parts)))
-        assert content[place : place + entry.size_bytes] == bits(*parts)
-        for name, part in named({key: parts}).items():
-            assert header[name]["data_offsets"] == [place - start, place - start + part.nbytes]
-            place += part.nbytes
-    assert place == len(content) == receipt.size_bytes
+        assert (entry.offset, entry.size_bytes) == (offset, len(one_shard.bits(*tensors)))
+        assert content[offset : offset + entry.size_bytes] == one_shard.bits(*tensors)
+        for name, part in one_shard.named({key: tensors}).items():
+            assert header[name]["data_offsets"] == [offset - start, offset - start + part.nbytes]
+            offset += part.nbytes
+    assert offset == len(content) == receipt.size_bytes
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_bytes_of_an_image_are_as_many_as_planned(tmp_path, dtype):
-    write_cache(tmp_path, dtype)
-    for entry in read_receipt(tmp_path, NAME).images.values():
-        assert entry.size_bytes == entry.num_tokens * make_fingerprint(dtype).bytes_per_token
+def test_an_image_has_the_planned_number_of_bytes(one_shard, tmp_path, dtype):
+    one_shard.write_cache(tmp_path, dtype)
+    for entry in read_receipt(tmp_path, one_shard.name).images.values():
+        assert entry.size_bytes == entry.num_tokens * one_shard.fingerprint(dtype).bytes_per_token
 
 
 @pytest.mark.parametrize(
@@ -191,304 +91,202 @@ def test_bytes_of_an_image_are_as_many_as_planned(tmp_path, dtype):
         ("fp8_e4m3", "c960529cabed308a1f3516a73e4a18a1133285950fed0244e8e73a1fc64ac137"),
     ],
 )
-def test_the_bytes_of_a_shard_do_not_drift(tmp_path, dtype, golden):
+def test_the_bytes_of_a_shard_do_not_drift(one_shard, tmp_path, dtype, golden):
     storage = STORAGE[dtype]
-    with open_writer(tmp_path, dtype) as writer:
-        for key, (t, h, w) in reversed(GRIDS.items()):
-            values = torch.arange(t * h * w // 4 * LEVELS * HIDDEN).view(-1, LEVELS, HIDDEN) % 97 - 48
-            writer.add([Packed(key, (t, h, w), storage.pack(values.to(storage.compute)), (), ())])
+    with one_shard.open_writer(tmp_path, dtype) as writer:
+        for key, (t, h, w) in reversed(one_shard.grids.items()):
+            values = (
+                torch.arange(t * h * w // 4 * one_shard.levels * one_shard.hidden).view(
+                    -1, one_shard.levels, one_shard.hidden
+                )
+                % 97
+                - 48
+            )
+            writer.add([StoredImage(key, (t, h, w), storage.quantize(values.to(storage.compute)), (), ())])
         writer.commit()
-    assert sha256(shard_path(tmp_path, NAME).read_bytes()).hexdigest() == golden
+    assert sha256(shard_path(tmp_path, one_shard.name).read_bytes()).hexdigest() == golden
 
 
-def test_a_receipt_says_what_was_written(tmp_path):
-    written = write_cache(tmp_path)
-    receipt = assert_whole(tmp_path)
-    assert (receipt.shard, receipt.fingerprint) == (NAME, make_fingerprint("float32").sha256)
+def test_a_receipt_describes_what_was_written(one_shard, tmp_path):
+    written = one_shard.write_cache(tmp_path)
+    receipt = one_shard.assert_whole(tmp_path)
+    assert (receipt.shard, receipt.fingerprint) == (one_shard.name, one_shard.fingerprint("float32").sha256)
     assert 0 <= receipt.seconds < 60
-    assert list(receipt.images) == sorted(GRIDS)
+    assert list(receipt.images) == sorted(one_shard.grids)
     for key, entry in receipt.images.items():
-        assert (entry.num_tokens, entry.grid_thw) == (len(written[key][0]), GRIDS[key])
-        assert (entry.norms, entry.peaks) == ((1.0,) * LEVELS, (2.0,) * LEVELS)
+        assert (entry.num_tokens, entry.grid_thw) == (len(written[key][0]), one_shard.grids[key])
+        assert (entry.norms, entry.peaks) == ((1.0,) * one_shard.levels, (2.0,) * one_shard.levels)
 
 
-def test_a_receipt_says_which_images_failed_and_why(tmp_path):
-    failures = {KEYS[2]: Failure("c.jpg", "cut short", retry=True), KEYS[1]: Failure("b.jpg", "no image")}
-    with open_writer(tmp_path) as writer:
-        writer.add(pack(random_parts("float32"))[:1])
+def test_a_receipt_has_the_failed_images_and_their_reasons(one_shard, tmp_path):
+    failures = {
+        one_shard.keys[2]: Failure("c.jpg", "cut short", retry=True),
+        one_shard.keys[1]: Failure("b.jpg", "no image"),
+    }
+    with one_shard.open_writer(tmp_path) as writer:
+        writer.add(one_shard.stored(one_shard.random_tensors("float32"))[:1])
         writer.failed |= failures
         writer.commit()
-    receipt = assert_whole(tmp_path)
-    assert list(receipt.images) == KEYS[:1]
+    receipt = one_shard.assert_whole(tmp_path)
+    assert list(receipt.images) == one_shard.keys[:1]
     assert receipt.failed == failures and list(receipt.failed) == sorted(failures)
 
 
-def test_noncontiguous_features_are_written_as_they_read(tmp_path):
-    write_manifest(tmp_path)
-    features = torch.randn(HIDDEN, LEVELS, 4).permute(2, 1, 0)
-    with open_writer(tmp_path) as writer:
-        writer.add(pack({KEYS[0]: (features,)}))
+def test_noncontiguous_features_are_written_in_order(one_shard, tmp_path):
+    one_shard.write_manifest(tmp_path)
+    features = torch.randn(one_shard.hidden, one_shard.levels, 4).permute(2, 1, 0)
+    with one_shard.open_writer(tmp_path) as writer:
+        writer.add(one_shard.stored({one_shard.keys[0]: (features,)}))
         writer.commit()
-    assert torch.equal(VisionCache.open(tmp_path)[KEYS[0]], features)
+    assert torch.equal(VisionCache.open(tmp_path)[one_shard.keys[0]], features)
 
 
-@pytest.mark.parametrize(("dtype", "num_direct"), [("bfloat16", 2), ("fp8_e4m3", 1)])
-def test_whole_pages_go_past_the_page_cache_and_what_does_not_fill_them_beside_them(
-    tmp_path, monkeypatch, dtype, num_direct
-):
-    """With scales, which fill no page, the second image begins in the middle of one."""
-    direct, opened, pwrite, open_file = [], set(), os.pwrite, os.open
-
-    def open_and_note(path: Path, flags: int, mode: int = 0o777) -> int:
-        descriptor = open_file(path, flags, mode)
-        if flags & os.O_DIRECT:
-            opened.add(descriptor)
-        return descriptor
-
-    def write_and_note(descriptor: int, content: memoryview, offset: int) -> int:
-        if descriptor in opened:
-            direct.append(offset)
-        return pwrite(descriptor, content, offset)
-
-    storage, parts = STORAGE[dtype], {}
-    for key in KEYS[:2]:
-        page = torch.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT), dtype=torch.uint8)  # begins where a page does
-        page.copy_(torch.randint(0, 120, page.shape))
-        features = page.view(storage.stored).view(2, LEVELS, -1)
-        parts[key] = (features, torch.rand(2, LEVELS)) if storage.is_scaled else (features,)
-    monkeypatch.setattr(os, "open", open_and_note)
-    monkeypatch.setattr(os, "pwrite", write_and_note)
-    with open_writer(tmp_path, dtype) as writer:
-        writer.add(pack(parts))
-        writer.commit()
-    if not opened:
-        pytest.skip(f"the filesystem of {tmp_path} has no direct writes")
-    assert len(direct) == num_direct
-    assert_whole(tmp_path)
-    loaded, expected = load_file(shard_path(tmp_path, NAME)), named(parts)
-    assert {name: bits(tensor) for name, tensor in loaded.items()} == {name: bits(t) for name, t in expected.items()}
-
-
-def test_features_may_change_once_their_writes_are_done(tmp_path):
-    write_manifest(tmp_path)
-    parts = random_parts("float32")
-    before = {key: bits(*tensors) for key, tensors in parts.items()}
-    with open_writer(tmp_path) as writer:
-        for write in writer.add(pack(parts)):
-            write.result()
-        for [features] in parts.values():
-            features.zero_()
-        writer.commit()
-    cache = VisionCache.open(tmp_path)
-    assert {key: bits(cache[key]) for key in before} == before
-
-
-def test_a_shard_of_no_images_counts_and_is_plain_safetensors(tmp_path):
-    with open_writer(tmp_path) as writer:
+def test_a_shard_without_images_counts_and_is_a_safetensors_file(one_shard, tmp_path):
+    with one_shard.open_writer(tmp_path) as writer:
         assert writer.commit()
-    assert assert_whole(tmp_path).images == {}
-    assert load_file(shard_path(tmp_path, NAME)) == {}
+    assert one_shard.assert_whole(tmp_path).images == {}
+    assert load_file(shard_path(tmp_path, one_shard.name)) == {}
 
 
-def test_the_header_has_room_for_as_many_images_as_a_shard_may_have_and_the_longest_numbers(tmp_path):
-    """A grid for each tensor is the worst: with scales two tensors share one."""
-    parts = (torch.empty(0, 99, 9_999_999, dtype=torch.bfloat16),)
-    images = [Packed(f"{number:064x}", (99_999, 99_999, 99_999), parts, (), ()) for number in range(MAX_IMAGES)]
-    with ShardWriter(tmp_path, NAME, make_fingerprint("bfloat16"), MAX_IMAGES) as writer:
+def test_the_header_has_space_for_max_images_with_the_longest_numbers(one_shard, tmp_path):
+    """The worst case has a grid for each tensor: with scales two tensors share one."""
+    tensors = (torch.empty(0, 99, 9_999_999, dtype=torch.bfloat16),)
+    images = [StoredImage(f"{number:064x}", (99_999, 99_999, 99_999), tensors, (), ()) for number in range(MAX_IMAGES)]
+    with ShardWriter(tmp_path, one_shard.name, one_shard.fingerprint("bfloat16"), MAX_IMAGES) as writer:
         writer._end += 10**14
         writer.add(images)
         writer.commit()
-    header, start = read_header(shard_path(tmp_path, NAME))
+    header, start = read_header(shard_path(tmp_path, one_shard.name))
     assert len(header) == 1 + MAX_IMAGES
     assert header[images[0].key]["data_offsets"] == [10**14, 10**14]
     assert start < MAX_HEADER_BYTES
 
 
-def test_a_shard_without_a_receipt_does_not_exist(tmp_path):
-    write_cache(tmp_path)
-    receipt_path(tmp_path, NAME).unlink()
+def test_a_shard_without_a_receipt_does_not_exist(one_shard, tmp_path):
+    one_shard.write_cache(tmp_path)
+    receipt_path(tmp_path, one_shard.name).unlink()
     cache = VisionCache.open(tmp_path)
     assert (len(cache), cache.num_shards, cache.size_bytes) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_a_writer_that_does_not_commit_leaves_nothing(tmp_path, error):
-    with contextlib.suppress(*([error] if error else [])), open_writer(tmp_path) as writer:
-        writer.add(pack(random_parts("float32")))
-        assert len(files(tmp_path)) == 1
-        if error:
-            raise error
-    assert files(tmp_path) == []
+# Storage dtypes: 8 bits stay within an error bound that outliers do not break.
+
+FP8 = STORAGE["fp8_e4m3"]
+LARGEST = 448.0
+TOKENS, LEVELS, HIDDEN = 40, 4, 256
 
 
-def test_what_a_killed_writer_left_does_not_count_and_goes_with_its_shard_alone(tmp_path):
-    write_cache(tmp_path)
-    whole = files(tmp_path)
-    for name in (NAME, "shard-10000", "shard-100000"):
-        shard_path(tmp_path, name).with_suffix(f".safetensors{TEMPORARY_MARK}host-1-abcdef01").touch()
-    assert len(VisionCache.open(tmp_path)) == len(GRIDS)
-    remove_leftovers(tmp_path, "shard-10000")
-    left = [Path(name).name.split(".")[0] for name in files(tmp_path) if TEMPORARY_MARK in name]
-    assert left == [NAME, "shard-100000"]
-    for name in left:
-        remove_leftovers(tmp_path, name)
-    assert files(tmp_path) == whole
+def normal(tokens: int = TOKENS, *, hidden: int = HIDDEN, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, LEVELS, hidden, generator=generator).bfloat16()
 
 
-def test_writing_leaves_no_temporary_file(tmp_path):
-    write_cache(tmp_path)
-    assert files(tmp_path) == ["manifest.json", f"receipts/{NAME}.json", f"shards/{NAME}.safetensors"]
+def through(features: torch.Tensor) -> torch.Tensor:
+    return FP8.dequantize(*FP8.quantize(features))
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
-def test_file_modes_follow_the_umask(tmp_path, umask, mask):
-    os.umask(mask)
-    write_cache(tmp_path)
-    assert {(tmp_path / name).stat().st_mode & 0o777 for name in files(tmp_path)} == {0o666 & ~mask}
-    assert os.umask(mask) == mask
+def errors(features: torch.Tensor) -> torch.Tensor:
+    """For each token and level the length of the error, relative to that of the vector."""
+    exact = features.double()
+    return (through(features).double() - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
-def test_a_shard_that_is_finished_is_not_made_again(tmp_path):
-    write_cache(tmp_path)
-    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    with open_writer(tmp_path) as writer:
-        writer.add(pack(random_parts("float32", seed=1)))
-        assert not writer.commit()
-    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_unscaled_features_are_stored_bit_for_bit(dtype: DtypeName) -> None:
+    storage = STORAGE[dtype]
+    features = torch.randn(5, LEVELS, HIDDEN).to(storage.compute)
+    features[0, 0, :3] = torch.tensor([math.nan, math.inf, -0.0])
+    [stored] = storage.quantize(features)
+    assert stored.dtype == storage.stored == storage.compute
+    assert torch.equal(storage.dequantize(stored, None).view(torch.uint8), features.view(torch.uint8))
 
 
-class Turns:
-    """Lets two threads go on step by step in an order given: a thread has its turn until it asks for the next."""
-
-    def __init__(self, order: str) -> None:
-        self._order, self._changed, self._ended = list(order), threading.Condition(), set[str]()
-        self._running: str | None = None
-
-    def step(self) -> None:
-        name = threading.current_thread().name
-        if name not in "AB":
-            return
-        with self._changed:
-            self._leave(name)
-            self._changed.wait_for(lambda: self._running is None and self._order[0] == name, timeout=30)
-            self._running = self._order.pop(0)
-
-    def end(self) -> None:
-        name = threading.current_thread().name
-        with self._changed:
-            self._ended.add(name)
-            self._leave(name)
-
-    def _leave(self, name: str) -> None:
-        if self._running == name:
-            self._running = None
-        while self._order and self._order[0] in self._ended:
-            self._order.pop(0)
-        self._changed.notify_all()
+@pytest.mark.parametrize(
+    ("dtype", "levels", "hidden", "expected"),
+    [
+        ("bfloat16", 4, 2048, 4 * 2048 * 2),
+        ("float32", 4, 2048, 4 * 2048 * 4),
+        ("fp8_e4m3", 4, 2048, 4 * (2048 + 4)),
+        ("fp8_e4m3", 1, 4096, 4096 + 4),
+    ],
+)
+def test_bytes_per_token_are_those_of_the_stored_tensors(dtype, levels, hidden, expected):
+    storage = STORAGE[dtype]
+    assert storage.bytes_per_token(levels, hidden) == expected
+    stored = storage.quantize(torch.ones(3, levels, hidden, dtype=storage.compute))
+    assert sum(tensor.nbytes for tensor in stored) == 3 * expected
 
 
-ORDERS = sorted({"".join(order) for order in itertools.permutations("AAABBB")})
+def test_eight_bits_have_a_scale_for_each_token_and_level():
+    stored, scale = FP8.quantize(normal())
+    assert (stored.dtype, stored.shape) == (torch.float8_e4m3fn, (TOKENS, LEVELS, HIDDEN))
+    assert (scale.dtype, scale.shape) == (torch.float32, (TOKENS, LEVELS))
+    assert torch.equal(scale, normal().float().abs().amax(-1) / LARGEST)
+    back = FP8.dequantize(stored, scale)
+    assert (back.dtype, back.shape) == (torch.bfloat16, (TOKENS, LEVELS, HIDDEN))
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_two_writers_of_one_shard_end_in_one_receipt_that_fits_the_file_that_lies_there(tmp_path, monkeypatch, order):
-    """They look for a receipt, put their file in its place and write their receipt, in every order there is."""
-    turns = Turns(order)
-
-    def in_turn(function):
-        def wait(*arguments):
-            turns.step()
-            return function(*arguments)
-
-        return wait
-
-    monkeypatch.setattr(shards, "has_receipt", in_turn(has_receipt))
-    monkeypatch.setattr(os, "replace", in_turn(os.replace))
-    monkeypatch.setattr(shards, "write_receipt", in_turn(shards.write_receipt))
-    # The last step goes on to the end: what follows a receipt that is there already must not take a turn of its own.
-    monkeypatch.setattr(shards, "write_text", lambda path, text: path.write_text(text))
-    write_manifest(tmp_path)
-    parts = {name: random_parts("float32", seed) for seed, name in enumerate("AB")}
-    won = {}
-
-    def commit(name: str) -> None:
-        try:
-            won[name] = writers[name].commit()
-        finally:
-            turns.end()
-
-    with contextlib.ExitStack() as stack:
-        writers = {name: stack.enter_context(open_writer(tmp_path)) for name in "AB"}
-        for name, writer in writers.items():
-            for write in writer.add(pack(parts[name])):
-                write.result()
-        threads = [threading.Thread(target=commit, args=(name,), name=name) for name in "AB"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-    assert sorted(won.values()) == [False, True]
-    assert_whole(tmp_path)
-    cache = VisionCache.open(tmp_path)
-    found = {key: bits(cache[key]) for key in GRIDS}
-    assert found in [{key: bits(*tensors) for key, tensors in parts[name].items()} for name in "AB"]
-    assert len(files(tmp_path)) == 3
+def test_the_largest_value_of_each_vector_is_stored_exactly():
+    features = normal()
+    stored, scale = FP8.quantize(features)
+    assert torch.equal(stored.float().abs().amax(-1), torch.full((TOKENS, LEVELS), LARGEST))
+    largest = features.abs().argmax(-1, keepdim=True)
+    assert torch.equal(FP8.dequantize(stored, scale).gather(-1, largest), features.gather(-1, largest))
 
 
-def fail_to_write(*_: object) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e6, 1e30])
+def test_the_error_is_a_few_percent_of_a_vector_whatever_its_length(magnitude, seed):
+    relative = errors(normal(hidden=2048, seed=seed) * magnitude)
+    assert 0.01 < relative.min() and relative.max() < 0.04
+    assert relative.mean() == pytest.approx(0.026, abs=0.002)
 
 
-def test_a_write_that_fails_surfaces_when_more_is_added_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "pwrite", fail_to_write)
-    packed = pack(random_parts("float32"))
-    with pytest.raises(OSError, match="No space left"), open_writer(tmp_path) as writer:
-        for write in writer.add(packed[:1]):
-            write.exception()
-        writer.add(packed[1:])
-    assert files(tmp_path) == []
+def test_a_token_does_not_change_with_its_neighbours():
+    features = normal()
+    alone = torch.cat([through(token.unsqueeze(0)) for token in features])
+    assert torch.equal(through(features), alone)
 
 
-def test_a_write_that_fails_surfaces_at_the_latest_in_commit_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "pwrite", fail_to_write)
-    with pytest.raises(OSError, match="No space left"), open_writer(tmp_path) as writer:
-        writer.add(pack(random_parts("float32")))
-        writer.commit()
-    assert files(tmp_path) == []
+def test_an_outlier_does_not_change_other_tokens_and_levels():
+    features = normal()
+    before = through(features)
+    features[7, 2] *= 1e4
+    after = through(features)
+    mask = torch.ones(TOKENS, LEVELS, dtype=torch.bool)
+    mask[7, 2] = False
+    assert torch.equal(after[mask], before[mask])
+    assert errors(features).max() < 0.04
 
 
-def test_a_write_that_fails_while_others_are_added_is_not_forgotten(tmp_path):
-    class Failing(Future):
-        """Fails just after it was first asked whether it is done."""
-
-        def done(self) -> bool:
-            was_done = super().done()
-            if not was_done:
-                self.set_exception(OSError(errno.ENOSPC, "No space left on device"))
-            return was_done
-
-    with open_writer(tmp_path) as writer:
-        writer._waiting = [Failing()]
-        with pytest.raises(OSError, match="No space left"):
-            writer.add(pack(random_parts("float32")))
-            writer.commit()
+def test_zero_tokens_stay_zero():
+    features = normal()
+    features[3] = 0
+    features[5, 1] = -0.0
+    stored, scale = FP8.quantize(features)
+    assert (scale[3] == 1).all() and scale[5, 1] == 1
+    back = FP8.dequantize(stored, scale)
+    assert (back[3] == 0).all() and (back[5, 1] == 0).all()
+    assert (back[4] != 0).any()
 
 
-def test_a_header_that_can_not_be_written_leaves_nothing(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="No space left"), open_writer(tmp_path) as writer:
-        for write in writer.add(pack(random_parts("float32"))):
-            write.result()
-        monkeypatch.setattr(os, "pwrite", fail_to_write)
-        writer.commit()
-    assert files(tmp_path) == []
+def test_no_tokens_take_no_bytes():
+    stored, scale = FP8.quantize(normal(0))
+    assert (stored.nbytes, scale.nbytes) == (0, 0)
+    assert FP8.dequantize(stored, scale).shape == (0, LEVELS, HIDDEN)
 
 
-@pytest.mark.parametrize("most", [1, 7, 1000])
-def test_all_is_written_however_little_the_system_takes_at_once(tmp_path, monkeypatch, most):
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, content, offset: pwrite(file, content[:most], offset))
-    content = os.urandom(100)
-    with (tmp_path / "file").open("wb") as file:
-        write_all(file.fileno(), memoryview(content), 5)
-        write_all(file.fileno(), memoryview(b""), 50)
-    assert (tmp_path / "file").read_bytes() == bytes(5) + content
+def test_every_finite_bfloat16_stays_finite_and_near():
+    """Each is the largest value of a token, beside a thousandth of it."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    largest = every[every.isfinite()]
+    features = torch.stack([largest, (largest.double() / 1000).bfloat16()], dim=-1).unsqueeze(1)
+    back = through(features)
+    assert back.isfinite().all()
+    assert FP8.quantize(features)[0].float().isfinite().all()
+    difference = (back.double() - features.double()).abs().amax(-1)
+    assert (difference <= largest.double().abs().unsqueeze(-1) * 2**-8).all()
+
+
+def test_the_scale_of_zeros_is_one():
+    assert torch.equal(scales(torch.tensor([[[0.0, -0.0], [2.0, -4.48]]])), torch.tensor([[1.0, 4.48 / LARGEST]]))

@@ -1,4 +1,4 @@
-"""What is written in a form is known as that form and read back the same, or is refused and nothing is written."""
+"""Records written in a format are recognised as that format and read back the same, or are refused and not written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.datasets.formats.registry import FORM_NAMES, FormName
+from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
 
@@ -72,31 +72,35 @@ def records(
     )
 
 
-UNMARKED = TEXT.filter(lambda text: "<image>" not in text)
-"""Where `<image>` would be a mark."""
+UNTAGGED = TEXT.filter(lambda text: "<image>" not in text)
+"""Texts for formats in which `<image>` would be an image tag."""
 ANY = records((0, 3), 3, JSON)
-CONVERSATION = records((0, 3), 3, JSON, UNMARKED, UNMARKED)
+CONVERSATION = records((0, 3), 3, JSON, UNTAGGED, UNTAGGED)
 FLAT = records((1, 1), 1, JSON, TEXT, st.nothing())
 TABLE = records((1, 1), 1, TEXT, TEXT, st.nothing())
-COLUMN = records((1, 2), 2, st.lists(TEXT, max_size=2), UNMARKED, UNMARKED)
-"""Whose metadata has one type."""
-HELD: dict[str, tuple[FormName, str, st.SearchStrategy[list[Record]]]] = {
-    **{f"{form}{suffix}": (form, suffix, CONVERSATION) for form in FORM_NAMES[2:] for suffix in (".jsonl", ".json")},
+COLUMN = records((1, 2), 2, st.lists(TEXT, max_size=2), UNTAGGED, UNTAGGED)
+"""Records whose metadata values have one type."""
+HELD: dict[str, tuple[FormatName, str, st.SearchStrategy[list[Record]]]] = {
+    **{
+        f"{format}{suffix}": (format, suffix, CONVERSATION)
+        for format in FORMAT_NAMES[2:]
+        for suffix in (".jsonl", ".json")
+    },
     **{f"parts{suffix}": ("parts", suffix, ANY) for suffix in (".jsonl", ".json")},
     **{f"canonical{suffix}": ("canonical", suffix, ANY) for suffix in (".jsonl", ".json", ".parquet")},
     **{f"flat{suffix}": ("flat", suffix, FLAT) for suffix in (".jsonl", ".json")},
     **{f"flat{suffix}": ("flat", suffix, TABLE) for suffix in (".csv", ".tsv")},
     "flat.parquet": ("flat", ".parquet", records((1, 1), 1, st.integers(0, 9), TEXT, st.nothing())),
-    "alpaca.parquet": ("alpaca", ".parquet", records((0, 2), 3, st.integers(0, 9), UNMARKED, UNMARKED)),
-    "llava.parquet": ("llava", ".parquet", records((1, 1), 2, TEXT, UNMARKED, UNMARKED)),
-    **{f"{form}.parquet": (form, ".parquet", COLUMN) for form in ("sharegpt", "messages", "parts")},
-    "openai.parquet": ("openai", ".parquet", records((1, 2), 2, st.integers(0, 9), UNMARKED, UNMARKED)),
+    "alpaca.parquet": ("alpaca", ".parquet", records((0, 2), 3, st.integers(0, 9), UNTAGGED, UNTAGGED)),
+    "llava.parquet": ("llava", ".parquet", records((1, 1), 2, TEXT, UNTAGGED, UNTAGGED)),
+    **{f"{format}.parquet": (format, ".parquet", COLUMN) for format in ("sharegpt", "messages", "parts")},
+    "openai.parquet": ("openai", ".parquet", records((1, 2), 2, st.integers(0, 9), UNTAGGED, UNTAGGED)),
 }
 
 
-@pytest.mark.parametrize(("form", "suffix", "held"), HELD.values(), ids=HELD.keys())
-def test_what_is_written_is_known_as_its_form_and_read_back(
-    tmp_path_factory: pytest.TempPathFactory, form: FormName, suffix: str, held: st.SearchStrategy[list[Record]]
+@pytest.mark.parametrize(("format", "suffix", "held"), HELD.values(), ids=HELD.keys())
+def test_records_are_recognised_and_read_back_as_written(
+    tmp_path_factory: pytest.TempPathFactory, format: FormatName, suffix: str, held: st.SearchStrategy[list[Record]]
 ) -> None:
     folder = tmp_path_factory.mktemp("round-trip")
     path = folder / f"train{suffix}"
@@ -106,10 +110,10 @@ def test_what_is_written_is_known_as_its_form_and_read_back(
     def check(records: list[Record], is_elsewhere: bool) -> None:
         root = folder.parent / "elsewhere" if is_elsewhere else folder
         records = [replace(record, images=tuple(root / image for image in record.images)) for record in records]
-        write_records(path, records, form=form, absolute=True)
+        write_records(path, records, format=format, absolute=True)
         file = RecordsFile(path)
         assert [replace(record, origin="") for record in file] == records
-        assert file.form == form
+        assert file.format == format
         assert list(folder.iterdir()) == [path]
 
     check()
@@ -123,11 +127,11 @@ def is_same(found: Record, expected: Record) -> bool:
 @given(
     records=records((0, 3), 2, JSON, TEXT | st.just("a <image> b"), TEXT | st.just("<image>")),
     keys=st.lists(st.sampled_from(["turns", "images", "image", "messages", "question", "system", "tools", "output"])),
-    form=st.sampled_from(FORM_NAMES),
+    format=st.sampled_from(FORMAT_NAMES),
     suffix=st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]),
 )
-def test_no_record_is_changed_in_silence(
-    tmp_path_factory: pytest.TempPathFactory, records: list[Record], keys: list[str], form: FormName, suffix: str
+def test_no_record_is_changed_silently(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Record], keys: list[str], format: FormatName, suffix: str
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "any"
     folder.mkdir(exist_ok=True)
@@ -143,7 +147,7 @@ def test_no_record_is_changed_in_silence(
         for record in records
     ]
     try:
-        write_records(path, records, form=form)
+        write_records(path, records, format=format)
     except (RecordsError, UsageError):
         assert list(folder.iterdir()) == []
     else:
@@ -154,7 +158,7 @@ def test_no_record_is_changed_in_silence(
 
 
 ONE = Record((Path("/data/a.jpg"),), (Turn("Q", "A"),))
-NOT_HELD: dict[str, tuple[Record, FormName, str, str]] = {
+NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
     "turns in flat": (replace(ONE, turns=ONE.turns * 2), "flat", ".jsonl", "it holds one question a record, and this"),
     "turns in CSV": (
         replace(ONE, turns=ONE.turns * 2),
@@ -169,37 +173,37 @@ NOT_HELD: dict[str, tuple[Record, FormName, str, str]] = {
         "it holds one image a record, and this one h",
     ),
     "no image in flat": (replace(ONE, images=()), "flat", ".csv", "it holds one image a record, and this one has 0"),
-    "system in flat": (replace(ONE, system="S"), "flat", ".jsonl", "it has no place for a system text"),
-    "a mark that is a word": (
+    "system in flat": (replace(ONE, system="S"), "flat", ".jsonl", "it cannot hold a system text"),
+    "a word like a tag": (
         replace(ONE, turns=(Turn("Q", "<image>"),)),
         "llava",
         ".json",
         "<image> in message 2, of the",
     ),
-    "metadata in its way": (
+    "metadata with a key of the format": (
         replace(ONE, metadata={"images": 1}),
         "sharegpt",
         ".json",
         "its metadata would be read back as {}",
     ),
-    "metadata of a form": (
+    "metadata with a key of another format": (
         replace(ONE, metadata={"turns": 1}),
         "llava",
         ".json",
-        "it would be read as the form canonical",
+        "it would be read as the format canonical",
     ),
     "metadata with meaning": (
         replace(ONE, metadata={"tools": 1}),
         "messages",
         ".json",
-        "it has `tools`, and tool calls",
+        "it has `tools`; tool calls",
     ),
-    "metadata of no type": (replace(ONE, metadata={"a": {1}}), "llava", ".json", "it can not be written as JSON"),
+    "metadata that is not JSON": (replace(ONE, metadata={"a": {1}}), "llava", ".json", "cannot be written as JSON"),
     "half a character": (
         replace(ONE, turns=(Turn("Q", "\ud800"),)),
         "llava",
         ".json",
-        "it can not be written as JSON in",
+        "cannot be written as JSON in",
     ),
     "no answer": (
         replace(ONE, turns=(Turn("Q", ""),)),
@@ -210,56 +214,56 @@ NOT_HELD: dict[str, tuple[Record, FormName, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("record", "form", "suffix", "expected"), NOT_HELD.values(), ids=NOT_HELD.keys())
-def test_what_a_form_can_not_hold_is_refused_and_named(
-    tmp_path: Path, record: Record, form: FormName, suffix: str, expected: str
+@pytest.mark.parametrize(("record", "format", "suffix", "expected"), NOT_HELD.values(), ids=NOT_HELD.keys())
+def test_a_record_that_a_format_cannot_hold_is_refused_and_named(
+    tmp_path: Path, record: Record, format: FormatName, suffix: str, expected: str
 ) -> None:
     path = tmp_path / f"out{suffix}"
     path.write_text("before")
     with pytest.raises(RecordsError) as refusal:
-        write_records(path, [ONE, replace(record, origin="train.jsonl:7")], form=form, absolute=True)
+        write_records(path, [ONE, replace(record, origin="train.jsonl:7")], format=format, absolute=True)
     assert str(refusal.value).startswith("train.jsonl:7: ") and expected in str(refusal.value)
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
-def test_values_of_different_types_have_no_column(tmp_path: Path) -> None:
+def test_values_of_different_types_cannot_be_a_parquet_column(tmp_path: Path) -> None:
     records = [replace(ONE, metadata={"a": value}) for value in (1, "x")]
     for wrong in (records, [replace(ONE, metadata={"a": {}})]):
-        with pytest.raises(RecordsError, match="the values under `a` have not .*; write JSONL, or canonical records"):
-            write_records(tmp_path / "out.parquet", wrong, form="flat", absolute=True)
+        with pytest.raises(RecordsError, match="under `a` have different types, .*; write JSONL, or canonical records"):
+            write_records(tmp_path / "out.parquet", wrong, format="flat", absolute=True)
     write_records(tmp_path / "out.parquet", records, absolute=True)
     assert [record.metadata["a"] for record in read_records(tmp_path / "out.parquet")] == [1, "x"]
 
 
-def test_what_is_no_number_is_held_too(tmp_path: Path) -> None:
+def test_nan_is_written_and_read_back(tmp_path: Path) -> None:
     write_records(tmp_path / "out.jsonl", [replace(ONE, metadata={"a": math.nan})], absolute=True)
     assert math.isnan(read_records(tmp_path / "out.jsonl")[0].metadata["a"])
 
 
-def test_a_table_holds_what_is_no_text_as_json_and_an_empty_cell_is_nothing(tmp_path: Path) -> None:
+def test_csv_holds_other_values_as_json_and_leaves_empty_ones_out(tmp_path: Path) -> None:
     values = {"stage": 1, "references": ["a", "b"], "empty": "", "null": None, "yes": True}
     write_records(tmp_path / "out.csv", [replace(ONE, metadata=values)], absolute=True)
     [record] = read_records(tmp_path / "out.csv")
     assert record.metadata == {"stage": "1", "references": '["a", "b"]', "yes": "true"}
 
 
-def test_a_table_holds_no_other_form(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CSV holds flat records, and not the form llava; write JSONL or parquet"):
-        write_records(tmp_path / "out.csv", [ONE], form="llava")
+def test_csv_holds_only_the_flat_format(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="CSV holds flat records, not the format llava; write JSONL or parquet"):
+        write_records(tmp_path / "out.csv", [ONE], format="llava")
 
 
-def test_what_llava_itself_does_with_marks(tmp_path: Path) -> None:
+def test_image_tags_are_written_as_llava_itself_does(tmp_path: Path) -> None:
     """https://github.com/haotian-liu/LLaVA/blob/main/llava/train/train.py, preprocess_multimodal"""
-    write_records(tmp_path / "out.json", [ONE], form="llava", absolute=True)
+    write_records(tmp_path / "out.json", [ONE], format="llava", absolute=True)
     [row] = json.loads((tmp_path / "out.json").read_text())
     assert row["image"] == "/data/a.jpg"
     assert row["conversations"] == [{"from": "human", "value": "<image>\nQ"}, {"from": "gpt", "value": "A"}]
 
 
 @pytest.mark.parametrize("write", [lambda path: path.as_uri(), str], ids=["URL", "path"])
-def test_openai_names_images_by_urls_and_reads_paths_too(tmp_path: Path, write: Callable[[Path], str]) -> None:
+def test_openai_format_writes_urls_and_reads_paths_too(tmp_path: Path, write: Callable[[Path], str]) -> None:
     image = tmp_path / "a b.jpg"
-    write_records(tmp_path / "out.jsonl", [replace(ONE, images=(image,))], form="openai")
+    write_records(tmp_path / "out.jsonl", [replace(ONE, images=(image,))], format="openai")
     text = (tmp_path / "out.jsonl").read_text()
     assert image.as_uri() in text
     (tmp_path / "out.jsonl").write_text(text.replace(image.as_uri(), write(image)))

@@ -1,12 +1,9 @@
-"""Definitions: mistakes are named by key, and each known set is read in exactly the form in which it is published."""
+"""Dataset definitions: mistakes are named by key."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -15,18 +12,19 @@ import pytest
 import yaml
 from pyarrow import parquet
 
-from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_sets, read_definition
+from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
-from lookonce.datasets.records import Record, read_records
-from lookonce.errors import ImageError, SourceError, UsageError
+from lookonce.errors import UsageError
 
-SETS = ["endovis18-vqa", "kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
+KNOWN = ["endovis18-vqa", "kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
+
+
 EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def jpeg(name: object) -> bytes:
-    """Bytes that are no other image's; only their beginning says what they are."""
+    """Unique bytes that begin like a JPEG."""
     return b"\xff\xd8\xff\xe0" + f"image {name} ".encode() * 40
 
 
@@ -38,32 +36,18 @@ def write_parquet(path: Path, rows: list[dict], **types) -> None:
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
-def write_images(folder: Path, names: list[str]) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(jpeg(name))
-
-
 def made(name: str, tmp_path: Path, **options) -> Prepared:
     return prepare(name, tmp_path / "out", Options(source=str(tmp_path / "in"), **options))
 
 
-def records_of(prepared: Prepared, part: str) -> list[Record]:
-    return read_records(prepared.folder / f"{part}.jsonl")
-
-
-def counts(prepared: Prepared, key: str = "records") -> dict[str, int]:
-    return {part: number for part, number in prepared.report["split"][key].items() if number}
-
-
-def test_the_known_sets_are_those_that_are_named_in_the_help_and_in_the_readme():
-    assert known_sets() == SETS
+def test_the_readme_names_all_known_datasets():
+    assert known_datasets() == KNOWN
     readme = (FOLDER / "README.md").read_text()
-    assert all(f"`{name}`" in readme for name in SETS)
+    assert all(f"`{name}`" in readme for name in KNOWN)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_a_known_definition_is_called_as_its_file_and_names_licence_and_homepage(name):
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_definition_has_the_name_of_its_file_a_licence_and_a_homepage(name):
     definition = find_definition(name)
     assert definition.name == name and definition.title and definition.licence != "unknown"
     assert definition.homepage.startswith("https://") and definition.paper.startswith("https://")
@@ -93,7 +77,7 @@ def test_a_known_definition_is_called_as_its_file_and_names_licence_and_homepage
         ({"name": "x", "duplicates": "forget"}, "duplicates: "),
     ],
 )
-def test_what_is_wrong_in_a_definition_is_named_by_its_key(tmp_path, values, message):
+def test_mistakes_in_a_definition_are_named_by_key(tmp_path, values, message):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(values))
     with pytest.raises(UsageError, match="mine.yaml") as refusal:
@@ -102,236 +86,35 @@ def test_what_is_wrong_in_a_definition_is_named_by_its_key(tmp_path, values, mes
 
 
 @pytest.mark.parametrize("text", ["- a", "just text", "a: [", ""])
-def test_what_is_no_definition_at_all_is_refused(tmp_path, text):
+def test_a_file_without_a_definition_is_refused(tmp_path, text):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UsageError, match="mine.yaml"):
         find_definition(str(tmp_path / "mine.yaml"))
 
 
-def test_a_name_that_is_not_known_is_answered_with_those_that_are():
+def test_an_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(UsageError, match="did you mean `kvasir-vqa`.*path-vqa, slake, vqa-rad, or name a YAML"):
         find_definition("kvasir_vqa")
 
 
-def test_kvasir_vqa_as_the_hub_has_it(tmp_path):
-    rows = []
-    for number in range(20):
-        image = {"bytes": jpeg(number), "path": f"cl{number}.jpg"}
-        common = {"image": image, "source": "Polyps"}
-        for question, answer in [
-            ("How many instrumnets are in the image?", "0"),
-            ("What is the size of the polyp?", ">20"),
-            ("What is the size of the polyp?", "<5mm"),
-        ]:
-            rows.append(common | {"question": question, "answer": answer, "img_id": f"cl{number}"})
-    rows.append(rows[0] | {"question": "none", "answer": None})
-    for number in range(3):
-        write_parquet(tmp_path / "in" / "data" / f"{number:05d}.parquet", rows[number * 21 : number * 21 + 21])
-    prepared = made("kvasir-vqa", tmp_path)
-    assert counts(prepared, "images") == {"train": 14, "val": 3, "test": 3}
-    assert prepared.report["rows"]["left_out"] == {
-        "no question or no answer": 1,
-        "merged into another row's record": 20,
-    }
-    count, size = records_of(prepared, "val")[:2]
-    assert (count.turns[0].question, count.turns[0].answer) == ("How many instruments are in the image?", "0")
-    assert count.metadata == {
-        "img_id": count.images[0].stem,
-        "category": "count",
-        "stage": 2,
-        "source": "Polyps",
-        "original": [{"question": "How many instrumnets are in the image?", "answer": "0"}],
-    }
-    assert size.metadata["references"] == [">20mm", "<5mm"] and size.turns[0].answer == ">20mm"
-    assert [pair["answer"] for pair in size.metadata["original"]] == [">20", "<5mm"]
-    assert size.images[0].read_bytes() == jpeg(int(size.images[0].stem[2:]))
-
-
-URL = "https://huggingface.co/datasets/SimulaMet/Kvasir-VQA-x1/resolve/main/images/{}.jpg"
-
-
-def write_x1(folder: Path) -> None:
-    """Ten questions about each of ten images; of the first six images, one of them is in the official test."""
-    parts: dict[str, list[dict]] = {"train": [], "test": []}
-    for image in range(10):
-        for number in range(10):
-            part = "test" if (number == 9 and image < 6) or image == 9 else "train"
-            parts[part].append(
-                {
-                    "img_id": f"cl{image}",
-                    "complexity": 1 + number % 3,
-                    "question": f"What is shown ({number})?",
-                    "original": json.dumps([{"q": "Is there text?", "a": "no"}]),
-                    "answer": "No text is shown.",
-                    "question_class": ["text"],
-                    "image": URL.format(f"cl{image}"),
-                }
-            )
-    for part, rows in parts.items():
-        write_parquet(folder / "data" / f"{part}-00000-of-00001.parquet", rows, image=pa.string())
-    write_images(folder / "images", [f"cl{image}.jpg" for image in range(10)])
-
-
-def test_kvasir_vqa_x1_is_split_by_image_and_the_leak_of_its_own_split_is_shown(tmp_path):
-    write_x1(tmp_path / "in")
-    prepared = made("kvasir-vqa-x1", tmp_path)
-    assert counts(prepared) == {"train": 60, "val": 20, "test": 20}
-    assert all(leak["also_in_train"] == 0 for leak in prepared.report["split"]["leaks"].values())
-    own = prepared.report["official_split"]
-    assert own["records"] == {"train": 84, "val": 0, "test": 16}
-    assert own["leaks"]["test"] == {
-        "images": 7,
-        "also_in_train": 6,
-        "share": 0.8571,
-        "questions": 16,
-        "about_images_in_train": 6,
-    }
-    record = records_of(prepared, "test")[0]
-    assert record.metadata["question_class"] == ["text"] and record.metadata["complexity"] == 1
-    assert json.loads(record.metadata["atomic"]) == [{"q": "Is there text?", "a": "no"}]
-    assert record.images[0].read_bytes() == jpeg(record.images[0].name)
-
-
-def test_kvasir_vqa_x1_keeps_its_own_split_if_asked_and_shows_its_leak(tmp_path):
-    write_x1(tmp_path / "in")
-    prepared = made("kvasir-vqa-x1", tmp_path, split="official")
-    assert counts(prepared) == {"train": 84, "test": 16}
-    assert prepared.report["split"]["leaks"]["test"]["share"] == 0.8571
-    assert prepared.report["official_split"] is None
-    assert {record.metadata["official_split"] for record in records_of(prepared, "test")} == {"test"}
-
-
-@pytest.mark.parametrize("place", ["image_weak_augmented/variant_{}", "variant_{}"])
-def test_transformed_variants_of_x1_are_further_images_on_the_side_of_theirs(tmp_path, place):
-    write_x1(tmp_path / "in")
-    for variant in (1, 2, 3):
-        write_images(tmp_path / "in" / place.format(variant), [f"cl{image}.jpg" for image in range(9)])
-        for image in range(9):
-            (tmp_path / "in" / place.format(variant) / f"cl{image}.jpg").write_bytes(jpeg((variant, image)))
-    prepared = made("kvasir-vqa-x1", tmp_path, num_variants=2)
-    assert prepared.report["rows"]["of_variants"] == 180 and prepared.report["rows"]["records"] == 280
-    sides: dict[str, set[str]] = {}
-    for part in ("train", "val", "test"):
-        for record in records_of(prepared, part):
-            sides.setdefault(record.metadata["img_id"], set()).add(part)
-            variant = record.metadata.get("variant")
-            image = record.metadata["img_id"]
-            expected = jpeg((int(variant), int(image[2:]))) if variant else jpeg(f"{image}.jpg")
-            assert record.images[0].read_bytes() == expected
-            assert record.images[0].stem == (f"{image}-variant-{variant}" if variant else image)
-    assert all(len(found) == 1 for found in sides.values())
-
-
-def test_variants_that_are_not_there_are_an_error(tmp_path):
-    write_x1(tmp_path / "in")
-    with pytest.raises(ImageError, match=r"no transformed variant .*looked for image_weak_augmented/variant_\{variant"):
-        made("kvasir-vqa-x1", tmp_path, num_variants=1)
-
-
-def test_columns_that_a_definition_does_not_name_are_told(tmp_path):
+def test_unused_columns_are_reported(tmp_path):
     write_parquet(
         tmp_path / "in" / "a.parquet", [{"image": {"bytes": jpeg(0)}, "question": "a", "answer": "b", "c": "d"}]
     )
     assert made("kvasir-vqa", tmp_path).report["columns_left_out"] == ["c"]
 
 
-@pytest.mark.parametrize("name", ["vqa-rad", "path-vqa"])
-def test_sets_of_image_question_and_answer_have_images_without_names(tmp_path, name):
-    parts = {"train": range(6), "test": range(4, 8)} | ({"validation": range(8, 10)} if name == "path-vqa" else {})
-    for part, images in parts.items():
-        rows = [
-            {"image": {"bytes": jpeg(image), "path": None}, "question": f" what is it ({part})?", "answer": "a lung"}
-            for image in images
-        ]
-        write_parquet(tmp_path / "in" / "data" / f"{part}-00000-of-00001-eb8844.parquet", rows)
-    prepared = made(name, tmp_path, split="official")
-    assert counts(prepared) == {"train": 6, "test": 4} | ({"val": 2} if name == "path-vqa" else {})
-    assert prepared.report["split"]["leaks"]["test"]["share"] == 0.5
-    record = records_of(prepared, "train")[0]
-    assert record.turns[0].question == "what is it (train)?" and len(record.images[0].stem) == 64
-
-
-@pytest.mark.parametrize("form", ["zip", "folder"])
-def test_slake_is_lists_of_objects_beside_a_zip_file_or_a_folder(tmp_path, form):
-    (tmp_path / "in").mkdir()
-    row = {
-        "location": "Abdomen",
-        "modality": "MRI",
-        "answer_type": "OPEN",
-        "base_type": "vqa",
-        "content_type": "Modality",
-        "triple": ["vhead", "_", "_"],
-    }
-    number = 0
-    for part, images in {"train": (0, 1), "validation": (2,), "test": (3,)}.items():
-        rows = []
-        for image in images:
-            for language, question in (("en", "What modality is it?"), ("zh", "这是什么模态？")):
-                number += 1
-                name = {"img_id": image, "img_name": f"xmlab{image}/source.jpg", "qid": number}
-                rows.append(name | {"question": question, "answer": "MRI", "q_lang": language} | row)
-        (tmp_path / "in" / f"{part}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-    names = [f"imgs/xmlab{image}/source.jpg" for image in range(4)]
-    if form == "zip":
-        with zipfile.ZipFile(tmp_path / "in" / "imgs.zip", "w") as archive:
-            for name in names:
-                archive.writestr(name, jpeg(name))
-    else:
-        write_images(tmp_path / "in", names)
-    prepared = made("slake", tmp_path)
-    assert counts(prepared) == {"train": 4, "val": 2, "test": 2}
-    english, chinese = records_of(prepared, "val")
-    assert english.images[0].name == "2.jpg" and english.images[0].read_bytes() == jpeg("imgs/xmlab2/source.jpg")
-    assert chinese.turns[0].question == "这是什么模态？"
-    assert english.metadata == {
-        "img_id": "2",
-        "official_split": "val",
-        "language": "en",
-        "category": "Modality",
-        "qid": 5,
-        **{key: value for key, value in row.items() if key != "content_type"},
-    }
-
-
-def test_endovis18_vqa_is_text_files_and_split_by_video(tmp_path):
-    for sequence in (1, 2, 10):
-        for frame in range(3):
-            place = tmp_path / "in" / f"seq_{sequence}"
-            write_images(place / "left_frames", [f"frame{frame:03d}.png"])
-            (place / "left_frames" / f"frame{frame:03d}.png").write_bytes(jpeg((sequence, frame)))
-            path = place / "vqa" / "Classification" / f"frame{frame:03d}_QA.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("What organ is being operated?|kidney\nWhat is the state of prograsp_forceps?|Idle\n\n")
-            (place / "vqa" / "Sentence").mkdir(exist_ok=True)
-            (place / "vqa" / "Sentence" / path.name).write_text("not read|at all\n")
-    prepared = made("endovis18-vqa", tmp_path)
-    assert counts(prepared) == {"train": 12, "val": 6}
-    records = records_of(prepared, "train")
-    assert [record.metadata["sequence"] for record in records] == ["2"] * 6 + ["10"] * 6
-    assert records[0].metadata["img_id"] == "seq_2_frame000"
-    assert records[1].turns[0].answer == "Idle"
-    assert records[0].images[0].read_bytes() == jpeg((2, 0))
-    drawn = prepare("endovis18-vqa", tmp_path / "drawn", Options(source=str(tmp_path / "in"), split="image"))
-    sides = Counter((record.metadata["sequence"], part) for part in counts(drawn) for record in records_of(drawn, part))
-    assert len(sides) == len({sequence for sequence, _ in sides}) == 3
-
-
-def test_a_set_that_is_not_on_the_hub_says_where_it_is(tmp_path):
-    with pytest.raises(SourceError, match="is not on the Hub: get it from https://github.com.*--source DIR"):
-        prepare("endovis18-vqa", tmp_path / "out")
-
-
 def test_definitions_are_in_the_wheel(root, tmp_path):
-    """setuptools lists what it would put in; building a wheel takes the network."""
+    """Asks setuptools for the list of files, since building a wheel needs the network."""
     code = (
         "import pathlib, setuptools, setuptools.dist, sys\n"
         "dist = setuptools.dist.Distribution({'script_name': 'setup.py'}); dist.parse_config_files()\n"
         "command = dist.get_command_obj('build_py'); command.ensure_finalized()\n"
-        "print(*[f'{place}/{name}' for _, place, _, names in command.data_files for name in names])"
+        "print(*[f'{folder}/{name}' for _, folder, _, names in command.data_files for name in names])"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=root, capture_output=True, text=True)
     found = {Path(name).name for name in done.stdout.split() if "datasets" in name}
-    assert {f"{name}.yaml" for name in SETS} <= found, done.stdout + done.stderr
+    assert {f"{name}.yaml" for name in KNOWN} <= found, done.stdout + done.stderr
 
 
 def test_the_examples_in_the_readme_are_definitions(tmp_path):

@@ -1,4 +1,4 @@
-"""Cleaning: what each rule does to text, that all is counted, and that what a row was is never lost."""
+"""Cleaning: how each rule changes text, that every row is counted, and that original texts are kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def row(question: str = "Is there text?", answer: str = "yes", key: str = "a", *
         ("", ""),
     ],
 )
-def test_whole_words_are_replaced_and_no_parts_of_words(text, after):
+def test_only_whole_words_are_replaced(text, after):
     assert replace_words(text, {"instrumnets": "instruments", "rigth": "right"}) == after
 
 
@@ -61,7 +61,7 @@ def test_whole_words_are_replaced_and_no_parts_of_words(text, after):
         ("a >20", "a >20"),
     ],
 )
-def test_whole_labels_are_replaced_wherever_they_stand(text, after):
+def test_only_whole_labels_are_replaced(text, after):
     assert replace_labels(text, {">20": ">20mm"}) == after
 
 
@@ -76,7 +76,7 @@ def test_whole_labels_are_replaced_wherever_they_stand(text, after):
         (" one ", " one "),
     ],
 )
-def test_labels_are_separated_in_one_way(text, after):
+def test_labels_are_separated_by_semicolon_and_space(text, after):
     assert separate_labels(text) == after
 
 
@@ -91,11 +91,11 @@ def test_labels_are_separated_in_one_way(text, after):
         ("none", ["x"], "none"),
     ],
 )
-def test_labels_come_in_the_stated_order_then_by_the_alphabet_and_none_is_lost(text, order, after):
+def test_labels_are_in_the_given_order_then_alphabetical_and_none_is_lost(text, order, after):
     assert order_labels(text, order) == after
 
 
-def test_spaces_are_single_and_inside():
+def test_outer_spaces_are_removed_and_inner_ones_are_single():
     assert strip_spaces("  a \t b\n") == "a b"
 
 
@@ -110,7 +110,7 @@ def test_spaces_are_single_and_inside():
         ("nonet", "nano", True),
     ],
 )
-def test_rows_without_question_or_answer_are_left_out_and_the_answer_none_is_not(question, answer, stays):
+def test_rows_without_question_or_answer_are_left_out_but_not_the_answer_none(question, answer, stays):
     kept, tallies = clean([row(question, answer)], KVASIR)
     assert bool(kept) is stays
     assert tallies[0].num_dropped == (not stays)
@@ -132,13 +132,13 @@ def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
     assert tallies[1].examples == [["How many instrumnets are in the image?", after.question]]
 
 
-def test_a_row_that_no_rule_changes_is_the_same_row():
+def test_a_row_that_no_rule_changes_is_the_same_object():
     before = row("Is there text?", "yes")
     [after], _ = clean([before], KVASIR)
     assert after is before and after.read_as is None
 
 
-def test_what_is_empty_after_all_rules_is_left_out_and_counted():
+def test_rows_that_are_empty_after_all_rules_are_left_out_and_counted():
     kept, tallies = clean([row(answer="x"), row(question=" ")], [rule(rule="replace_labels", labels={"x": ""})])
     assert kept == [] and (tallies[-1].name, tallies[-1].num_dropped) == ("empty question or answer", 2)
 
@@ -161,7 +161,7 @@ def test_a_rule_with_a_mistake_is_refused(values, message):
     ("value", "text"),
     [(None, ""), ("a", "a"), (2, "2"), (2.0, "2"), (2.5, "2.5"), (float("nan"), "nan"), (True, "True")],
 )
-def test_values_of_columns_are_texts(value, text):
+def test_values_of_columns_become_texts(value, text):
     assert text_of(value) == text
 
 
@@ -174,7 +174,7 @@ ROWS = st.lists(st.builds(row, TEXTS, TEXTS, st.sampled_from("abc")), max_size=1
 
 @settings(max_examples=150, deadline=None)
 @given(rows=ROWS)
-def test_every_row_is_kept_or_counted_and_what_it_was_is_known(rows):
+def test_every_row_is_kept_or_counted_and_keeps_its_original_texts(rows):
     numbered = [row(one.question, one.answer, one.key, origin=str(number)) for number, one in enumerate(rows)]
     kept, tallies = clean(numbered, KVASIR)
     assert len(kept) + sum(tally.num_dropped for tally in tallies) == len(rows)
@@ -187,7 +187,7 @@ def test_every_row_is_kept_or_counted_and_what_it_was_is_known(rows):
 
 @settings(max_examples=100, deadline=None)
 @given(rows=ROWS)
-def test_cleaning_what_is_clean_changes_nothing(rows):
+def test_cleaning_twice_changes_nothing_more(rows):
     kept, _ = clean(rows, KVASIR)
     again, tallies = clean(kept, KVASIR)
     assert again == kept and not any(tally.num_changed or tally.num_dropped for tally in tallies)
@@ -206,19 +206,21 @@ POLYPS = [row("type?", answer) for answer in ("ip", "is", "ip")] + [row("type?",
         ("drop", [("ip",), ("small",)]),
     ],
 )
-def test_differing_answers_are_merged_kept_or_dropped_and_the_same_ones_are_one(policy, answers):
-    groups, found = join_duplicates(POLYPS, policy)
-    assert [tuple(one.answer for one in group) for group in groups] == answers
+def test_differing_answers_are_merged_kept_or_dropped_and_identical_ones_are_one(policy, answers):
+    records, found = join_duplicates(POLYPS, policy)
+    assert [tuple(one.answer for one in of_record) for of_record in records] == answers
     assert (found.num_pairs, found.num_differing_pairs, found.num_identical) == (1, 1, 1)
 
 
 @settings(max_examples=100, deadline=None)
 @given(rows=ROWS, policy=st.sampled_from(["merge", "keep", "drop"]))
 def test_every_row_is_in_a_record_or_counted(rows, policy):
-    groups, found = join_duplicates(rows, policy)
-    assert len(groups) + found.num_identical + found.num_merged + found.num_dropped == len(rows)
-    answers = [{(one.key, one.question, one.answer) for one in part} for part in (rows, [o for g in groups for o in g])]
+    records, found = join_duplicates(rows, policy)
+    assert len(records) + found.num_identical + found.num_merged + found.num_dropped == len(rows)
+    answers = [
+        {(one.key, one.question, one.answer) for one in some} for some in (rows, [o for r in records for o in r])
+    ]
     assert answers[1] <= answers[0] and (policy == "drop" or answers[0] == answers[1])
-    for group in groups:
-        assert len({(one.key, one.question) for one in group}) == 1
-        assert len({one.answer for one in group}) == len(group)
+    for of_record in records:
+        assert len({(one.key, one.question) for one in of_record}) == 1
+        assert len({one.answer for one in of_record}) == len(of_record)

@@ -1,4 +1,4 @@
-"""Whatever form somebody has a set in, what comes of it is the same; what can not be read is named."""
+"""Every file format of a source gives the same records; images are found beside them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ import pytest
 from pyarrow import parquet
 from webdataset import TarWriter
 
-from lookonce.datasets.prepare import chunks as portions
-from lookonce.datasets.prepare import parquet_files
+from lookonce.datasets.prepare import chunks
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.prepare.sources import find_source
+from lookonce.datasets.readers import parquet as parquet_reader
 from lookonce.datasets.records import read_records
-from lookonce.errors import ImageError, LookonceError, RecordsError, SourceError, UsageError
+from lookonce.errors import ImageError, UsageError
 
 EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
 IMAGES = {f"cl{number}": b"\xff\xd8\xff\xe0" + bytes([number]) * (1000 + number) for number in range(10)}
+
+
 ROWS = [
     {"img_id": name, "source": "Polyps", "question": question, "answer": answer}
     for number, name in enumerate(IMAGES)
@@ -53,8 +57,8 @@ def in_parquet(folder: Path, **options) -> None:
     kinds = [(name, EMBEDDED if name == "image" else pa.string()) for name in rows[0]]
     (folder / "data").mkdir(parents=True)
     for number in range(3):
-        part = rows[number * len(rows) // 3 : (number + 1) * len(rows) // 3]
-        table = pa.Table.from_pylist(part, schema=pa.schema(kinds))
+        some = rows[number * len(rows) // 3 : (number + 1) * len(rows) // 3]
+        table = pa.Table.from_pylist(some, schema=pa.schema(kinds))
         parquet.write_table(table, folder / "data" / f"{number:05d}.parquet", **options)
 
 
@@ -73,7 +77,7 @@ def in_csv(folder: Path) -> None:
 
 
 def flat(row: dict) -> dict:
-    """A row as the flat form has it."""
+    """A row in flat format."""
     name = row["img_id"]
     rest = {key: row[key] for key in ("question", "answer", "source")}
     return {"image_id": name, "image_filename": f"{name}.jpg"} | rest
@@ -109,17 +113,17 @@ def in_tar_of_images(folder: Path) -> None:
     (folder / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def in_webdataset(folder: Path, form: str = "list") -> None:
+def in_webdataset(folder: Path, layout: str = "list") -> None:
     folder.mkdir()
     for part, names in enumerate((list(IMAGES)[:6], list(IMAGES)[6:])):
         with TarWriter(str(folder / f"{part:05d}.tar")) as writer:
             for name in names:
                 rows = [{key: item for key, item in row.items()} for row in ROWS if row["img_id"] == name]
-                value = rows if form == "list" else {"source": "Polyps", "img_id": name, "qa": rows}
+                value = rows if layout == "list" else {"source": "Polyps", "img_id": name, "qa": rows}
                 writer.write({"__key__": name, "jpg": IMAGES[name], "json": value})
 
 
-FORMS: dict[str, Callable[[Path], None]] = {
+LAYOUTS: dict[str, Callable[[Path], None]] = {
     "parquet": in_parquet,
     "parquet, dictionary": lambda folder: in_parquet(folder, dictionary_pagesize_limit=1 << 30, row_group_size=4),
     "parquet, plain binary": in_plain_binary,
@@ -133,8 +137,8 @@ FORMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def made(place: Path, source: Path, **options) -> Prepared:
-    return prepare("kvasir-vqa", place, Options(source=str(source), **options))
+def made(folder: Path, source: Path, **options) -> Prepared:
+    return prepare("kvasir-vqa", folder, Options(source=str(source), **options))
 
 
 def content(prepared: Prepared) -> dict[str, bytes]:
@@ -150,9 +154,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return content(made(folder / "out", folder / "in"))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_all_forms_give_the_same_records_and_the_same_bytes_of_images(tmp_path, form, expected):
-    FORMS[form](tmp_path / "in")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_file_formats_give_the_same_records_and_image_files(tmp_path, layout, expected):
+    LAYOUTS[layout](tmp_path / "in")
     prepared = made(tmp_path / "out", tmp_path / "in")
     assert content(prepared) == expected
     hashes = {hashlib.sha256(data).hexdigest() for data in IMAGES.values()}
@@ -161,31 +165,31 @@ def test_all_forms_give_the_same_records_and_the_same_bytes_of_images(tmp_path, 
     assert prepared.report["rows"]["read"] == len(ROWS)
 
 
-def test_one_file_is_a_source_and_images_may_lie_elsewhere(tmp_path, expected):
+def test_a_source_may_be_one_file_with_images_elsewhere(tmp_path, expected):
     in_jsonl(tmp_path / "in")
     (tmp_path / "in" / "images").rename(tmp_path / "frames")
     prepared = made(tmp_path / "out", tmp_path / "in" / "all.jsonl", image_root=tmp_path / "frames")
     assert content(prepared) == expected
 
 
-@pytest.mark.parametrize("portion", [1, 3, 7])
-def test_portions_of_any_size_give_the_same(tmp_path, monkeypatch, portion, expected):
-    monkeypatch.setattr(portions, "PORTION_ROWS", portion)
-    monkeypatch.setattr(parquet_files, "BATCH_ROWS", 2)
-    FORMS["parquet, dictionary"](tmp_path / "parquet")
+@pytest.mark.parametrize("chunk_rows", [1, 3, 7])
+def test_chunks_of_any_size_give_the_same_records(tmp_path, monkeypatch, chunk_rows, expected):
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(parquet_reader, "IMAGE_ROWS", 2)
+    LAYOUTS["parquet, dictionary"](tmp_path / "parquet")
     assert content(made(tmp_path / "a", tmp_path / "parquet")) == expected
     in_csv(tmp_path / "csv")
     assert content(made(tmp_path / "b", tmp_path / "csv")) == expected
 
 
-def test_the_form_can_be_chosen_where_a_folder_holds_several(tmp_path):
+def test_the_file_format_can_be_chosen_if_a_folder_has_several(tmp_path):
     in_csv(tmp_path / "in")
     (tmp_path / "in" / "some.jsonl").write_text("".join(json.dumps(flat(row)) + "\n" for row in ROWS[:3]))
     notes: list[str] = []
-    options = Options(source=str(tmp_path / "in"), form="json")
+    options = Options(source=str(tmp_path / "in"), format="json")
     chosen = prepare("kvasir-vqa", tmp_path / "a", options, notes.append)
     assert chosen.report["rows"]["read"] == 3
-    assert "reading 1 json file; left alone: metadata.csv (--format chooses)" in notes
+    assert "reading 1 json file; ignored: metadata.csv (--format chooses)" in notes
     assert made(tmp_path / "b", tmp_path / "in").report["rows"]["read"] == len(ROWS)
 
 
@@ -198,7 +202,7 @@ def test_the_form_can_be_chosen_where_a_folder_holds_several(tmp_path):
         (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], ["train"]),
     ],
 )
-def test_the_part_of_a_sets_own_split_is_seen_from_the_files_names(tmp_path, names, parts):
+def test_file_names_say_the_official_split(tmp_path, names, parts):
     write_images(tmp_path / "in" / "images")
     for number, name in enumerate(names):
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
@@ -208,7 +212,7 @@ def test_the_part_of_a_sets_own_split_is_seen_from_the_files_names(tmp_path, nam
     assert prepared.report["split"]["by"] == "the set itself"
 
 
-def test_a_column_says_the_part_before_a_files_name_does(tmp_path):
+def test_a_split_column_takes_precedence_over_file_names(tmp_path):
     write_images(tmp_path / "in" / "images")
     rows = [flat(ROWS[0]) | {"split": "test"}, flat(ROWS[5])]
     (tmp_path / "in" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -223,70 +227,10 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     assert find_source(tmp_path, find_definition("kvasir-vqa")).files == ("rows_1.csv", "rows_9.csv", "rows_10.csv")
 
 
-BROKEN = {
-    "cut parquet": ("a.parquet", b"PAR1 and no end", "a.parquet can not be read"),
-    "cut JSONL": ("a.jsonl", b'{"question": "a"\n', "a.jsonl:1: not JSON"),
-    "JSONL of lists": ("a.jsonl", b"[1]\n[2]\n", "a.jsonl can not be read"),
-    "JSON of numbers": ("a.json", b"[1, 2]", "a.json, entry 1: expected a JSON object, got int"),
-    "other columns": ("a.jsonl", b'{"q": "a", "answer": "b"}\n', "a.jsonl:1: expected a column `question`, got"),
-    "no answer": ("a.jsonl", b'{"question": "a"}\n', "say in the set's YAML file what it is called: columns: {answer"),
-    "latin-1": ("a.csv", "question,answer\nOù,là\n".encode("latin-1"), "a.csv can not be read"),
-    "short line": ("a.csv", b"question,answer\na,b\nc\n", "a.csv:3: expected 2 columns as its header has"),
-    "long line": ("a.csv", b"question,answer\na,b,c\n", "a.csv:2: expected 2 columns as its header has"),
-    "no tar": ("a.tar", b"x" * 2000, "a.tar can not be read"),
-}
-
-
-@pytest.mark.parametrize(("name", "data", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_can_not_be_read_is_named_with_its_place(tmp_path, name, data, message):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / name).write_bytes(data)
-    with pytest.raises(RecordsError) as refusal:
-        made(tmp_path / "out", tmp_path / "in")
-    assert message in str(refusal.value)
-
-
-def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path):
-    in_parquet(tmp_path / "in", compression="none", use_dictionary=False)
-    path = tmp_path / "in" / "data" / "00001.parquet"
-    data = bytearray(path.read_bytes())
-    data[10:400] = b"\xff" * 390
-    path.write_bytes(data)
-    with pytest.raises(RecordsError, match=r"data/00001.parquet can not be read"):
-        made(tmp_path / "out", tmp_path / "in")
-
-
-def test_a_tar_file_without_questions_is_refused(tmp_path):
-    (tmp_path / "in").mkdir()
-    with TarWriter(str(tmp_path / "in" / "a.tar")) as writer:
-        writer.write({"__key__": "a", "jpg": b"x"})
-    with pytest.raises(SourceError, match="holds no parquet"):
-        made(tmp_path / "out", tmp_path / "in")
-    with TarWriter(str(tmp_path / "in" / "a.tar")) as writer:
-        writer.write({"__key__": "a", "jpg": b"x", "json": ROWS[0]})
-        writer.write({"__key__": "b", "jpg": b"x"})
-    with pytest.raises(RecordsError, match=r"a.tar/b: expected a .json member with its questions, got \['jpg'\]"):
-        made(tmp_path / "out", tmp_path / "in")
-
-
-NOWHERE: dict[str, tuple[str, type[LookonceError], str]] = {
-    "missing": ("gone", SourceError, "there is nothing at"),
-    "empty folder": (".", SourceError, "holds no parquet, WebDataset tar, CSV, JSONL or JSON files with questions"),
-    "another file": ("a.txt", SourceError, "holds no parquet"),
-}
-
-
-@pytest.mark.parametrize(("name", "kind", "message"), NOWHERE.values(), ids=NOWHERE)
-def test_a_source_that_is_none_is_refused(tmp_path, name, kind, message):
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(kind, match=message):
-        made(tmp_path / "out", tmp_path / name)
-
-
 # Images that are not embedded.
 
 
-def test_rows_whose_image_is_not_there_are_left_out_counted_and_named(tmp_path):
+def test_rows_without_their_image_are_left_out_counted_and_named(tmp_path):
     in_csv(tmp_path / "in")
     (tmp_path / "in" / "images" / "cl3.jpg").unlink()
     missing = sum(row["img_id"] == "cl3" for row in ROWS)
@@ -295,11 +239,11 @@ def test_rows_whose_image_is_not_there_are_left_out_counted_and_named(tmp_path):
     assert report["images"]["not_found"] == {"no image was found: cl3": missing}
 
 
-def test_without_any_image_it_is_said_where_they_were_looked_for(tmp_path):
+def test_without_any_image_the_error_names_the_searched_paths(tmp_path):
     in_csv(tmp_path / "in")
     (tmp_path / "in" / "images").rename(tmp_path / "elsewhere")
     with pytest.raises(
-        ImageError, match=r"(?s)no row has an image; .*looked for .*images/\{image_id\}.jpg.*--image-root"
+        ImageError, match=r"(?s)no row has an image; .*searched for .*images/\{image_id\}.jpg.*--image-root"
     ):
         made(tmp_path / "out", tmp_path / "in")
 
@@ -314,18 +258,18 @@ def test_a_name_that_leads_out_of_the_source_is_not_opened(tmp_path, name):
     assert report["rows"]["left_out"] == {"no image": 1} and report["images"]["written"] == 1
 
 
-def test_an_image_that_can_not_be_read_is_counted_with_the_reason(tmp_path):
+def test_an_unreadable_image_is_counted_with_the_reason(tmp_path):
     in_zip(tmp_path / "in")
     path = tmp_path / "in" / "images.zip"
     data = path.read_bytes()
-    place = data.index(b"images/cl2.jpg") + 16
-    path.write_bytes(data[:place] + b"\xff\xff" + data[place + 2 :])
+    position = data.index(b"images/cl2.jpg") + 16
+    path.write_bytes(data[:position] + b"\xff\xff" + data[position + 2 :])
     report = made(tmp_path / "out", tmp_path / "in").report
     [reason] = report["images"]["not_found"]
-    assert "can not read image" in reason and reason.endswith(": cl2")
+    assert "cannot read image" in reason and reason.endswith(": cl2")
 
 
-def test_an_image_root_that_is_none_is_refused(tmp_path):
+def test_an_image_root_that_is_not_a_folder_is_refused(tmp_path):
     in_csv(tmp_path / "in")
-    with pytest.raises(UsageError, match="--image-root .*gone is no folder"):
+    with pytest.raises(UsageError, match="--image-root .*gone is not a folder"):
         made(tmp_path / "out", tmp_path / "in", image_root=tmp_path / "gone")

@@ -1,4 +1,4 @@
-"""A set on the Hub is downloaded at a commit, and its licence shown: huggingface_hub itself, and a Hub of our own."""
+"""A dataset on the Hub is downloaded at a commit, and its licence reported; huggingface_hub talks to a local server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 
-from lookonce.datasets.prepare import hub
 from lookonce.datasets.prepare.definition import HubSection, find_definition
 from lookonce.datasets.prepare.run import Options, prepare
+from lookonce.datasets.prepare.sources import download_source
 from lookonce.errors import SourceError, UsageError
 
 NAME = "SimulaMet-HOST/Kvasir-VQA"
@@ -33,61 +32,54 @@ def local(make_hub: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def endpoint(local: Any) -> str:
-    return str(local.endpoint)
-
-
-@pytest.fixture
 def section() -> HubSection:
     return HubSection(id=NAME, files=["data/*", "images/*"])
 
 
-def test_what_is_wanted_is_downloaded_at_the_commit_that_main_is(local, endpoint, section, capfd):
-    source = hub.download(section, KVASIR, endpoint=endpoint)
-    assert (source.place, source.revision, source.licence) == (NAME, SECOND, "cc-by-nc-4.0")
-    assert source.files == ("data/raw.jsonl",) and source.form == "json"
+def test_matching_files_are_downloaded_at_the_commit_of_main(local, section, capfd):
+    source = download_source(section, KVASIR)
+    assert (source.location, source.revision, source.licence) == (NAME, SECOND, "cc-by-nc-4.0")
+    assert source.files == ("data/raw.jsonl",) and source.format == "json"
     assert (source.root / "images" / "a.jpg").read_bytes() == FILES["images/a.jpg"]
     assert not (source.root / "notes.bin").exists() and capfd.readouterr() == ("", "")
     assert all(f"/resolve/{SECOND}/" in path for path in local.asked if "resolve" in path)
 
 
 @pytest.mark.parametrize("where", ["command line", "definition"])
-def test_a_revision_pins_the_commit(local, endpoint, section, where):
+def test_a_revision_pins_the_commit(local, section, where):
     pinned = section.model_copy(update={"revision": FIRST if where == "definition" else None})
-    source = hub.download(pinned, KVASIR, FIRST if where == "command line" else None, endpoint=endpoint)
+    source = download_source(pinned, KVASIR, FIRST if where == "command line" else None)
     assert source.revision == FIRST
     assert all(f"/resolve/{FIRST}/" in path for path in local.asked if "resolve" in path)
 
 
-def test_a_pinned_commit_that_was_downloaded_needs_no_hub(local, endpoint, section):
-    hub.download(section, KVASIR, FIRST, endpoint=endpoint)
+def test_a_downloaded_commit_needs_no_hub(local, section):
+    download_source(section, KVASIR, FIRST)
     local.refuses = (503, "")
-    again = hub.download(section, KVASIR, FIRST, endpoint=endpoint)
+    again = download_source(section, KVASIR, FIRST)
     assert again.files == ("data/raw.jsonl",) and again.revision == FIRST
-    with pytest.raises(SourceError, match=r"can not download .*/Kvasir-VQA from the Hub: .*(?s:.)*--source DIR"):
-        hub.download(section, KVASIR, endpoint=endpoint)
+    with pytest.raises(SourceError, match=r"cannot download .*/Kvasir-VQA from the Hub: .*(?s:.)*--source DIR"):
+        download_source(section, KVASIR)
 
 
-def test_a_set_that_is_not_there_is_named(endpoint):
-    with pytest.raises(SourceError, match="can not download no/such at revision main from the Hub"):
-        hub.download(HubSection(id="no/such"), KVASIR, "main", endpoint=endpoint)
+def test_an_unknown_dataset_is_refused_with_its_name(local):
+    with pytest.raises(SourceError, match="cannot download no/such at revision main from the Hub"):
+        download_source(HubSection(id="no/such"), KVASIR, "main")
 
 
-def test_prepare_tells_the_commit_and_the_licence_and_the_report_names_them(endpoint, monkeypatch, tmp_path):
-    real = hub.download
-    monkeypatch.setattr(
-        "lookonce.datasets.prepare.run.download", lambda *arguments: real(*arguments, endpoint=endpoint)
-    )
+def test_prepare_reports_the_commit_and_the_licence(local, tmp_path):
     notes: list[str] = []
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"name: mine\nlicence: CC BY-NC 4.0\nhub: {{id: {NAME}, files: [data/*, images/*]}}")
     report = prepare(str(mine), tmp_path / "out", Options(), notes.append).report
-    assert f"{NAME} at commit {SECOND}, licence there: cc-by-nc-4.0; the same again: --revision {SECOND}" in notes
+    assert (
+        f"{NAME} at commit {SECOND}, licence there: cc-by-nc-4.0; to get the same again: --revision {SECOND}" in notes
+    )
     assert "CC BY-NC 4.0" in notes[0]
     assert (report["source"]["revision"], report["source"]["licence"]) == (SECOND, "cc-by-nc-4.0")
 
 
-def test_by_default_the_definitions_set_is_downloaded(monkeypatch, tmp_path):
+def test_by_default_the_dataset_of_the_definition_is_downloaded(monkeypatch, tmp_path):
     asked = []
 
     def repo_info(self, name, **options):
@@ -98,8 +90,8 @@ def test_by_default_the_definitions_set_is_downloaded(monkeypatch, tmp_path):
         asked.append((name, options["revision"], options["allow_patterns"]))
         raise ConnectionError("no network here")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", repo_info)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr("lookonce.hub.HfApi.dataset_info", repo_info)
+    monkeypatch.setattr("lookonce.hub.snapshot_download", snapshot)
     with pytest.raises(SourceError, match="no network here"):
         prepare("kvasir-vqa", tmp_path / "out")
     assert asked == [(NAME, None), (NAME, SECOND, ["*.parquet", "README.md", "LICENSE*"])]
@@ -107,5 +99,5 @@ def test_by_default_the_definitions_set_is_downloaded(monkeypatch, tmp_path):
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="--revision is of a set on the Hub"):
+    with pytest.raises(UsageError, match="--revision is for a dataset on the Hub"):
         prepare("kvasir-vqa", tmp_path / "out", Options(source=str(tmp_path), revision=FIRST))

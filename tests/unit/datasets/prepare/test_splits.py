@@ -1,4 +1,4 @@
-"""Splits: by image, disjoint whatever images are called, the same for ever; and what leaks from others' splits."""
+"""Splits: by image, disjoint whatever the images' names, always the same; and the leaks of official splits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_draw_is_a_shuffle_of_the_sorted_names_by_the_seed():
     assert {parts[f"key {name}"] for name in names[12:]} == {"train"}
 
 
-def test_another_seed_is_another_split_and_the_bytes_of_named_images_do_not_matter():
+def test_the_split_depends_on_the_seed_and_not_on_the_bytes_of_named_images():
     rows = [row(f"key {number}", str(number)) for number in range(100)]
     saved_again = [row(f"other {number}", str(number)) for number in range(100)]
     first, second = split_by_image(rows, SHARES, 1), split_by_image(saved_again, SHARES, 1)
@@ -54,17 +54,17 @@ def test_another_seed_is_another_split_and_the_bytes_of_named_images_do_not_matt
     ],
     ids=["same bytes", "same name", "a chain", "no names", "variants", "a name like a key"],
 )
-def test_images_that_tell_of_each_other_are_one_family(rows, num_families):
+def test_images_that_could_reveal_each_other_are_one_family(rows, num_families):
     found = families(rows)
     assert found.keys() == {one.key for one in rows} and len(set(found.values())) == num_families
 
 
-def test_a_family_is_called_by_its_smallest_name_or_key():
+def test_a_family_has_its_smallest_name_or_key():
     found = families([row("x", "b"), row("x", "a"), row("y")])
     assert found == {"x": "a", "y": "y"}
 
 
-def test_columns_that_stay_together_do():
+def test_rows_with_the_same_value_of_a_together_column_stay_on_one_side():
     rows = [row(f"key {n}", f"image {n}", metadata={"sequence": n // 10}) for n in range(200)]
     parts = split_by_image(rows, SHARES, 42, ["sequence"])
     of_sequence = [{parts[f"key {n}"] for n in range(start, start + 10)} for start in range(0, 200, 10)]
@@ -94,7 +94,7 @@ IMAGES = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(rows=IMAGES, seed=st.integers(0, 5), order=st.randoms(use_true_random=False))
-def test_no_bytes_and_no_name_are_on_two_sides_whatever_the_order_of_rows(rows, seed, order):
+def test_no_bytes_and_no_name_are_on_two_sides_for_any_order_of_rows(rows, seed, order):
     parts = split_by_image(rows, SHARES, seed)
     assert parts.keys() == {one.key for one in rows}
     for name in {one.image_id for one in rows} - {""}:
@@ -106,7 +106,7 @@ def test_no_bytes_and_no_name_are_on_two_sides_whatever_the_order_of_rows(rows, 
     assert split_by_image(shuffled, SHARES, seed) == parts
 
 
-def test_lists_of_names_are_followed_and_what_is_in_none_is_nowhere():
+def test_lists_of_names_decide_and_images_in_no_list_have_no_part():
     lists = {"train": ["a.jpg"], "val": [], "test": ["b", "gone"]}
     assert split_by_lists(["a", "b.png", "c", ""], lists) == {"a": "train", "b.png": "test", "c": "", "": ""}
 

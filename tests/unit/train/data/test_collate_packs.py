@@ -1,4 +1,4 @@
-"""Packs to tensors: every example finds in its pack the tokens, positions and targets that it has alone."""
+"""Collating packs: every example has the same tokens, positions and targets in a pack as alone."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def as_lists(batch):
     return {name: tensor.tolist() for name, tensor in batch.items()}
 
 
-def test_a_pack_is_its_prefixes_each_with_its_branches_behind_it():
-    """Three questions about an image of four tokens, the last two with one prompt, and a text."""
+def test_a_pack_has_each_prefix_followed_by_its_branches():
+    """Three questions about an image of four tokens, the last two with the same prompt; and one without an image."""
     examples = [
         example("a", ([5, 6], [7, 8])),
         example("a", ([5], [9])),
@@ -53,7 +53,7 @@ def test_a_pack_is_its_prefixes_each_with_its_branches_behind_it():
     assert [group.examples for group in groups] == [(0, 1, 2), (3,)]
     found = as_lists(batch)
     assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 5, 6, 7, 8, 9, 7, 5, 9, *[PAD] * 6]]
-    assert found["run"] == [0] * 7 + [1] * 3 + [2] + [3] + [5] * 2 + [6] * 6
+    assert found["segment"] == [0] * 7 + [1] * 3 + [2] + [3] + [5] * 2 + [6] * 6
     assert found["prefix"] == [0] * 7 + [0] * 3 + [0] + [0] + [4] * 2 + [6] * 6
     assert found["logits_to_keep"] == [7, 8, 6, 6, 12]
     assert found["targets"] == [[7, 8, 9, 7, 9]]
@@ -65,7 +65,7 @@ def test_a_pack_is_its_prefixes_each_with_its_branches_behind_it():
     assert width == [0, 1, 2, 1, 2, 3, 4, 5, 6, 7, 5, 5, 0, 1] + [0] * 6
 
 
-def test_the_last_token_of_a_prefix_is_asked_for_every_branch_that_begins_with_an_answer():
+def test_the_last_token_of_a_prefix_predicts_every_branch_that_begins_with_an_answer():
     batch, _ = pack_of([example("a", ([5], [answer])) for answer in (7, 8, 7)])
     assert as_lists(batch)["logits_to_keep"] == [6, 6, 6] and as_lists(batch)["targets"] == [[7, 8, 7]]
 
@@ -82,27 +82,27 @@ EXAMPLES = st.lists(
 )
 
 
-def places_of(batch, groups) -> list[tuple[int, torch.Tensor]]:
-    """Each example's number and where its tokens are: a prefix is followed by as many runs as it has branches."""
-    found, run = [], 0
+def tokens_of(batch, groups) -> list[tuple[int, torch.Tensor]]:
+    """Each example's index and the indices of its tokens in the pack: those of its prefix and of its branch."""
+    found, segment = [], 0
     for group in groups:
-        prefix = batch["run"] == run
+        prefix = batch["segment"] == segment
         for number in group.examples:
-            run += 1
-            found.append((number, (prefix | (batch["run"] == run)).nonzero().flatten()))
-        run += 1
+            segment += 1
+            found.append((number, (prefix | (batch["segment"] == segment)).nonzero().flatten()))
+        segment += 1
     return found
 
 
 @quick
 @given(EXAMPLES)
-def test_every_example_has_the_tokens_and_positions_that_it_has_alone(examples):
+def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
     batch, groups = pack_of(examples)
-    for number, places in places_of(batch, groups):
+    for number, indices in tokens_of(batch, groups):
         alone, grids = examples[number], [GRIDS[key] for key in examples[number].image_keys]
-        assert batch["input_ids"][0, places].tolist() == alone.expanded(IMAGE)[0].tolist()
+        assert batch["input_ids"][0, indices].tolist() == alone.expanded(IMAGE)[0].tolist()
         expected, _ = prefix_positions(alone.token_ids, IMAGE, grids, MERGE)
-        assert batch["position_ids"][:, 0, places].tolist() == expected.tolist()
+        assert batch["position_ids"][:, 0, indices].tolist() == expected.tolist()
 
 
 @quick
@@ -113,46 +113,46 @@ def test_every_supervised_token_is_predicted_once_from_the_token_before_it(examp
     found = iter(
         zip(*(batch[name].flatten().tolist() for name in ("logits_to_keep", "targets", "weights")), strict=True)
     )
-    for (number, places), weight in zip(places_of(batch, groups), weights, strict=True):
+    for (number, indices), weight in zip(tokens_of(batch, groups), weights, strict=True):
         token_ids, supervised = examples[number].expanded(IMAGE)
-        for place in np.flatnonzero(supervised):
-            assert next(found) == (places[place - 1], token_ids[place], weight)
+        for index in np.flatnonzero(supervised):
+            assert next(found) == (indices[index - 1], token_ids[index], weight)
     assert not list(found)
 
 
 @quick
 @given(EXAMPLES)
-def test_the_runs_of_a_pack_lie_one_after_the_other_each_behind_its_prefix(examples):
+def test_the_segments_of_a_pack_are_contiguous_and_follow_their_prefix(examples):
     batch, _ = pack_of(examples)
-    run, prefix = batch["run"], batch["prefix"]
-    assert (run.diff() >= 0).all() and (prefix <= run).all()
-    assert all((prefix[run == number] == number).all() for number in prefix.unique())
+    segment, prefix = batch["segment"], batch["prefix"]
+    assert (segment.diff() >= 0).all() and (prefix <= segment).all()
+    assert all((prefix[segment == number] == number).all() for number in prefix.unique())
 
 
 @quick
 @given(EXAMPLES, st.integers(0, 7))
-def test_padding_is_a_run_of_its_own_that_predicts_nothing(examples, num_padding):
+def test_padding_is_a_segment_of_its_own_without_targets(examples, num_padding):
     whole, groups = pack_of(examples)
     length = whole["input_ids"].shape[1]
     padded, _ = pack_of(examples, length + num_padding)
     for name in ("logits_to_keep", "targets", "weights"):
         assert torch.equal(padded[name], whole[name])
-    for name in ("input_ids", "position_ids", "run", "prefix"):
+    for name in ("input_ids", "position_ids", "segment", "prefix"):
         assert padded[name].shape[-1] == length + num_padding
         assert torch.equal(padded[name][..., :length], whole[name])
     assert (padded["input_ids"][0, length:] == PAD).all()
-    own = padded["run"][length:]
-    assert torch.equal(padded["prefix"][length:], own) and not torch.isin(own, whole["run"]).any()
+    own = padded["segment"][length:]
+    assert torch.equal(padded["prefix"][length:], own) and not torch.isin(own, whole["segment"]).any()
 
 
-def test_a_pack_longer_than_it_may_be_is_our_mistake():
+def test_a_pack_longer_than_its_padded_length_fails_an_assertion():
     with pytest.raises(AssertionError):
         pack_of([example("a", ([5], [6]))], 7)
 
 
-def test_indices_are_whole_numbers_of_64_bits_and_weights_floats():
+def test_dtypes_of_a_batch():
     batch, _ = pack_of([example("a", ([5], [6]))])
     kinds = {name: tensor.dtype for name, tensor in batch.items()}
-    assert {kinds.pop("run"), kinds.pop("prefix")} == {torch.int32}
+    assert {kinds.pop("segment"), kinds.pop("prefix")} == {torch.int32}
     assert kinds.pop("weights") == torch.float32
     assert set(kinds.values()) == {torch.int64}

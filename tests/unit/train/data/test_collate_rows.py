@@ -1,4 +1,4 @@
-"""Examples to tensors: padding, columns to predict, and images in order."""
+"""Collating rows: padding, the columns to predict from, target weights, and images in order."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from lookonce.train.data.collate_rows import IGNORED, Collator
+from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.tokenize import Example
 
 IMAGE, PAD = 99, 0
 TOKENS_OF = {"a": 2, "b": 3}
 
 
-class FakeVision:
-    """One level of one number per token, which names the image."""
+class FakeSource:
+    """Features of one level and one number per token, which names the image."""
 
     has_tower = False
 
@@ -25,11 +25,11 @@ class FakeVision:
         return torch.cat([torch.full((TOKENS_OF[key], 1, 1), float(ord(key))) for key in keys])
 
 
-COLLATOR = Collator(FakeVision(), IMAGE, PAD)
+COLLATOR = RowCollator(FakeSource(), IMAGE, PAD)
 
 
 def example(tokens: list[int], answer: int, keys: str = "") -> Example:
-    """The last `answer` tokens are supervised."""
+    """An example whose last `answer` tokens are supervised."""
     supervised = np.arange(len(tokens)) >= len(tokens) - answer
     sizes = tuple(TOKENS_OF[key] for key in keys)
     return Example(np.array(tokens, np.int32), supervised, tuple(keys), sizes, "")
@@ -49,7 +49,7 @@ def test_text_is_padded_on_the_right_and_placeholders_are_expanded():
     assert torch.equal(batch["mm_token_type_ids"] == 1, batch["input_ids"] == IMAGE)
 
 
-def test_only_columns_before_a_supervised_token_are_predicted():
+def test_only_columns_before_a_target_go_through_the_head():
     batch = COLLATOR(EXAMPLES)
     assert batch["logits_to_keep"].tolist() == [0, 3, 5, 6]
     assert batch["targets"].tolist() == [
@@ -64,18 +64,18 @@ def test_every_supervised_token_is_a_target_once():
     assert (targets != IGNORED).sum() == sum(e.supervised.sum() for e in EXAMPLES)
 
 
-def test_a_target_weighs_what_is_said_of_its_example_and_the_rest_nothing():
-    batch = COLLATOR.texts(EXAMPLES, [0.5, 0.25, 2.0])
+def test_targets_have_their_examples_weight_and_the_rest_has_weight_0():
+    batch = COLLATOR.text_batch(EXAMPLES, [0.5, 0.25, 2.0])
     assert batch["weights"].tolist() == [[0, 0.5, 0, 0], [0, 0, 0.25, 0.25], [2, 0, 0, 0]]
     assert "pixel_values" not in batch
 
 
-def test_a_batch_alone_weighs_all_its_targets_alike_and_1_in_all():
+def test_by_default_targets_have_equal_weights_that_sum_to_1():
     batch = COLLATOR(EXAMPLES)
     assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
 
 
-def test_images_come_in_the_order_of_their_placeholders():
+def test_images_are_in_the_order_of_their_placeholders():
     batch = COLLATOR(EXAMPLES)
     assert batch["pixel_values"].flatten().tolist() == [97.0] * 2 + [98.0] * 3 + [97.0] * 2
     assert batch["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6], [1, 2, 4]]

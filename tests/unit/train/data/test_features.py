@@ -1,4 +1,4 @@
-"""Features for batches: each image read once a batch, and those used last kept in memory."""
+"""Cached features: each image is read once per batch, and the most recently used images stay in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.train.data.features import CachedFeatures, images
+from lookonce.train.data.features import CachedFeatures, image_inputs
 
 quick = settings(deadline=None, database=None, max_examples=80)
 NUM_TOKENS = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -17,7 +17,7 @@ BYTES_A_TOKEN = 4 * 5 * 3
 
 
 class FakeCache:
-    """Features name their image and are `[tokens, 5, 3]`; what is read is noted."""
+    """Features `[num_tokens, 5, 3]` whose values name their image. Remembers which keys were read."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
@@ -45,31 +45,31 @@ BATCHES = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=6), ma
 
 @quick
 @given(BATCHES, st.integers(0, 12))
-def test_images_lie_one_after_the_other_as_often_as_they_occur(batches, max_tokens):
-    vision, _ = source(max_tokens)
+def test_images_follow_one_another_as_often_as_they_occur(batches, max_tokens):
+    features, _ = source(max_tokens)
     for keys in batches:
-        assert names(vision.load(keys)) == "".join(key * NUM_TOKENS[key] for key in keys)
+        assert names(features.load(keys)) == "".join(key * NUM_TOKENS[key] for key in keys)
 
 
 @quick
 @given(BATCHES)
 def test_each_image_of_a_batch_is_read_once(batches):
-    vision, cache = source()
+    features, cache = source()
     for keys in batches:
         cache.read.clear()
-        vision.load(keys)
+        features.load(keys)
         assert Counter(cache.read) == Counter(set(keys))
 
 
 class Kept:
-    """What is kept, written anew: the images used last, in the order of their use, as many as there is room for."""
+    """The expected host cache: the most recently used images that fit, oldest first."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.keys: list[str] = []
 
     def missing(self, keys: list[str]) -> list[str]:
-        """Use these; gives those that were not there."""
+        """Use some images; returns those that were not cached."""
         used = list(dict.fromkeys(keys))
         missing = [key for key in used if key not in self.keys]
         self.keys = [key for key in self.keys if key not in used] + used
@@ -80,15 +80,15 @@ class Kept:
 
 @quick
 @given(BATCHES, st.integers(0, 12))
-def test_those_used_last_are_kept_up_to_the_size_and_only_others_are_read(batches, max_tokens):
-    vision, cache = source(max_tokens)
+def test_the_most_recently_used_images_are_kept_and_only_others_are_read(batches, max_tokens):
+    features, cache = source(max_tokens)
     kept, num_tokens = Kept(max_tokens), 0
     for keys in batches:
         cache.read.clear()
-        vision.load(keys)
+        features.load(keys)
         assert cache.read == kept.missing(keys)
         num_tokens += sum(NUM_TOKENS[key] for key in cache.read)
-        assert vision.bytes_read == num_tokens * BYTES_A_TOKEN
+        assert features.bytes_read == num_tokens * BYTES_A_TOKEN
 
 
 @pytest.mark.parametrize(
@@ -103,29 +103,29 @@ def test_those_used_last_are_kept_up_to_the_size_and_only_others_are_read(batche
         (4, ["abcd", "d", "a"], ["abcd", "", "a"]),
     ],
     ids=[
-        "none is kept",
-        "what there is room for",
-        "what is larger than what is kept drives it out",
-        "the one used longest ago goes first",
-        "two go for a large one",
+        "no cache",
+        "one image fits",
+        "a larger image evicts the cached one",
+        "the least recently used is evicted first",
+        "a large image evicts two",
         "the last of a batch is too large",
-        "of a batch its last ones stay",
+        "the last images of a batch stay",
     ],
 )
 def test_images_are_read_as_the_table_says(max_tokens, batches, read):
-    vision, cache = source(max_tokens)
+    features, cache = source(max_tokens)
     for keys, expected in zip(batches, read, strict=True):
         cache.read.clear()
-        vision.load(list(keys))
+        features.load(list(keys))
         assert "".join(cache.read) == expected
 
 
-def test_a_batch_without_images_asks_for_none():
-    vision, cache = source()
-    assert images(vision, []) == {} and cache.read == []
+def test_a_batch_without_images_reads_nothing():
+    features, cache = source()
+    assert image_inputs(features, []) == {} and cache.read == []
 
 
 def test_a_batch_has_the_grids_of_its_images():
-    found = images(source()[0], ["b", "a", "b"])
+    found = image_inputs(source()[0], ["b", "a", "b"])
     assert found["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 2], [1, 2, 4]]
     assert found["pixel_values"].shape == (5, 5, 3)

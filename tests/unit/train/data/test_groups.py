@@ -1,4 +1,4 @@
-"""Groups: who shares a prefix, how long it is, and that nothing that is learned is in it."""
+"""Groups: which examples share a prefix, how long it is, and that it contains no target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ quick = settings(deadline=None, database=None, max_examples=60)
 
 
 def example(keys: str, question: list[int], answer: list[int] = (), system: list[int] = ()) -> Example:
-    """Answers are supervised."""
+    """An example whose answer is supervised."""
     images = [token for _ in keys for token in (START, IMAGE, END)]
     tokens = [*system, *images, *question, *answer]
     supervised = np.arange(len(tokens)) >= len(tokens) - len(answer)
@@ -34,8 +34,8 @@ EXAMPLES = st.lists(
 
 
 def through_images(e: Example) -> list[int]:
-    """Up to the token after the last placeholder."""
-    last = max(place for place, token in enumerate(e.token_ids) if token == IMAGE)
+    """The tokens up to the one after the last placeholder."""
+    last = max(index for index, token in enumerate(e.token_ids) if token == IMAGE)
     return e.token_ids[: last + 2].tolist()
 
 
@@ -50,7 +50,7 @@ def expanded_length(token_ids: np.ndarray, e: Example) -> int:
 
 @quick
 @given(EXAMPLES)
-def test_every_example_is_in_one_group_and_groups_are_in_the_order_of_their_first(examples):
+def test_every_example_is_in_one_group_and_groups_are_ordered_by_their_first_example(examples):
     groups = group_examples(examples, IMAGE)
     assert Counter(number for group in groups for number in group.examples) == Counter(range(len(examples)))
     assert all(list(group.examples) == sorted(group.examples) for group in groups)
@@ -60,9 +60,9 @@ def test_every_example_is_in_one_group_and_groups_are_in_the_order_of_their_firs
 
 @quick
 @given(EXAMPLES)
-def test_a_group_is_all_that_agree_in_images_and_in_tokens_through_the_last_image(examples):
+def test_a_group_has_all_examples_with_equal_images_and_tokens_through_the_last_image(examples):
     groups = group_examples(examples, IMAGE)
-    group_of = {number: place for place, group in enumerate(groups) for number in group.examples}
+    group_of = {number: index for index, group in enumerate(groups) for number in group.examples}
     for m, one in enumerate(examples):
         for n, other in enumerate(examples[:m]):
             agree = bool(one.image_keys) and one.image_keys == other.image_keys
@@ -71,7 +71,7 @@ def test_a_group_is_all_that_agree_in_images_and_in_tokens_through_the_last_imag
 
 @quick
 @given(EXAMPLES)
-def test_the_prefix_is_common_to_all_and_as_long_as_can_be(examples):
+def test_the_prefix_is_common_to_all_and_as_long_as_possible(examples):
     for group in group_examples(examples, IMAGE):
         of = [examples[number] for number in group.examples]
         assert len(prefix(group, examples)) == 1
@@ -85,7 +85,7 @@ def test_the_prefix_is_common_to_all_and_as_long_as_can_be(examples):
 
 @quick
 @given(EXAMPLES)
-def test_no_prefix_holds_a_supervised_token_and_no_branch_is_empty(examples):
+def test_no_prefix_has_a_target_and_no_branch_is_empty(examples):
     for group in group_examples(examples, IMAGE):
         assert not any(examples[number].supervised[: group.len_prefix].any() for number in group.examples)
         assert min(group.branch_tokens) >= 1
@@ -102,7 +102,7 @@ def test_prefix_and_branch_are_as_long_as_the_example_expanded(examples):
             assert group.num_prefix_tokens + length == e.num_tokens
 
 
-def test_a_group_has_its_prefix_once():
+def test_a_group_counts_its_prefix_once():
     examples = [example("c", [5, n], [6] * n) for n in (1, 2, 3)]
     [group] = group_examples(examples, IMAGE)
     assert (group.len_prefix, group.num_prefix_tokens, group.branch_tokens) == (4, 303, (2, 3, 4))
@@ -132,7 +132,7 @@ def test_a_group_has_its_prefix_once():
         "alone",
         "the same twice",
         "two answers",
-        "not into an answer that agrees with a question",
+        "not into an answer that equals a question",
         "another system text",
         "no system text",
         "another order of images",
@@ -142,7 +142,7 @@ def test_a_group_has_its_prefix_once():
         "no image",
     ],
 )
-def test_groups_are_what_the_table_says(examples, groups, len_prefix):
+def test_groups_in_typical_cases(examples, groups, len_prefix):
     found = group_examples([example(*of) for of in examples], IMAGE)
     assert [group.examples for group in found] == groups
     assert found[0].len_prefix == len_prefix
@@ -156,14 +156,14 @@ def test_later_turns_are_in_the_branch():
     assert (group.len_prefix, group.branch_tokens) == (5, (4, 1))
 
 
-def test_a_part_has_the_prefix_of_the_whole_and_the_branches_asked_for():
+def test_a_subset_has_the_groups_prefix_and_the_chosen_branches():
     group = Group((3, 5, 8), 4, 100, (10, 20, 30))
-    assert group.part([2, 0]) == Group((8, 3), 4, 100, (30, 10))
-    assert group.part(range(3)) == group
-    assert group.part([1]).num_tokens == 120
+    assert group.subset([2, 0]) == Group((8, 3), 4, 100, (30, 10))
+    assert group.subset(range(3)) == group
+    assert group.subset([1]).num_tokens == 120
 
 
-def test_an_answer_before_the_last_image_is_our_mistake():
+def test_an_answer_before_the_last_image_fails_an_assertion():
     supervised = np.array([False, True, False, False])
     with pytest.raises(AssertionError, match="row 7: an answer before the last image"):
         group_examples([Example(np.array([5, 8, IMAGE, END], np.int32), supervised, ("a",), (4,), "row 7")], IMAGE)

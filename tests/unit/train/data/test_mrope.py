@@ -1,4 +1,4 @@
-"""Positions: those of the stock model for whole conversations, wherever these are cut into prefix and branch."""
+"""mRoPE positions equal the stock model's, wherever a conversation is split into prefix and branch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.mrope import prefix_positions
-from lookonce.train.data.tokenize import Prompter
+from lookonce.train.data.tokenize import ChatTokenizer
 
 quick = settings(deadline=None, database=None, max_examples=50)
 TEXT, MERGE = 5, 2
@@ -29,7 +29,7 @@ def model_folder(sample: Path) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def stock(model_folder: ModelFolder):
-    """Gives the stock model's positions of one conversation, and the position of what would come after it."""
+    """The stock model's positions of one conversation, and the position of the token after it."""
     with torch.device("meta"):
         model = Qwen3VLModel(model_folder.config)
     assert model_folder.config.vision_config.spatial_merge_size == MERGE
@@ -40,15 +40,15 @@ def stock(model_folder: ModelFolder):
         repeats[token_ids == image_token_id] = sizes
         ids = torch.from_numpy(np.repeat(token_ids, repeats).astype(np.int64))[None]
         is_image = (ids == image_token_id).int()
-        of_images = torch.tensor(grids) if grids else None
-        found, delta = model.get_rope_index(ids, mm_token_type_ids=is_image, image_grid_thw=of_images)
+        image_grid_thw = torch.tensor(grids) if grids else None
+        found, delta = model.get_rope_index(ids, mm_token_type_ids=is_image, image_grid_thw=image_grid_thw)
         return found[:, 0].numpy(), ids.shape[1] + int(delta)
 
     return positions
 
 
 def tokens(num_before: int, images: list[tuple[tuple[int, int, int], int]], image_token_id: int) -> np.ndarray:
-    """Text, then images, each with so many tokens of text behind it."""
+    """Text, then images, each followed by a number of text tokens."""
     pieces = [[TEXT] * num_before, *([image_token_id] + [TEXT] * num_after for _, num_after in images)]
     return np.array([token for piece in pieces for token in piece], np.int32)
 
@@ -65,7 +65,7 @@ def test_positions_of_a_whole_conversation_are_the_stock_models(stock, model_fol
 
 @quick
 @given(num_before=st.integers(0, 4), images=st.lists(st.tuples(GRID, st.integers(1, 6)), min_size=1, max_size=2))
-def test_wherever_a_branch_begins_it_goes_on_where_the_prefix_ended(stock, model_folder, num_before, images):
+def test_a_branch_continues_the_positions_of_its_prefix_wherever_it_begins(stock, model_folder, num_before, images):
     image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]
     token_ids = tokens(num_before, images, image)
     expected, _ = stock(token_ids, image, grids)
@@ -82,15 +82,15 @@ def test_wherever_a_branch_begins_it_goes_on_where_the_prefix_ended(stock, model
     ids=["one image", "a system text before it", "two images", "no image"],
 )
 def test_positions_of_records_in_the_models_own_chat_template_are_the_stock_models(stock, model_folder, images, system):
-    prompter = Prompter(model_folder.folder, model_folder.config)
+    chat_tokenizer = ChatTokenizer(model_folder.folder, model_folder.config)
     keys = [str(number) for number in range(len(images))]
-    example = prompter.example(Record(tuple(map(Path, keys)), TURNS, system=system), keys, images)
-    found, _ = prefix_positions(example.token_ids, prompter.image_token_id, images, prompter.merge_size)
-    expected, _ = stock(example.token_ids, prompter.image_token_id, images)
+    example = chat_tokenizer.example(Record(tuple(map(Path, keys)), TURNS, system=system), keys, images)
+    found, _ = prefix_positions(example.token_ids, chat_tokenizer.image_token_id, images, chat_tokenizer.merge_size)
+    expected, _ = stock(example.token_ids, chat_tokenizer.image_token_id, images)
     assert found.shape == (3, example.num_tokens) and found.tolist() == expected.tolist()
 
 
-def test_text_counts_up_and_what_follows_an_image_begins_behind_its_longer_side():
+def test_text_counts_up_and_text_after_an_image_starts_behind_its_longer_side():
     """Two words, an image of 2 x 3 tokens, two words, an image of one token, a word."""
     token_ids = tokens(2, [((1, 4, 6), 2), ((1, 2, 2), 1)], image_token_id=9)
     found, after = prefix_positions(token_ids, 9, [(1, 4, 6), (1, 2, 2)], MERGE)

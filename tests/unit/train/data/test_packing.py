@@ -1,4 +1,4 @@
-"""Packs: every example once, none too long, the ranks alike."""
+"""Packing: every example once, no pack too long, ranks balanced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANKS = st.integers(1, 5)
 
 
 def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
-    """Groups of a prefix and branches of these lengths; their examples are numbered through."""
+    """Groups with a prefix and branches of these lengths; examples are numbered consecutively."""
     numbers = count()
     return [
         Group(tuple(next(numbers) for _ in branches), n, prefix, tuple(branches))
@@ -34,7 +34,7 @@ def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
 
 
 def kvasir_steps(num_images: int, samples: int, questions: int | None = None) -> list[list[Group]]:
-    """Full steps of images with as many questions as in Kvasir-VQA-x1 and lengths like there."""
+    """Full steps of images with the numbers of questions and the lengths of Kvasir-VQA-x1."""
     rng = random.Random(0)
     sizes = [rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(num_images)]
     groups = groups_of([(rng.randint(330, 1980), [rng.randint(12, 40) for _ in range(size)]) for size in sizes])
@@ -50,7 +50,7 @@ def fill(ranks: list[list[Pack]], tokens_per_pack: int) -> float:
 
 
 def imbalance(ranks: list[list[Pack]]) -> float:
-    """How much more the rank with the most tokens has than the one with the fewest."""
+    """Relative excess of the rank with the most tokens over the one with the fewest."""
     tokens = [sum(pack.num_tokens for pack in packs) for packs in ranks]
     return max(tokens) / min(tokens) - 1
 
@@ -63,7 +63,7 @@ def test_every_example_is_in_one_pack_with_its_own_prefix_and_branch(step, num_r
     assert Counter(number for part in parts for number in part.examples) == Counter(list(whole))
     for part in parts:
         [group] = {whole[number] for number in part.examples}
-        assert part == group.part([group.examples.index(number) for number in part.examples])
+        assert part == group.subset([group.examples.index(number) for number in part.examples])
 
 
 @quick
@@ -74,7 +74,7 @@ def test_no_pack_is_empty_or_over_the_limit(step, num_ranks):
 
 @quick
 @given(STEPS, RANKS)
-def test_every_rank_has_as_many_packs_and_longest_first(step, num_ranks):
+def test_ranks_have_equally_many_packs_longest_first(step, num_ranks):
     ranks = pack_step(step, LIMIT, num_ranks)
     assert len(ranks) == num_ranks
     [num_packs] = {len(packs) for packs in ranks}
@@ -86,7 +86,7 @@ def test_every_rank_has_as_many_packs_and_longest_first(step, num_ranks):
 
 @quick
 @given(STEPS, RANKS)
-def test_packs_are_at_least_half_full_but_for_one_more_a_rank(step, num_ranks):
+def test_packs_are_at_least_half_full_except_for_one_more_per_rank(step, num_ranks):
     packs = packs_of(pack_step(step, LIMIT, num_ranks))
     num_tokens = sum(pack.num_tokens for pack in packs if not pack.is_filler)
     assert len(packs) <= 2 * num_tokens / LIMIT + num_ranks
@@ -94,7 +94,7 @@ def test_packs_are_at_least_half_full_but_for_one_more_a_rank(step, num_ranks):
 
 @quick
 @given(STEPS, RANKS)
-def test_a_filler_repeats_the_smallest_pack_and_only_where_nothing_is_left_to_cut(step, num_ranks):
+def test_a_filler_repeats_the_smallest_pack_only_if_nothing_can_be_split(step, num_ranks):
     packs = packs_of(pack_step(step, LIMIT, num_ranks))
     fillers = [pack for pack in packs if pack.is_filler]
     own = [pack for pack in packs if not pack.is_filler]
@@ -113,7 +113,7 @@ def test_packs_follow_from_the_step_alone(step, num_ranks):
 
 @quick
 @given(STEPS)
-def test_one_rank_needs_no_filler_and_cuts_only_what_is_longer_than_a_pack(step):
+def test_one_rank_needs_no_filler_and_splits_only_groups_longer_than_a_pack(step):
     [packs] = pack_step(step, LIMIT)
     assert not any(pack.is_filler for pack in packs)
     parts = Counter(part.len_prefix for pack in packs for part in pack.groups)
@@ -138,22 +138,22 @@ def test_one_rank_needs_no_filler_and_cuts_only_what_is_longer_than_a_pack(step)
     ids=[
         "one",
         "all in one pack",
-        "no two in one pack",
-        "packs alike",
+        "no two fit one pack",
+        "packs of equal length",
         "longer than a pack",
-        "in as even parts as can be",
+        "split as evenly as possible",
         "a filler",
-        "cut for a rank that has nothing",
-        "the one with the most branches is cut",
-        "nothing to cut",
+        "split for an idle rank",
+        "the group with the most branches is split",
+        "nothing to split",
     ],
 )
-def test_packs_are_what_the_table_says(lengths, num_ranks, expected):
+def test_packs_in_typical_cases(lengths, num_ranks, expected):
     ranks = pack_step(groups_of(lengths), LIMIT, num_ranks)
     assert [[[part.num_tokens for part in pack.groups] for pack in packs] for packs in ranks] == expected
 
 
-def test_parts_are_cut_as_evenly_for_three_ranks_as_for_two():
+def test_a_group_is_split_evenly_for_three_ranks():
     ranks = pack_step(groups_of([(20, [3] * 12)]), LIMIT, 3)
     assert [pack.num_samples for pack in packs_of(ranks)] == [4, 4, 4]
 
@@ -179,19 +179,19 @@ def test_packs_of_large_steps_are_nine_tenths_full(questions, at_least):
 
 
 @pytest.mark.parametrize(("questions", "at_most"), [(None, 0.1), (1, 0.01)])
-def test_ranks_have_as_many_tokens_in_large_steps(questions, at_most):
+def test_ranks_have_about_equally_many_tokens_in_large_steps(questions, at_most):
     found = [imbalance(pack_step(step, 8192, 4)) for step in kvasir_steps(2000, 512, questions)]
     print(f"{len(found)} steps, mean imbalance {mean(found):.3f}, most {max(found):.3f}")
     assert max(found) < at_most
 
 
-def test_the_longest_pack_of_a_large_step_is_little_longer_than_their_mean():
+def test_the_longest_pack_of_a_large_step_is_little_longer_than_the_mean():
     for step in kvasir_steps(2000, 512):
         [packs] = pack_step(step, 8192)
         assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
 
 
-def test_packs_of_as_many_images_as_a_validation_split_has_are_found_in_a_few_attempts(monkeypatch):
+def test_packing_a_whole_validation_split_takes_few_attempts(monkeypatch):
     attempts, packs = [], module._packs
     monkeypatch.setattr(module, "_packs", lambda groups, number: attempts.append(number) or packs(groups, number))
     step = [group for step in kvasir_steps(4000, 512) for group in step]
@@ -218,7 +218,7 @@ def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_
 
 @quick
 @given(NUM_ROWS, ROWS, RANKS)
-def test_every_rank_has_as_many_batches_of_rows(num_rows, at_most, num_ranks):
+def test_ranks_have_equally_many_batches_of_rows(num_rows, at_most, num_ranks):
     ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
     assert len(ranks) == num_ranks and len({len(packs) for packs in ranks}) == 1
 
@@ -234,7 +234,7 @@ def test_one_rank_has_its_rows_in_their_order_and_needs_no_filler(num_rows, at_m
 
 @quick
 @given(NUM_ROWS, ROWS, RANKS)
-def test_batches_of_rows_are_alike_and_need_fillers_only_where_each_has_one_row(num_rows, at_most, num_ranks):
+def test_batches_of_rows_are_even_and_need_fillers_only_if_each_has_one_row(num_rows, at_most, num_ranks):
     packs = packs_of(row_batches(rows_of(num_rows), at_most, num_ranks))
     sizes = [pack.num_samples for pack in packs]
     assert max(sizes) - min(sizes) <= 1
@@ -250,10 +250,10 @@ def test_batches_of_rows_are_alike_and_need_fillers_only_where_each_has_one_row(
         (18, 8, 2, [[4, 4], [5, 5]]),
         (2, 8, 3, [[1], [1], [-1]]),
     ],
-    ids=["one rank", "no rank is idle", "as many as allowed", "ranks alike", "fewer rows than ranks"],
+    ids=["one rank", "no rank is idle", "as many as allowed", "even ranks", "fewer rows than ranks"],
 )
-def test_rows_are_dealt_as_the_table_says(num_rows, at_most, num_ranks, expected):
-    """Fillers are negative."""
+def test_batches_of_rows_in_typical_cases(num_rows, at_most, num_ranks, expected):
+    """The expected sizes of fillers are negative."""
     ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
     found = [[-pack.num_samples if pack.is_filler else pack.num_samples for pack in packs] for packs in ranks]
     assert found == expected

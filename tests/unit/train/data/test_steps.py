@@ -1,4 +1,4 @@
-"""Steps: every example once an epoch, as many in each, in an order that only the seed and the epoch decide."""
+"""Steps: every example once per epoch, equally many per step, in an order determined by seed and epoch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SHUFFLE = st.booleans()
 
 
 def groups_of(sizes: list[int]) -> list[Group]:
-    """The examples of all groups are numbered through; a branch has a length that tells whose it is."""
+    """Groups of these sizes; examples are numbered consecutively, and the length of a branch identifies its example."""
     numbers = count()
     examples = [tuple(next(numbers) for _ in range(size)) for size in sizes]
     return [Group(of, 5, 100 + n, tuple(1000 + number for number in of)) for n, of in enumerate(examples)]
 
 
 def kvasir() -> list[Group]:
-    """6,500 images, as many questions an image as in Kvasir-VQA-x1: 1 at 38 %, 17 at 29 %, 8 to 16 at the others."""
+    """6,500 images with the numbers of questions of Kvasir-VQA-x1: 38 % have 1, 29 % have 17, the others 8 to 16."""
     rng = random.Random(0)
     return groups_of([rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(6500)])
 
@@ -56,12 +56,12 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(of_siz
     assert sorted(order(steps)) == sorted(whole)
     for part in (part for step in steps for part in step):
         [group] = {whole[number] for number in part.examples}
-        assert part == group.part([group.examples.index(number) for number in part.examples])
+        assert part == group.subset([group.examples.index(number) for number in part.examples])
 
 
 @quick
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_every_step_but_the_last_has_as_many_samples(of_sizes, samples, questions, shuffle):
+def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
     num_samples = sum(of_sizes)
     assert len(steps) == num_steps(num_samples, samples)
@@ -79,7 +79,7 @@ def test_a_step_has_a_prefix_once(of_sizes, samples, questions, shuffle):
 
 @quick
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_at_most_one_chunk_is_cut_at_the_edge_of_a_step(of_sizes, samples, questions, shuffle):
+def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, questions, shuffle):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
     num_chunks = sum(-(-size // (questions or size)) for size in of_sizes)
     assert num_prefixes(steps) <= num_chunks + max(len(steps) - 1, 0)
@@ -87,12 +87,12 @@ def test_at_most_one_chunk_is_cut_at_the_edge_of_a_step(of_sizes, samples, quest
 
 @quick
 @given(SIZES, SAMPLES, QUESTIONS)
-def test_without_shuffling_the_order_is_the_one_given(of_sizes, samples, questions):
+def test_without_shuffling_the_order_is_unchanged(of_sizes, samples, questions):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=False)
     assert order(steps) == list(range(sum(of_sizes)))
 
 
-def test_without_shuffling_nothing_is_put_before_what_does_not_fit():
+def test_without_shuffling_no_chunk_goes_before_one_that_does_not_fit():
     steps = epoch_steps(groups_of([3, 5, 1]), 4, None, 0, 0, shuffle=False)
     assert [[group.examples for group in step] for step in steps] == [[(0, 1, 2), (3,)], [(4, 5, 6, 7)], [(8,)]]
 
@@ -117,21 +117,21 @@ def test_the_order_is_the_same_in_every_process():
     assert [[group.examples for group in step] for step in steps] == [[(1, 2)], [(0,), (3,)], [(5, 4)]]
 
 
-def test_one_question_an_image_gives_every_order_of_the_examples_about_as_often():
+def test_one_question_per_image_gives_all_orders_about_equally_often():
     groups, num_epochs = groups_of([2, 1, 1]), 2400
     found = Counter(tuple(order(epoch_steps(groups, 1, 1, 0, epoch))) for epoch in range(num_epochs))
     assert set(found) == set(permutations(range(4)))
     assert 60 < min(found.values()) and max(found.values()) < 140
 
 
-def test_one_question_an_image_puts_the_examples_of_an_image_anywhere():
+def test_one_question_per_image_scatters_the_examples_of_an_image():
     groups = groups_of([10] * 100)
     steps = epoch_steps(groups, 10, 1, 0, 0)
     assert mean(len(step) for step in steps) > 9
 
 
 @pytest.mark.parametrize(("questions", "at_most"), [(None, 17), (17, 17), (8, 8), (4, 4)])
-def test_so_many_questions_of_an_image_stay_together(questions, at_most):
+def test_questions_per_image_is_the_number_that_stay_together(questions, at_most):
     groups = groups_of([17] * 500)
     chunks = Counter(len(group.examples) for step in epoch_steps(groups, 128, questions, 0, 0) for group in step)
     assert chunks.most_common(1)[0][0] == at_most
@@ -140,22 +140,22 @@ def test_so_many_questions_of_an_image_stay_together(questions, at_most):
 @pytest.mark.parametrize(
     ("samples", "in_order", "looking_ahead"), [(16, 9_800, 8_800), (128, 6_900, 6_500)], ids=["16", "128"]
 )
-def test_looking_ahead_saves_the_prefixes_that_the_module_says(monkeypatch, samples, in_order, looking_ahead):
+def test_looking_ahead_saves_the_prefixes_that_the_docstring_states(monkeypatch, samples, in_order, looking_ahead):
     groups = kvasir()
     assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == looking_ahead
     monkeypatch.setattr(module, "NUM_AHEAD", 1)
     assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == in_order
 
 
-def test_groups_of_all_sizes_come_all_through_the_epoch():
+def test_groups_of_all_sizes_are_spread_over_the_epoch():
     steps = epoch_steps(kvasir(), 16, None, 0, 0)
     whole = {number: len(group.examples) for group in kvasir() for number in group.examples}
-    places: dict[int, list[float]] = {}
-    for place, step in enumerate(steps):
+    times: dict[int, list[float]] = {}
+    for number, step in enumerate(steps):
         for group in step:
-            places.setdefault(whole[group.examples[0]], []).append(place / len(steps))
-    assert set(places) == {1, *range(8, 18)}
-    for of_size in places.values():
+            times.setdefault(whole[group.examples[0]], []).append(number / len(steps))
+    assert set(times) == {1, *range(8, 18)}
+    for of_size in times.values():
         assert 0.44 < mean(of_size) < 0.56 and min(of_size) < 0.05 and max(of_size) > 0.95
 
 

@@ -1,4 +1,4 @@
-"""Records to tokens: equal to the stock processor, answers alone supervised."""
+"""Tokenizing records: equal to the stock processor, with only the answers supervised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.records import Record, Turn
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError, RecordsError
-from lookonce.train.data.tokenize import Prompter, make_examples, to_messages
+from lookonce.train.data.tokenize import ChatTokenizer, make_examples, to_messages
 
 YES_NO = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
 CONVERSATIONS = {
@@ -23,7 +23,7 @@ CONVERSATIONS = {
     "system text": Record((Path("a"),), YES_NO, system="Answer in one word."),
     "two images": Record((Path("a"), Path("b")), YES_NO),
     "no image": Record((), YES_NO),
-    "words the tokenizer never saw": Record((Path("a"),), (Turn("Où est l'ulcère? 你好", "ilöum; 38 °C\nétage 2"),)),
+    "words unknown to the tokenizer": Record((Path("a"),), (Turn("Où est l'ulcère? 你好", "ilöum; 38 °C\nétage 2"),)),
     "answer that repeats the question": Record((Path("a"),), (Turn("yes", "yes"), Turn("yes", "yes"))),
     "answer with inner line ends": Record((Path("a"),), (Turn("List them.", "one\n\ntwo\n"),)),
 }
@@ -38,57 +38,57 @@ def model_folder(request, sample: Path, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def prompter_of(folder: Path) -> Prompter:
-    return Prompter(folder, AutoConfig.from_pretrained(folder))
+def chat_tokenizer_of(folder: Path) -> ChatTokenizer:
+    return ChatTokenizer(folder, AutoConfig.from_pretrained(folder))
 
 
-def supervised_text(prompter: Prompter, example) -> list[str]:
-    """The supervised stretches, decoded."""
+def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
+    """The supervised spans, decoded."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], example.supervised.astype(int), [0]])))
     pairs = zip(edges[::2], edges[1::2], strict=True)
-    return [prompter.tokenizer.decode(example.token_ids[start:end]) for start, end in pairs]
+    return [chat_tokenizer.tokenizer.decode(example.token_ids[start:end]) for start, end in pairs]
 
 
 def test_tokens_equal_those_of_the_stock_processor(model_folder, stock_processor):
-    prompter, stock = prompter_of(model_folder), stock_processor(model_folder)
+    chat_tokenizer, stock = chat_tokenizer_of(model_folder), stock_processor(model_folder)
     images = {name: Image.new("RGB", size, "red") for name, size in SIZES.items()}
     for name, record in CONVERSATIONS.items():
         shown = [images[path.name] for path in record.images]
         grids = [ImageProcessor(model_folder)(image)[1] for image in shown]
-        example = prompter.example(record, [path.name for path in record.images], grids)
+        example = chat_tokenizer.example(record, [path.name for path in record.images], grids)
         text = stock.apply_chat_template(to_messages(record), tokenize=False)
         expected = stock(text=[text], images=shown or None, return_tensors="np")
-        assert example.expanded(prompter.image_token_id)[0].tolist() == expected["input_ids"][0].tolist(), name
+        assert example.expanded(chat_tokenizer.image_token_id)[0].tolist() == expected["input_ids"][0].tolist(), name
         assert example.num_tokens == expected["input_ids"].shape[1], name
 
 
 def test_answers_and_their_end_tokens_are_supervised_and_nothing_else(model_folder):
-    prompter = prompter_of(model_folder)
+    chat_tokenizer = chat_tokenizer_of(model_folder)
     for name, record in CONVERSATIONS.items():
         keys = [path.name for path in record.images]
-        example = prompter.example(record, keys, [(1, 4, 6)] * len(keys))
-        assert supervised_text(prompter, example) == [turn.answer + "<|im_end|>" for turn in record.turns], name
+        example = chat_tokenizer.example(record, keys, [(1, 4, 6)] * len(keys))
+        assert supervised_text(chat_tokenizer, example) == [turn.answer + "<|im_end|>" for turn in record.turns], name
 
 
 def test_a_question_is_the_conversation_up_to_its_answer(model_folder):
-    prompter = prompter_of(model_folder)
+    chat_tokenizer = chat_tokenizer_of(model_folder)
     for name, record in CONVERSATIONS.items():
         keys, grids = [path.name for path in record.images], [(1, 4, 6)] * len(record.images)
-        whole = prompter.example(record, keys, grids)
+        whole = chat_tokenizer.example(record, keys, grids)
         for turn in range(len(record.turns)):
-            question = prompter.question(record, turn, keys, grids)
+            question = chat_tokenizer.question(record, turn, keys, grids)
             assert not question.supervised.any()
             num_tokens = len(question.token_ids)
             assert question.token_ids.tolist() == whole.token_ids[:num_tokens].tolist(), name
             assert whole.supervised[num_tokens] and not whole.supervised[num_tokens - 1], name
 
 
-def test_placeholders_expand_to_one_token_a_visual_token(sample):
-    prompter = prompter_of(sample / "model")
-    example = prompter.example(CONVERSATIONS["two images"], ["a", "b"], [(1, 4, 6), (1, 8, 2)])
-    token_ids, supervised = example.expanded(prompter.image_token_id)
-    assert (token_ids == prompter.image_token_id).sum() == 6 + 4
-    assert not supervised[token_ids == prompter.image_token_id].any()
+def test_placeholders_expand_to_one_token_per_image_token(sample):
+    chat_tokenizer = chat_tokenizer_of(sample / "model")
+    example = chat_tokenizer.example(CONVERSATIONS["two images"], ["a", "b"], [(1, 4, 6), (1, 8, 2)])
+    token_ids, supervised = example.expanded(chat_tokenizer.image_token_id)
+    assert (token_ids == chat_tokenizer.image_token_id).sum() == 6 + 4
+    assert not supervised[token_ids == chat_tokenizer.image_token_id].any()
     assert len(token_ids) == len(supervised) == example.num_tokens
 
 
@@ -98,45 +98,47 @@ def test_a_special_token_in_the_text_is_refused(sample, place, token):
     texts = {"question": "What?", "answer": "That."} | {place: f"a {token} b"}
     record = Record((Path("a"),), (Turn(**texts),), origin="train.jsonl:7")
     with pytest.raises(RecordsError, match=f"train.jsonl:7: .* contains {re.escape(token)}"):
-        prompter_of(sample / "model").example(record, ["a"], [(1, 4, 6)])
+        chat_tokenizer_of(sample / "model").example(record, ["a"], [(1, 4, 6)])
 
 
 def test_an_answer_that_would_change_the_prompts_tokens_is_refused(real_processor, tmp_path):
     write_model(tmp_path, "tiny", tokenizer=real_processor)
     record = Record((Path("a"),), (Turn("What?", "\n\nyes"),), origin="train.jsonl:7")
     with pytest.raises(RecordsError, match="train.jsonl:7: no token begins where answer"):
-        prompter_of(tmp_path).example(record, ["a"], [(1, 4, 6)])
+        chat_tokenizer_of(tmp_path).example(record, ["a"], [(1, 4, 6)])
 
 
 def test_a_template_without_end_tokens_is_refused(sample):
-    prompter = prompter_of(sample / "model")
-    prompter.tokenizer.chat_template = (
+    chat_tokenizer = chat_tokenizer_of(sample / "model")
+    chat_tokenizer.tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content if m.role == 'assistant' else 'Q: ' }}{% endfor %}"
     )
     with pytest.raises(RecordsError, match=r"puts no end token <\|im_end\|> after answers"):
-        prompter.example(Record((), YES_NO[:1]), [], [])
+        chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
 
 
 def test_a_template_that_changes_answers_is_refused(sample):
-    prompter = prompter_of(sample / "model")
-    prompter.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}"
+    chat_tokenizer = chat_tokenizer_of(sample / "model")
+    chat_tokenizer.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}"
+    )
     with pytest.raises(RecordsError, match="does not render answer 'yes'"):
-        prompter.example(Record((), YES_NO[:1]), [], [])
+        chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
 
 
-def test_a_record_too_long_is_left_out_whole_and_counted(sample):
-    prompter = prompter_of(sample / "model")
+def test_a_record_that_is_too_long_is_left_out_and_counted(sample):
+    chat_tokenizer = chat_tokenizer_of(sample / "model")
     short, long = Record((Path("a"),), YES_NO[:1]), Record((Path("a"), Path("b")), YES_NO)
     grids = {"a": (1, 4, 6), "b": (1, 20, 20)}
-    length = prompter.example(short, ["a"], [grids["a"]]).num_tokens
-    kept, num_too_long = make_examples(prompter, [short, long, short], lambda path: path.name, grids.get, length)
+    length = chat_tokenizer.example(short, ["a"], [grids["a"]]).num_tokens
+    kept, num_too_long = make_examples(chat_tokenizer, [short, long, short], lambda path: path.name, grids.get, length)
     assert [example.num_tokens for example in kept] == [length, length] and num_too_long == 1
 
 
 def test_nothing_to_learn_is_an_error(sample):
     with pytest.raises(RecordsError, match="no supervised token in the train data: 0 records kept, 1 longer than"):
         make_examples(
-            prompter_of(sample / "model"),
+            chat_tokenizer_of(sample / "model"),
             [CONVERSATIONS["one turn"]],
             lambda path: path.name,
             lambda key: (1, 4, 6),
@@ -148,7 +150,7 @@ def test_a_tokenizer_of_another_model_is_refused(sample, tmp_path):
     config = AutoConfig.from_pretrained(sample / "model")
     config.image_token_id += 1
     with pytest.raises(ModelError, match=r"has <\|image_pad\|> as \d+, the model expects \d+"):
-        Prompter(sample / "model", config)
+        ChatTokenizer(sample / "model", config)
 
 
 def test_a_tokenizer_without_image_tokens_or_template_is_refused(sample, tmp_path):
@@ -157,6 +159,6 @@ def test_a_tokenizer_without_image_tokens_or_template_is_refused(sample, tmp_pat
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="no chat template"):
-        Prompter(tmp_path, config)
+        ChatTokenizer(tmp_path, config)
     with pytest.raises(ModelError, match="no tokenizer"):
-        Prompter(tmp_path / "nothing", config)
+        ChatTokenizer(tmp_path / "nothing", config)

@@ -1,4 +1,4 @@
-"""What a training says of itself while it runs, and how it says that it ended."""
+"""`progress.json`: the progress of a running training, and how it ended."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wait_for(path, is_so) -> Progress:
     return found
 
 
-def test_it_is_told_while_it_runs_with_its_rate(path):
+def test_progress_and_rate_are_written_while_training_runs(path):
     with Heartbeat(path, samples_per_step=4, beat_s=0.02) as heartbeat:
         assert wait_for(path, lambda found: found.phase == "loading").num_steps == 0
         make_steps(heartbeat, 3, first=10, seconds=0.02)
@@ -50,7 +50,7 @@ def test_it_is_told_while_it_runs_with_its_rate(path):
     assert read_progress(path).end == "finished"
 
 
-def test_a_new_phase_is_told_at_once(path):
+def test_a_new_phase_is_written_at_once(path):
     with Heartbeat(path, 4, beat_s=60) as heartbeat:
         make_steps(heartbeat, 1)
         assert (read_progress(path).phase, read_progress(path).num_steps) == ("training", 100)
@@ -60,13 +60,13 @@ def test_a_new_phase_is_told_at_once(path):
 
 @pytest.fixture
 def hanging(monkeypatch) -> SimpleNamespace:
-    """A disk that takes its time over the first beat: until it is let go on. What was written, in order."""
-    hang = SimpleNamespace(began=threading.Event(), go_on=threading.Event(), phases=[], timed_out=False)
+    """A disk on which the first beat hangs until it is released; records what was written, in order."""
+    hang = SimpleNamespace(began=threading.Event(), release=threading.Event(), phases=[], timed_out=False)
 
     def write(path, value):
         if threading.current_thread().name == "heartbeat" and not hang.began.is_set():
             hang.began.set()
-            hang.timed_out = not hang.go_on.wait(5)
+            hang.timed_out = not hang.release.wait(5)
         write_json(path, value)
         hang.phases.append(value["phase"])
 
@@ -77,10 +77,10 @@ def hanging(monkeypatch) -> SimpleNamespace:
 def test_a_new_phase_is_not_undone_by_a_beat_that_began_before_it(path, hanging):
     with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
         assert hanging.began.wait(5)
-        letting = threading.Timer(0.1, hanging.go_on.set)
-        letting.start()
+        releasing = threading.Timer(0.1, hanging.release.set)
+        releasing.start()
         heartbeat.enter("evaluating")
-        letting.join()
+        releasing.join()
     assert hanging.phases == sorted(hanging.phases, key=["loading", "evaluating"].index)
     assert {"loading", "evaluating"} == set(hanging.phases)
 
@@ -91,11 +91,11 @@ def test_a_step_does_not_wait_for_the_disk(path, hanging):
         state = SimpleNamespace(global_step=1, max_steps=2)
         heartbeat.on_step_begin(None, state, None)
         heartbeat.on_step_end(None, state, None)
-        hanging.go_on.set()
+        hanging.release.set()
     assert not hanging.timed_out
 
 
-def test_one_that_hangs_lives_and_its_step_grows_old(path):
+def test_a_hanging_training_lives_and_its_last_step_gets_older(path):
     with Heartbeat(path, 4, beat_s=0.02) as heartbeat:
         make_steps(heartbeat, 1)
         wait_for(path, lambda found: found.step == 1 and found.stepped_s >= 0.1)
@@ -110,7 +110,7 @@ def test_one_that_hangs_lives_and_its_step_grows_old(path):
     ],
     ids=["stopped", "interrupted", "failed"],
 )
-def test_how_it_ended_is_told_with_its_last_step(path, error, end, reason):
+def test_the_end_is_written_with_the_last_step(path, error, end, reason):
     with pytest.raises(type(error)), Heartbeat(path, 4) as heartbeat:
         make_steps(heartbeat, 3)
         raise error
@@ -139,7 +139,7 @@ def test_a_loss_that_is_no_number_is_left_out(path):
     assert read_progress(path).loss is None
 
 
-def test_it_costs_a_step_next_to_nothing(path):
+def test_it_costs_a_step_almost_nothing(path):
     """Below half a millisecond on the slowest machine, with a beat every 50 ms; a real model's step takes 100 ms."""
     with Heartbeat(path, 4, beat_s=0.05) as heartbeat:
         began = time.process_time()

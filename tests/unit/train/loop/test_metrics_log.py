@@ -1,22 +1,24 @@
-"""The line of a logging step, and what is said when features come too slowly."""
+"""The line of a logging step, and the note when features are read too slowly."""
 
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from lookonce.train.loop.metrics_log import StepLines
+from lookonce.errors import TrainingError
+from lookonce.train.loop.metrics_log import MetricsLog, step_line
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Makes steps of so many seconds, of which so many are spent waiting; gives the lines of the log."""
+    """A function that makes a step of some seconds, partly spent waiting, and returns the last line of the log."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("lookonce.train.loop.metrics_log.time.perf_counter", lambda: clock.now)
     trainer = SimpleNamespace(wait_seconds=0.0, bytes_read=0)
-    lines = StepLines(tmp_path / "log.jsonl", 10)
+    lines = MetricsLog(tmp_path / "log.jsonl", 10)
     lines.attach(trainer)
     state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.5, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
@@ -35,7 +37,7 @@ def run(tmp_path, monkeypatch, capsys):
     return step
 
 
-def test_waiting_is_a_part_of_the_time_of_steps(run):
+def test_waiting_is_part_of_the_step_time(run):
     line = run(seconds=2.0, waited=0.5, read=10**9)
     assert (line["samples_per_second"], line["wait_share"], line["read_mb_per_second"]) == (5.0, 0.25, 500.0)
     line = run(seconds=1.0, waited=0.0)
@@ -43,11 +45,72 @@ def test_waiting_is_a_part_of_the_time_of_steps(run):
     assert run.lines.wait_share == pytest.approx(0.5 / 3)
 
 
-def test_that_reading_is_too_slow_is_told_once_with_numbers(run, capsys):
-    run(seconds=2.0, waited=1.0)  # before the first step nothing is ready
+def test_slow_reading_is_reported_once_with_numbers(run, capsys):
+    run(seconds=2.0, waited=1.0)  # no batch is ready before the first step
     run(seconds=2.0, waited=0.05)
     assert "waits" not in capsys.readouterr().err
     run(seconds=2.0, waited=0.5, read=10**9)
-    assert "training waits 25% of its time for features, which come at 500 MB/s" in capsys.readouterr().err
+    assert "training waits 25% of its time for features, which are read at 500 MB/s" in capsys.readouterr().err
     run(seconds=2.0, waited=0.5, read=10**9)
     assert "training waits" not in capsys.readouterr().err
+
+
+def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
+    lines = MetricsLog(tmp_path / "log.jsonl", samples_per_step=8)
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0))
+    state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.0, is_world_process_zero=True)
+    lines.on_train_begin(None, state, None)
+    lines.on_step_begin(None, state, None)
+    lines.on_step_end(None, state, None)
+    state.global_step = 25
+    lines.on_log(None, state, None, {"loss": 1.5, "grad_norm": 0.25, "learning_rate": 1e-4})
+    lines.on_log(None, state, None, {"eval_loss": 2.5})
+    lines.on_log(None, state, None, {"train_runtime": 3.0})
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("step  25/100  loss 1.5000  grad 0.25  lr 1.0e-04  ") and "samples/s" in first
+    assert second == "step  25/100  validation loss 2.5000"
+    logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in logged] == [25, 25] and logged[0]["loss"] == 1.5
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """A training that resumes from step 4, with a log up to step 6."""
+    lines = MetricsLog(tmp_path / "log.jsonl", samples_per_step=8)
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (2, 4, 6)))
+    state = SimpleNamespace(global_step=4, max_steps=100, epoch=0.0, is_world_process_zero=True)
+    lines.on_train_begin(None, state, None)
+    return lines, state
+
+
+def test_steps_that_are_repeated_are_logged_once(resumed, tmp_path):
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [2, 4]
+    assert resumed[0].first_step == 4
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_the_training(resumed, loss):
+    lines, state = resumed
+    with pytest.raises(TrainingError, match="at step 4, so training diverged; lower train.learning_rate"):
+        lines.on_log(None, state, None, {"loss": loss})
+
+
+def test_a_gradient_that_is_not_finite_is_null_in_the_log(resumed, tmp_path):
+    lines, state = resumed
+    lines.on_log(None, state, None, {"loss": 1.0, "grad_norm": float("inf")})
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["grad_norm"] is None
+
+
+def test_validation_and_checkpoints_do_not_count_as_step_time(resumed):
+    lines, state = resumed
+    lines.on_step_begin(None, state, None)
+    lines.on_step_end(None, state, None)
+    time.sleep(0.2)
+    assert lines.busy_seconds < 0.1 and lines.wait_share == 0
+
+
+def test_a_step_line_shows_rate_waiting_and_time_to_go():
+    measured = {"samples_per_second": 123.4, "wait_share": 0.021, "eta_seconds": 75.0}
+    line = step_line({"loss": 0.5, "learning_rate": 2e-4}, measured)
+    assert line == "loss 0.5000  lr 2.0e-04  123 samples/s  data wait 2.1%  eta 01:15"

@@ -1,4 +1,4 @@
-"""Trainer as it is set up here: a step is whole however it is cut, the validation loss too, and waiting is measured."""
+"""RunTrainer: steps and validation loss do not depend on how they are cut, and waiting is measured."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from lookonce.errors import UsageError
 from lookonce.run.config import BatchSection
-from lookonce.train.data.batches import Feed
+from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.trainer import RunTrainer, training_arguments
+from lookonce.train.loop.trainer import RunTrainer, out_of_memory, training_arguments
 
 CPU = torch.device("cpu")
 VISION = SimpleNamespace(grid_thw=None)  # there are no images
@@ -31,7 +31,7 @@ def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
 
 @pytest.mark.parametrize("key", ["scheduler", "optimizer"])
 def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key):
-    with pytest.raises(UsageError, match="`train` section"):
+    with pytest.raises(UsageError, match="`train` section is not valid"):
         training_arguments(make_run(train={key: "no such thing"}), tmp_path)
 
 
@@ -52,14 +52,14 @@ def example(answer: list[int]) -> Example:
     return Example(np.array([1, *answer], np.int32), supervised, (), (), "")
 
 
-class SlowFeed(Feed):
-    def batch(self, forward):
+class SlowBatchMaker(BatchMaker):
+    def batch(self, micro_batch):
         time.sleep(SLOW_S)
-        return super().batch(forward)
+        return super().batch(micro_batch)
 
 
-def trainer_of(make_run, folder, train, held_out=(), kind=Feed, **batch) -> RunTrainer:
-    def feed(examples: list[Example], **changes: object) -> Feed:
+def trainer_of(make_run, folder, train, held_out=(), kind=BatchMaker, **batch) -> RunTrainer:
+    def batch_maker(examples: list[Example], **changes: object) -> BatchMaker:
         return kind.of(examples, PROMPTER, VISION, BatchSection(**batch | changes), CPU, seed=0)
 
     options = {"optimizer": "sgd", "scheduler": "constant", "warmup": 0, "learning_rate": 0.1, "max_grad_norm": 0}
@@ -67,7 +67,7 @@ def trainer_of(make_run, folder, train, held_out=(), kind=Feed, **batch) -> RunT
         make_run(train=options | {"steps": 4}), folder, eval_strategy="no", save_strategy="no"
     )
     whole = {"samples_per_step": max(len(held_out), 1)}
-    return RunTrainer(Constant(), arguments, feed(train), feed(held_out, **whole) if held_out else None)
+    return RunTrainer(Constant(), arguments, batch_maker(train), batch_maker(held_out, **whole) if held_out else None)
 
 
 ROWS = [[0], [1, 2, 0, 0], [2], [0, 0], [1]]
@@ -89,7 +89,7 @@ def test_the_validation_loss_is_the_mean_over_tokens_however_they_are_batched(ma
 
 
 @pytest.mark.parametrize("batch", CUTS)
-def test_a_step_takes_the_gradient_of_all_its_samples_however_they_are_batched(make_run, tmp_path, batch):
+def test_a_step_uses_the_gradient_of_all_its_samples_however_they_are_batched(make_run, tmp_path, batch):
     trainer = trainer_of(make_run, tmp_path, [example(row) for row in ROWS], samples_per_step=5, **batch)
     trainer.train()
     weight = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
@@ -111,7 +111,21 @@ def test_an_epoch_has_as_many_steps_as_its_samples_fill(make_run, tmp_path):
 
 def test_the_waiting_time_is_measured(make_run, tmp_path):
     batch = {"mode": "separate", "samples_per_step": 4, "samples_per_forward": 2}
-    trainer = trainer_of(make_run, tmp_path, [example([0])] * 16, kind=SlowFeed, **batch)
+    trainer = trainer_of(make_run, tmp_path, [example([0])] * 16, kind=SlowBatchMaker, **batch)
     trainer.train()
-    trainer.stop_reading()
-    assert 0.5 * 8 * SLOW_S < trainer.wait_seconds  # some are made while steps run
+    trainer.stop_prefetch()
+    assert 0.5 * 8 * SLOW_S < trainer.wait_seconds  # some batches are made while steps run
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [
+        (None, "out of memory on this GPU of 80.0 GB; lower batch.tokens_per_pack (now 500) or set"),
+        (480, "out of memory: a pack of 480 tokens does not fit this GPU of 80.0 GB; lower batch.tokens_per_pack"),
+    ],
+)
+def test_out_of_memory_is_named_with_the_key_to_lower(monkeypatch, num_tokens, expected):
+    gpu = SimpleNamespace(total_memory=80 * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    sampler = SimpleNamespace(batch=BatchSection(tokens_per_pack=500))
+    assert expected in out_of_memory(SimpleNamespace(device="cuda", sampler=sampler), num_tokens)

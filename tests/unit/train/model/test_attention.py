@@ -1,4 +1,4 @@
-"""Who attends to whom: the law against its own words, in both ways in which it is computed."""
+"""Attention over packs: the dense mask and FlexAttention's blocks follow the rule in attention.py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record, Turn
-from lookonce.train.data.collate_rows import Collator
+from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import CachedFeatures
 from lookonce.train.data.packing import BLOCK, padded_length
-from lookonce.train.data.tokenize import Prompter
+from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model import attention
 from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
 from lookonce.train.model.compile import training_on_packs
@@ -31,14 +31,14 @@ PADDING = st.integers(0, 5)
 
 
 def columns(images: Images, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run and prefix of each token, for images with a prefix and branches of these lengths."""
-    runs: list[tuple[int, int, int]] = []
+    """Segment and prefix of each token, for images with a prefix and branches of these lengths."""
+    segments: list[tuple[int, int, int]] = []
     for len_prefix, branches in images:
-        first = len(runs)
-        runs += [(length, first + number, first) for number, length in enumerate([len_prefix, *branches])]
-    runs.append((padding, len(runs), len(runs)))
-    run, prefix = ([run[part] for run in runs for _ in range(run[0])] for part in (1, 2))
-    return torch.tensor(run, dtype=torch.int32), torch.tensor(prefix, dtype=torch.int32)
+        first = len(segments)
+        segments += [(length, first + number, first) for number, length in enumerate([len_prefix, *branches])]
+    segments.append((padding, len(segments), len(segments)))
+    segment, prefix = ([segment[part] for segment in segments for _ in range(segment[0])] for part in (1, 2))
+    return torch.tensor(segment, dtype=torch.int32), torch.tensor(prefix, dtype=torch.int32)
 
 
 def num_tokens(images: Images) -> int:
@@ -49,8 +49,8 @@ def padded(images: Images, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return columns(images, length - num_tokens(images))
 
 
-def by_the_words(images: Images, padding: int) -> torch.Tensor:
-    """A token attends to itself and to what comes before it in its own run and in its run's prefix."""
+def mask_by_the_rule(images: Images, padding: int) -> torch.Tensor:
+    """A token attends to itself and to the tokens before it in its own segment and in its segment's prefix."""
     tokens: list[tuple[str, str]] = []
     for number, (len_prefix, branches) in enumerate(images):
         tokens += [(f"image {number}", "prefix")] * len_prefix
@@ -67,19 +67,19 @@ def by_the_words(images: Images, padding: int) -> torch.Tensor:
 
 @quick
 @given(IMAGES, PADDING)
-def test_the_dense_mask_is_the_law(images, padding):
-    assert torch.equal(dense_mask(*columns(images, padding))[0, 0], by_the_words(images, padding))
+def test_the_dense_mask_follows_the_rule(images, padding):
+    assert torch.equal(dense_mask(*columns(images, padding))[0, 0], mask_by_the_rule(images, padding))
 
 
 @quick
 @given(IMAGES)
-def test_the_mask_of_blocks_is_the_law(images):
-    run, prefix = padded(images, BLOCK)
-    found = create_mask(PackMask(BLOCK, CPU).blocks(run, prefix).mask_mod, None, None, BLOCK, BLOCK, "cpu")
-    assert torch.equal(found[0, 0], by_the_words(images, BLOCK - num_tokens(images)))
+def test_the_block_mask_follows_the_rule(images):
+    segment, prefix = padded(images, BLOCK)
+    found = create_mask(PackMask(BLOCK, CPU).blocks(segment, prefix).mask_mod, None, None, BLOCK, BLOCK, "cpu")
+    assert torch.equal(found[0, 0], mask_by_the_rule(images, BLOCK - num_tokens(images)))
 
 
-def test_a_pack_of_half_a_block_is_refused_since_kernels_would_read_past_its_end():
+def test_a_pack_of_incomplete_blocks_is_refused():
     with pytest.raises(AssertionError):
         PackMask(2 * BLOCK, CPU).blocks(*padded([(100, [20, 8])], BLOCK + BLOCK // 2))
 
@@ -96,29 +96,29 @@ TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_are_those_that_pytorch_finds(seed):
+def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
     torch.manual_seed(seed)
     images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
-    run, prefix = padded(images, padded_length(num_tokens(images)) + seed * BLOCK)
-    mask = PackMask(len(run), CPU)
-    ours = mask.blocks(run, prefix)
-    pytorchs = create_block_mask(ours.mask_mod, None, None, len(run), len(run), "cpu", BLOCK)
+    segment, prefix = padded(images, padded_length(num_tokens(images)) + seed * BLOCK)
+    mask = PackMask(len(segment), CPU)
+    ours = mask.blocks(segment, prefix)
+    pytorchs = create_block_mask(ours.mask_mod, None, None, len(segment), len(segment), "cpu", BLOCK)
     assert ours.seq_lengths == pytorchs.seq_lengths and ours.BLOCK_SIZE == pytorchs.BLOCK_SIZE
     for name in TENSORS:
         found, expected = getattr(ours, name), getattr(pytorchs, name)
         assert torch.equal(found, expected) and found.dtype == expected.dtype, name
-        assert found.stride() == expected.stride(), f"the kernels would read other numbers of {name}"
+        assert found.stride() == expected.stride(), f"the kernels would read wrong values of {name}"
     assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
 
 
 @quick
 @given(IMAGES, PADDING)
 def test_every_token_attends_to_itself_so_no_row_is_empty(images, padding):
-    """Padding too: a row that attends to nothing is not a number, and spoils every gradient."""
+    """Padding too: a row that attends to nothing gives NaN, which reaches every gradient."""
     assert dense_mask(*columns(images, padding))[0, 0].diagonal().all()
 
 
-def test_a_token_sees_its_image_and_its_own_question_alone():
+def test_a_token_attends_only_to_its_image_and_its_own_question():
     """Two images of two tokens, the first with two questions of two tokens, the second with one of one."""
     assert dense_mask(*columns([(2, [2, 2]), (2, [1])], 1))[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -142,41 +142,42 @@ PACKS: list[tuple[Images, int]] = [
 ]
 
 
-# Eager FlexAttention says that it should be compiled; here is no GPU to compile for.
+# Eager FlexAttention warns that it should be compiled; there is no GPU to compile for.
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning")
-def test_flex_attention_gives_what_pytorchs_own_gives_for_one_pack_after_another(monkeypatch):
+def test_flex_attention_equals_sdpa_for_one_pack_after_another(monkeypatch):
     monkeypatch.setattr(attention, "_compiled", lambda: flex_attention)
     generator = torch.Generator().manual_seed(0)
     mask, layer = PackMask(3 * BLOCK, CPU), SimpleNamespace(num_key_value_groups=2, is_causal=True)
     for images, length in PACKS:
-        run, prefix = padded(images, length)
+        segment, prefix = padded(images, length)
         query, key, value = (torch.randn(1, heads, length, 16, generator=generator) for heads in (4, 2, 2))
-        found, _ = shared_prefix_attention(layer, query, key, value, mask.blocks(run, prefix), scaling=0.3)
-        expected, _ = shared_prefix_attention(layer, query, key, value, dense_mask(run, prefix), scaling=0.3)
+        found, _ = shared_prefix_attention(layer, query, key, value, mask.blocks(segment, prefix), scaling=0.3)
+        expected, _ = shared_prefix_attention(layer, query, key, value, dense_mask(segment, prefix), scaling=0.3)
         assert found.shape == (1, length, 4, 16)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_blocks_that_are_computed_are_those_in_which_somebody_attends_to_somebody():
-    run, prefix = padded(*PACKS[0])
-    blocks = dense_mask(run, prefix)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    computed = PackMask(len(run), CPU).blocks(run, prefix).to_dense()[0, 0].bool()
+def test_only_blocks_in_which_a_pair_attends_are_computed():
+    segment, prefix = padded(*PACKS[0])
+    blocks = dense_mask(segment, prefix)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    computed = PackMask(len(segment), CPU).blocks(segment, prefix).to_dense()[0, 0].bool()
     assert torch.equal(computed, blocks.any(dim=3).any(dim=1)) and not computed.all()
 
 
-def test_without_a_mask_of_packs_the_model_answers_as_before(built: VisionCache, sample: Path):
-    """Validation may ask questions while the layers still have the attention of packs."""
+def test_without_the_mask_of_a_pack_the_model_answers_as_before(built: VisionCache, sample: Path):
+    """Answers may be generated while the layers are set up for packs."""
     model_folder = ModelFolder.open(str(sample / "model"))
-    prompter = Prompter(model_folder.folder, model_folder.config)
+    chat_tokenizer = ChatTokenizer(model_folder.folder, model_folder.config)
     keys = list(built.keys())[:3]
     texts = ["Is there text?", "How many polyps are in the image?", "What is it?"]
     records = [Record((Path(key),), (Turn(text, "yes"),)) for key, text in zip(keys, texts, strict=True)]
     questions = [
-        prompter.question(record, 0, [key], [built.grid_thw(key)]) for record, key in zip(records, keys, strict=True)
+        chat_tokenizer.question(record, 0, [key], [built.grid_thw(key)])
+        for record, key in zip(records, keys, strict=True)
     ]
-    collator = Collator(CachedFeatures(built), prompter.image_token_id, prompter.tokenizer.pad_token_id)
+    collator = RowCollator(CachedFeatures(built), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
     batch, model = collator.prompts(questions), load_without_tower(model_folder, torch.float32)
-    assert batch["attention_mask"].min() == 0, "all as long as each other"
+    assert batch["attention_mask"].min() == 0, "all prompts have the same length"
     asked = {"do_sample": False, "max_new_tokens": 6}
     expected = model.generate(**batch, **asked)
     with training_on_packs(model, compiled=False):

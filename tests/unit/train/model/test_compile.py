@@ -1,4 +1,4 @@
-"""Decoder layers while they train on packs: only those that a mask rules, and as before when it is over."""
+"""Setting up decoder layers for packs: only layers of full attention, and undone afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_folder(sample: Path) -> ModelFolder:
 
 
 def qwen3_5(layer_types: list[str]) -> Qwen3_5ForConditionalGeneration:
-    """A tiny one, without weights."""
+    """A tiny Qwen3.5 without weights."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     text = sizes | {"num_hidden_layers": len(layer_types), "layer_types": layer_types, "vocab_size": 64}
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32}
@@ -31,32 +31,32 @@ def qwen3_5(layer_types: list[str]) -> Qwen3_5ForConditionalGeneration:
 
 
 @pytest.mark.parametrize("other", ["linear_attention", "sliding_attention"])
-def test_layers_that_a_mask_does_not_rule_are_refused_by_name(other):
+def test_layers_without_full_attention_are_refused_by_name(other):
     model = qwen3_5(["full_attention", "full_attention"])
     text_model(model).config.layer_types = ["full_attention", other]
     before = text_model(model).config._attn_implementation
-    message = f"^qwen3_5_text has layers of {other}, which can not keep .* apart; set batch.mode: separate$"
+    message = f"^qwen3_5_text has layers of {other}, which cannot keep .* apart; set batch.mode: separate$"
     with pytest.raises(ModelError, match=message), training_on_packs(model, compiled=False):
-        pytest.fail("it went on")
+        pytest.fail("it was not refused")
     assert text_model(model).config._attn_implementation == before
 
 
-def test_a_model_as_it_comes_with_linear_layers_is_refused():
+def test_an_unchanged_model_with_linear_attention_is_refused():
     with (
         pytest.raises(ModelError, match="linear_attention"),
         training_on_packs(qwen3_5(["linear_attention", "full_attention"]), compiled=False),
     ):
-        pytest.fail("it went on")
+        pytest.fail("it was not refused")
 
 
-def test_layers_of_full_attention_are_taken_whether_the_model_names_them_or_not(model_folder):
+def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_not(model_folder):
     for model in (qwen3_5(["full_attention"] * 2), load_without_tower(model_folder, torch.float32)):
         with training_on_packs(model, compiled=False):
             assert text_model(model).config._attn_implementation == NAME
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_after_training_all_is_as_before(model_folder, compiled):
+def test_the_setup_is_undone_after_training(model_folder, compiled):
     model = load_without_tower(model_folder, torch.float32)
     text = text_model(model)
     with pytest.raises(KeyboardInterrupt), training_on_packs(model, compiled=compiled):

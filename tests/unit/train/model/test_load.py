@@ -1,4 +1,4 @@
-"""The model without its tower, and LoRA on the language model alone."""
+"""Loading the model without its tower, and LoRA on the language model only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_tower_is_never_in_memory(model_folder):
     assert not [name for name, _ in model.named_parameters() if "visual" in name]
 
 
-def test_all_else_is_the_stock_model(model_folder):
+def test_the_rest_is_the_stock_model(model_folder):
     without, stock = load_without_tower(model_folder, torch.float32), load_with_tower(model_folder, torch.float32)
     assert type(without) is Qwen3VLForConditionalGeneration
     weights = stock.state_dict()
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_adapter(model_folder):
         {"modules_to_save": ["merger"]},
     ],
 )
-def test_what_reaches_into_the_tower_is_refused_by_name(model_folder, options):
+def test_lora_that_reaches_into_the_tower_is_refused_by_name(model_folder, options):
     with pytest.raises(ModelError, match=r"lora\.\w+ reaches into the vision tower.*model\.visual\."):
         add_lora(load_without_tower(model_folder, torch.float32), model_folder, lora(**options), seed=0)
 
@@ -77,7 +77,7 @@ def test_all_linear_means_the_language_model(model_folder):
     assert sorted(model.peft_config["default"].target_modules) == sorted(lora().targets)
 
 
-def test_targets_that_hit_nothing_are_refused(model_folder):
+def test_lora_targets_that_match_nothing_are_refused(model_folder):
     with pytest.raises(ModelError, match=r"lora.targets \['no_such_module'\]"):
         add_lora(
             load_without_tower(model_folder, torch.float32), model_folder, lora(targets=["no_such_module"]), seed=0
@@ -91,7 +91,7 @@ def test_a_misspelt_module_to_save_is_refused_with_the_nearest(model_folder):
 
 
 def test_a_broken_pattern_is_refused(model_folder):
-    with pytest.raises(ModelError, match=r"lora.targets '\.\*\(' is no regular expression"):
+    with pytest.raises(ModelError, match=r"lora.targets '\.\*\(' is not a regular expression"):
         add_lora(load_without_tower(model_folder, torch.float32), model_folder, lora(targets=".*("), seed=0)
 
 
@@ -100,7 +100,7 @@ def test_an_attention_that_is_not_installed_is_refused(model_folder):
         load_without_tower(model_folder, torch.bfloat16, "flash_attention_2")
 
 
-def test_the_content_of_all_files_makes_the_model(sample, tmp_path):
+def test_a_models_content_hash_covers_all_files(sample, tmp_path):
     shutil.copytree(sample / "model", tmp_path / "moved")
     before = ModelFolder.open(str(sample / "model")).content_hash()
     assert ModelFolder.open(str(tmp_path / "moved")).content_hash() == before
@@ -114,6 +114,6 @@ def test_the_content_of_all_files_makes_the_model(sample, tmp_path):
         before = after
 
 
-def test_a_run_without_an_adapter_is_told(model_folder, make_run, tmp_path):
+def test_a_run_without_an_adapter_is_an_error(model_folder, make_run, tmp_path):
     with pytest.raises(RunFolderError, match="no trained adapter in .*; finish the training with"):
         load_trained(model_folder, make_run(), tmp_path)

@@ -1,4 +1,4 @@
-"""The loss: each target counts what its batch says, so that the parts of a step sum to its mean."""
+"""The loss: cross-entropies summed with their target weights, so that micro-batches sum to the step's mean."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_loss_equals_that_of_shifted_labels_over_all_positions():
     torch.testing.assert_close(weighted_loss(logits[:, columns], targets[:, columns], weights), expected)
 
 
-def test_each_target_counts_what_it_weighs():
+def test_each_target_counts_with_its_weight():
     logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, IGNORED, 2], [IGNORED, 4, 1]])
     weights = torch.tensor([[0.5, 9.0, 0.0], [9.0, 2.0, 0.25]])
     each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 3)
@@ -32,7 +32,7 @@ def test_each_target_counts_what_it_weighs():
     torch.testing.assert_close(weighted_loss(logits, targets, weights), expected)
 
 
-def test_where_nothing_is_to_be_predicted_the_loss_is_nothing_and_has_a_gradient():
+def test_without_targets_the_loss_is_0_and_has_a_gradient():
     logits = torch.zeros(1, 2, 5, requires_grad=True)
     loss = weighted_loss(logits, torch.full((1, 2), IGNORED), torch.zeros(1, 2))
     loss.backward()
@@ -47,32 +47,32 @@ def test_half_precision_logits_are_summed_in_float32():
     torch.testing.assert_close(found, cross_entropy(logits[0].double(), targets[0]).float())
 
 
-class Asked:
-    """A model that remembers what it was given, and finds all tokens as likely."""
+class FakeModel:
+    """A model that remembers its inputs, and gives all tokens the same probability."""
 
     def __call__(self, **given: object) -> SimpleNamespace:
         self.given = given
         return SimpleNamespace(logits=torch.zeros(1, 2, 4))
 
 
-def test_the_model_gets_the_mask_in_place_of_what_it_is_made_of_and_nothing_of_the_loss():
-    run, prefix = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0])
+def test_the_model_gets_the_mask_instead_of_segments_and_no_targets():
+    segment, prefix = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0])
     batch = {
         "input_ids": torch.tensor([[5, 6, 7]]),
-        "run": run,
+        "segment": segment,
         "prefix": prefix,
         "targets": torch.tensor([[1, 2]]),
         "weights": torch.tensor([[0.5, 0.25]]),
     }
-    model = Asked()
+    model = FakeModel()
     loss = forward_loss(model, batch, PackMask(3, torch.device("cpu")))
     torch.testing.assert_close(loss, 0.75 * torch.log(torch.tensor(4.0)))
     assert model.given.keys() == {"input_ids", "attention_mask", "use_cache"}
-    assert torch.equal(model.given["attention_mask"], dense_mask(run, prefix)) and model.given["use_cache"] is False
+    assert torch.equal(model.given["attention_mask"], dense_mask(segment, prefix)) and model.given["use_cache"] is False
 
 
-def test_rows_come_with_the_mask_of_their_padding():
+def test_rows_keep_the_mask_of_their_padding():
     batch = {"attention_mask": torch.tensor([[1, 0]]), "targets": torch.tensor([[1, 2]]), "weights": torch.ones(1, 2)}
-    model = Asked()
+    model = FakeModel()
     forward_loss(model, batch, PackMask(3, torch.device("cpu")))
     assert model.given["attention_mask"] is batch["attention_mask"]

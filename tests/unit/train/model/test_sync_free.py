@@ -1,4 +1,4 @@
-"""The stock model's passes without waiting: the same bits, and the methods replaced are those that it has."""
+"""The forward pass without host-device syncs: the stock model's bits, and the replaced methods exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.train.model.load import load_without_tower
-from lookonce.train.model.sync_free import add_features, without_waiting
+from lookonce.train.model.sync_free import add_features, without_syncs
 
 SEED = 0
 
@@ -20,14 +20,14 @@ def model(sample: Path):
 
 
 def logits(model, token_ids: torch.Tensor, features: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(token_ids.shape[1]).expand(3, 1, -1)
-    given = {"input_ids": token_ids, "position_ids": places, "pixel_values": features, "image_grid_thw": grids}
+    positions = torch.arange(token_ids.shape[1]).expand(3, 1, -1)
+    given = {"input_ids": token_ids, "position_ids": positions, "pixel_values": features, "image_grid_thw": grids}
     with torch.no_grad():
         return model(**given, use_cache=False).logits
 
 
 @pytest.mark.parametrize("num_images", [1, 3])
-def test_the_answers_are_the_stock_models_to_the_last_bit(model, num_images):
+def test_logits_are_bit_identical_to_the_stock_models(model, num_images):
     torch.manual_seed(SEED)
     image, hidden = model.config.image_token_id, model.config.text_config.hidden_size
     levels = 1 + len(model.config.vision_config.deepstack_visual_indexes)
@@ -36,27 +36,27 @@ def test_the_answers_are_the_stock_models_to_the_last_bit(model, num_images):
     features = torch.randn(6 * num_images, levels, hidden)
     grids = torch.tensor([[1, 4, 6]] * num_images)
     stock = logits(model, token_ids, features, grids)
-    with without_waiting(model):
+    with without_syncs(model):
         assert torch.equal(logits(model, token_ids, features, grids), stock)
         assert not torch.equal(logits(model, token_ids, features.flip(1), grids), stock)
 
 
 def test_features_are_added_as_the_stock_model_adds_them(model):
     torch.manual_seed(SEED)
-    states, places = torch.randn(2, 5, 8, requires_grad=True), torch.rand(2, 5) < 0.5
-    features = torch.randn(int(places.sum()), 8)
-    stock = type(model.model.language_model)._deepstack_process(None, states, places, features)
-    ours = add_features(states, places, features)
+    states, is_image = torch.randn(2, 5, 8, requires_grad=True), torch.rand(2, 5) < 0.5
+    features = torch.randn(int(is_image.sum()), 8)
+    stock = type(model.model.language_model)._deepstack_process(None, states, is_image, features)
+    ours = add_features(states, is_image, features)
     assert torch.equal(ours, stock)
-    towards = torch.randn_like(stock)
-    gradients = [torch.autograd.grad(out, states, towards)[0] for out in (ours, stock)]
+    direction = torch.randn_like(stock)
+    gradients = [torch.autograd.grad(out, states, direction)[0] for out in (ours, stock)]
     assert torch.equal(*gradients)
 
 
-def test_what_is_replaced_exists_and_comes_back(model):
+def test_replaced_methods_exist_and_are_restored(model):
     inner, text = model.model, model.model.language_model
     before = inner.get_placeholder_mask, text._deepstack_process
-    with without_waiting(model):
+    with without_syncs(model):
         assert inner.get_placeholder_mask.__qualname__ != before[0].__qualname__
         assert text._deepstack_process is add_features
     assert (inner.get_placeholder_mask, text._deepstack_process) == before

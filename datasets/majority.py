@@ -1,0 +1,35 @@
+"""The majority baseline: always give the most frequent training answer of a question, without looking at any image."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from lookonce.datasets.formats.record import Record
+
+
+class Majority:
+    """The most frequent answer of each question; for other questions, the most frequent answer of all."""
+
+    def __init__(self, asked: Iterable[tuple[str, str]], min_asked: int = 1) -> None:
+        """Learn from questions with their answers; a question asked less than `min_asked` times counts as unknown."""
+        by_question: dict[str, Counter[str]] = {}
+        of_all: Counter[str] = Counter()
+        for question, answer in asked:
+            by_question.setdefault(question, Counter())[answer] += 1
+            of_all[answer] += 1
+        self._best = {text: _most(answers) for text, answers in by_question.items() if answers.total() >= min_asked}
+        self._fallback = _most(of_all)
+
+    @classmethod
+    def of_records(cls, records: Iterable[Record]) -> Majority:
+        """Learn from all turns of some records."""
+        return cls((turn.question, turn.answer) for record in records for turn in record.turns)
+
+    def answer(self, question: str) -> str:
+        return self._best.get(question, self._fallback)
+
+
+def _most(answers: Counter[str]) -> str:
+    """Return the most frequent answer, the first of equals; empty if there is none."""
+    return answers.most_common(1)[0][0] if answers else ""

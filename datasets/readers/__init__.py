@@ -1,0 +1,7 @@
+"""The readers of files with rows and images: one for each file type, used by records, archives and `data prepare`.
+
+parquet       rows, single columns and embedded images of parquet files
+image_column  which column of a parquet file holds images
+text          CSV, JSON arrays and JSONL
+tar           members and WebDataset samples of tar files
+"""

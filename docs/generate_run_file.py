@@ -1,0 +1,106 @@
+"""Write run-file.md: every key of a run file with its type, default and meaning, from the schema that checks run files.
+
+A test generates it again and compares. Run `python docs/generate_run_file.py` after a change of lookonce.run.config.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from lookonce.run.config import REMOVED, RunFile
+
+INTRODUCTION = """\
+# The run file
+
+<!-- Generated from src/lookonce/run/config.py by docs/generate_run_file.py; edit there. -->
+
+One YAML file describes a run: the model, the data, the cache, the training and the evaluation. Three keys are
+required: `model.path`, `data.train` and `output`. All others are optional.
+
+```yaml
+model: {path: Qwen/Qwen3-VL-8B-Instruct}
+data: {train: train.jsonl, val: val.jsonl, image_root: images}
+cache: {dir: caches}
+output: runs/first
+```
+
+- Unknown keys are refused, so a misspelt one cannot be silently ignored.
+- Paths are relative to the folder in which a command is started. `~` and environment variables are replaced.
+- `--set` replaces keys for one command: `lookonce train run.yaml --set train.epochs=5 --set output=runs/longer`.
+- The resolved run file is saved in the run folder, as `run.yaml`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    schema = RunFile.model_json_schema()
+    parts = [INTRODUCTION]
+    for name, field in RunFile.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and hasattr(section, "model_fields"):
+            parts.append(f"## {name}\n\n{section_table(section, schema['$defs'][section.__name__])}")
+    own = {name: values for name, values in schema["properties"].items() if "$ref" not in values}
+    parts.append("## At the top level\n\n" + table([row(RunFile, name, values) for name, values in own.items()]))
+    removed = [f"- `{name}`: {_command_as_code(advice)}" for name, advice in REMOVED.items()]
+    parts.append("## Removed keys\n\n" + "\n".join(removed) + "\n")
+    return "\n".join(parts)
+
+
+def _command_as_code(advice: str) -> str:
+    return re.sub(r"(lookonce .*)", r"`\1`", advice)
+
+
+def section_table(section: Any, schema: dict[str, Any]) -> str:
+    """What the section is for, and a row for each key."""
+    purpose = " ".join((section.__doc__ or "").split())
+    return f"{purpose}\n\n" + table([row(section, name, values) for name, values in schema["properties"].items()])
+
+
+def row(section: Any, name: str, schema: dict[str, Any]) -> tuple[str, str]:
+    """A key; its type, default and meaning."""
+    field = section.model_fields[name]
+    meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+    return f"`{name}`", f"*{kind(schema)}; {default(field)}*<br>{meaning}"
+
+
+def default(field: Any) -> str:
+    """A key's default as YAML has it; a key without one is required."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    if value is None or value == []:
+        return "optional"
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return "default `" + (f"[{', '.join(value)}]" if isinstance(value, list) else shown) + "`"
+
+
+def kind(schema: dict[str, Any]) -> str:
+    """What a value may be, in words, from its JSON schema."""
+    if "anyOf" in schema:
+        return " or ".join(kind(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema["type"] == "array":
+        return "path or list of paths" if kind(schema["items"]) == "path" else "list of text"
+    words = {"boolean": "true or false", "string": schema.get("format", "text")}
+    return words.get(schema["type"], schema["type"]) + limits(schema)
+
+
+def limits(schema: dict[str, Any]) -> str:
+    """The range of a number, if it has one."""
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    return " and".join(f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema)
+
+
+def table(rows: list[tuple[str, str]]) -> str:
+    """A Markdown table."""
+    head = [("key", "type, default and meaning"), ("---", "---")]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("run-file.md").write_text(page())

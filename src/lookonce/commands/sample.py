@@ -1,0 +1,61 @@
+"""`lookonce sample`: write the sample dataset and model. The work is done in `datasets.sample`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from lookonce.commands.options import JSON, PATH, emit
+from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option("--seed", default=DEFAULT_SEED, show_default=True, help="The same seed writes the same bytes.")
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    type=click.Choice(["tiny", "2b", "4b", "8b"]),
+    help="Size of the model. Real sizes have random weights and serve to measure speed.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True),
+    help="Folder of a tokenizer for the model; by default the sample's own.",
+)
+@click.option(
+    "--images", "num_images", default=NUM_IMAGES, show_default=True, type=click.IntRange(8), help="Number of images."
+)
+@click.option(
+    "--sizes",
+    type=PATH,
+    help="CSV file with columns width and height: image sizes, in the proportions of its rows; or kvasir for "
+    "Kvasir-VQA's sizes.",
+)
+@click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
+@JSON
+def sample(
+    folder: Path,
+    seed: int,
+    model: str,
+    tokenizer: Path | None,
+    num_images: int,
+    sizes: Path | None,
+    tower_only: bool,
+    as_json: bool,
+) -> None:
+    """Write a small sample dataset and a model to try everything on.
+
+    \b
+    Examples:
+      lookonce sample data/sample
+      lookonce sample data/speed --model 2b
+      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
+    """
+    from lookonce.datasets.sample.write import write_sample
+
+    report = write_sample(folder, seed, model, tokenizer, num_images=num_images, sizes=sizes, tower_only=tower_only)
+    emit(asdict(report), report.text(), as_json)

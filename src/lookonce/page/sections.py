@@ -1,0 +1,106 @@
+"""A page and its sections: heading, tiles, notices, tables, histograms and an image gallery.
+
+The functions take plain texts, numbers and drawings, so no module outside this package makes HTML. `Section` is a
+section as plain data, for modules that are also used without a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree.ElementTree import Element
+
+from lookonce.page.markup import Content, document, node, table
+from lookonce.page.plots import binned, columns
+from lookonce.page.style import STYLE
+from lookonce.text import shown
+
+MAX_COLUMNS = 40
+"""A histogram has at most this many columns."""
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The header and the lines of a table."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section as plain data: some tables, and a histogram of how often each number occurs."""
+
+    title: str
+    text: str
+    tables: Sequence[Table] = ()
+    counts: Mapping[int, int] | None = None
+    x_name: str = ""
+    y_name: str = ""
+
+    def elements(self) -> list[Element]:
+        """Return the section as elements of a page: the histogram first, then the tables."""
+        plots = [histogram(self.counts, self.x_name, self.y_name)] if self.counts else []
+        return section(self.title, self.text, *plots, *(table(header, lines) for header, lines in self.tables))
+
+
+@dataclass(frozen=True)
+class Card:
+    """An image of a gallery, with a line of text, a line in bold and a small line below it."""
+
+    url: str
+    name: str
+    text: str
+    bold: str
+    small: str
+
+
+def page(title: str, content: Iterable[Element], footer: str) -> str:
+    """Return a whole page as text."""
+    return document(title, STYLE, node("main", *content, node("footer", footer)))
+
+
+def heading(title: str, lead: str, tiles: Iterable[tuple[str, str]]) -> Element:
+    """Make the top of a page: its title, a leading sentence, and tiles with a name and a number each."""
+    boxes = (node("div", node("b", number), node("span", name), class_="tile") for name, number in tiles)
+    return node("header", node("h1", shown(title)), node("p", lead, class_="lead"), node("div", *boxes, class_="tiles"))
+
+
+def section(title: str, text: str, *content: Element) -> list[Element]:
+    """Make a section: its title, a text that may be empty, and its content."""
+    return [node("h2", title), *([node("p", text, class_="soft")] if text else []), *content]
+
+
+def notice(level: Literal["error", "warning", "note"], text: str, examples: Sequence[str], num_more: int) -> Element:
+    """Make a box with a sentence, some examples, and how many more there are."""
+    content: list[Element] = [node("p", node("b", level), *_sentence(text))]
+    if examples:
+        lines = [node("li", example) for example in examples]
+        lines += [node("li", f"and {num_more:,} more")] if num_more > 0 else []
+        content.append(node("details", node("summary", "where"), node("ul", *lines), open=""))
+    return node("div", *content, class_=f"notice {level}")
+
+
+def _sentence(text: str) -> list[Content]:
+    """Start with a capital, end with a full stop, and set what is between backticks as code."""
+    pieces = f"{text[:1].upper()}{text[1:]}.".split("`")
+    return [node("code", piece) if index % 2 else piece for index, piece in enumerate(pieces)]
+
+
+def figure(drawing: Element) -> Element:
+    """Give a plot the width of the page."""
+    return node("figure", drawing)
+
+
+def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> Element:
+    """Draw how often each number occurs, in at most `MAX_COLUMNS` ranges."""
+    return figure(columns(binned(counts, MAX_COLUMNS), x_name, y_name))
+
+
+def gallery(cards: Iterable[Card]) -> Element:
+    """Show images side by side, each with its text."""
+    figures = [
+        node(
+            "figure",
+            node("img", src=card.url, alt=card.name, loading="lazy"),
+            node("figcaption", card.text, node("b", card.bold), node("small", card.small)),
+        )
+        for card in cards
+    ]
+    return node("div", *figures, class_="gallery")

@@ -1,0 +1,46 @@
+"""A cache built on a GPU: the same bits in every build, and the stock tower's output up to bfloat16's rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lookonce.cache.maintenance.recompute import recompute
+from lookonce.cache.store.reader import VisionCache
+from lookonce.run.inputs import RunInputs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def build(make_run, root: str, **options: object) -> tuple[RunInputs, VisionCache]:
+    inputs = RunInputs.open(make_run(cache={"dir": root, "dtype": "bfloat16"} | options))
+    report = inputs.build()
+    assert report.num_encoded == report.num_wanted and not report.quarantined
+    return inputs, inputs.open_cache()
+
+
+def test_two_builds_have_the_same_bits(make_run, tmp_path):
+    caches = [build(make_run, str(tmp_path / name))[1] for name in ("one", "two")]
+    assert all(torch.equal(caches[0][key], caches[1][key]) for key in caches[0].keys())
+
+
+def test_features_are_those_of_each_image_alone(make_run, tmp_path):
+    inputs, cache = build(make_run, str(tmp_path / "caches"))
+    files, tower = inputs.images.path_of, inputs.load_tower(fast=False)
+    report = recompute(cache.folder, inputs.fingerprint, files, inputs.processor, tower, 16, seed=0)
+    assert not report.problems, report.text()
+
+
+def test_fp8_features_equal_bfloat16_features_up_to_rounding(make_run, tmp_path):
+    _, whole = build(make_run, str(tmp_path / "caches"))
+    _, fp8 = build(make_run, str(tmp_path / "caches"), dtype="fp8_e4m3")
+    assert fp8.size_bytes < 0.7 * whole.size_bytes
+    for key in whole.keys():
+        expected = whole[key].float()
+        assert (fp8[key].float() - expected).norm() < 0.04 * expected.norm()
+
+
+def test_features_are_read_into_page_locked_memory(make_run, tmp_path):
+    _, cache = build(make_run, str(tmp_path / "caches"))
+    keys = list(cache.keys())[:5]
+    assert all(features.is_pinned() for features in cache.get_many(keys, pin=True))

@@ -1,0 +1,163 @@
+"""Images in a folder, in tar files and in parquet files give the same cache: fingerprint, keys and bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets import archives
+from lookonce.errors import ImageError
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+
+NUM_IMAGES = 24
+MakeSource = Callable[[str], RunFile]
+
+
+@pytest.fixture(scope="module")
+def files(sample: Path) -> dict[str, bytes]:
+    """Frames of the sample, one of them twice, and two files that are not images."""
+    frames = sorted((sample / "images").glob("frame-*.jpg"))[:NUM_IMAGES]
+    found = {path.name: path.read_bytes() for path in frames}
+    assert len(set(found.values())) == NUM_IMAGES
+    return found | {"copy.jpg": frames[3].read_bytes(), "text.jpg": b"no image", "empty.jpg": b""}
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> list[str]:
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    return list(files)
+
+
+def write_tars(root: Path, files: dict[str, bytes]) -> list[str]:
+    """Two tar files, with the images in another order."""
+    names = sorted(files, reverse=True)
+    parts = {"a.tar": names[::2], "b.tar": names[1::2]}
+    for archive, members in parts.items():
+        with tarfile.open(root / archive, "w") as tar:
+            for name in members:
+                member = tarfile.TarInfo(name)
+                member.size = len(files[name])
+                tar.addfile(member, io.BytesIO(files[name]))
+    return [f"{archive}/{name}" for archive, members in parts.items() for name in members]
+
+
+def write_parquet(root: Path, files: dict[str, bytes]) -> list[str]:
+    rows = [{"bytes": content, "path": name} for name, content in files.items()]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    parquet.write_table(pa.table({"image": pa.array(rows, kind)}), root / "x.parquet", row_group_size=5)
+    return [f"x.parquet/{row}" if row % 2 else f"x.parquet/{name}" for row, name in enumerate(files)]
+
+
+def write_mixed(root: Path, files: dict[str, bytes]) -> list[str]:
+    names = list(files)
+    parts = [{name: files[name] for name in names[part::3]} for part in range(3)]
+    return [*write_folder(root, parts[0]), *write_tars(root, parts[1]), *write_parquet(root, parts[2])]
+
+
+SOURCES = {"folder": write_folder, "tar": write_tars, "parquet": write_parquet, "mixed": write_mixed}
+
+
+@pytest.fixture
+def make_source(make_run: Callable[..., RunFile], files: dict[str, bytes], tmp_path: Path) -> MakeSource:
+    """Makes a run on the files in one of `SOURCES`, with its own cache."""
+
+    def make(source: str, **changes: object) -> RunFile:
+        root = tmp_path / source
+        root.mkdir()
+        names = SOURCES[source](root, files)
+        for path in root.iterdir():
+            os.utime(path, (path.stat().st_mtime - 60,) * 2)  # otherwise too new for its stamp to be trusted
+        lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
+        (root / "records.jsonl").write_text("\n".join(lines))
+        data = {"train": str(root / "records.jsonl"), "val": [], "test": []}
+        return make_run(data=data, cache={"dir": str(root / "caches"), **changes})
+
+    return make
+
+
+def content(inputs: RunInputs) -> dict[str, bytes]:
+    cache = VisionCache.open(inputs.cache_folder)
+    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
+
+
+def test_the_cache_is_the_same_wherever_the_images_are(make_source: MakeSource) -> None:
+    caches, folders, failed = [], set(), []
+    for source in SOURCES:
+        inputs = RunInputs.open(make_source(source))
+        report = inputs.build()
+        assert (report.num_encoded, report.num_wanted) == (NUM_IMAGES, NUM_IMAGES + 2), source
+        assert inputs.images.num_files == NUM_IMAGES + 3
+        caches.append(content(inputs))
+        folders.add(inputs.cache_folder.name)
+        failed.append(set(report.quarantined))
+    assert len(folders) == 1
+    assert len(caches[0]) == NUM_IMAGES
+    assert all(cache == caches[0] for cache in caches)
+    assert len(failed[0]) == 2 and all(keys == failed[0] for keys in failed)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_cache_built_from_one_source_serves_all_others(make_source: MakeSource, tmp_path: Path, source: str) -> None:
+    first = RunInputs.open(make_source(source, dir=str(tmp_path / "caches")))
+    first.build()
+    for other in SOURCES.keys() - {source}:
+        inputs = RunInputs.open(make_source(other, dir=str(tmp_path / "caches")))
+        report = inputs.build()
+        assert (report.num_encoded, report.num_reused) == (0, NUM_IMAGES)
+        assert inputs.cache_folder == first.cache_folder
+
+
+@pytest.mark.parametrize("source", ["tar", "parquet"])
+def test_archives_are_opened_once_a_shard_and_with_a_trusted_plan_only_by_the_build(
+    make_source: MakeSource, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    run = make_source(source)
+    RunInputs.open(run).write_plan()
+    opened, open_archive = [], archives._open
+    monkeypatch.setattr(archives, "_open", lambda path, wanted: (opened.append(path), open_archive(path, wanted))[1])
+    inputs = RunInputs.open(run, trust_plan=True)
+    assert opened == []
+    report = inputs.build()
+    assert report.num_encoded == NUM_IMAGES
+    assert len(opened) == len(set(opened)) * report.num_shards
+
+
+def test_a_truncated_archive_is_reported_and_its_images_are_tried_again(make_source: MakeSource) -> None:
+    run = make_source("tar")
+    RunInputs.open(run).write_plan()
+    archive = run.data.train[0].parent / "a.tar"
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 3])
+    inputs = RunInputs.open(run, trust_plan=True)
+    report = inputs.build()
+    reported = [reason for reason in report.quarantined.values() if "the archive" in reason]
+    assert 0 < len(reported) < NUM_IMAGES / 2
+    twice = any("copy.jpg" in reason or "frame-0003" in reason for reason in reported)  # their other copy is in b.tar
+    assert report.num_encoded == NUM_IMAGES - len(reported) + twice
+    archive.write_bytes(whole)
+    report = RunInputs.open(run, trust_plan=True).build()
+    assert len(report.quarantined) == 2
+    assert len(content(inputs)) == NUM_IMAGES
+
+
+def test_a_lost_archive_stops_the_build_and_nothing_is_quarantined(make_source: MakeSource) -> None:
+    run = make_source("parquet")
+    RunInputs.open(run).write_plan()
+    archive = run.data.train[0].parent / "x.parquet"
+    archive.rename(archive.with_suffix(".away"))
+    with pytest.raises(ImageError, match="no image can be read"):
+        RunInputs.open(run, trust_plan=True)
+    archive.with_suffix(".away").rename(archive)
+    report = RunInputs.open(run, trust_plan=True).build()
+    assert (report.num_encoded, len(report.quarantined)) == (NUM_IMAGES, 2)

@@ -1,0 +1,296 @@
+"""Cache workers as real processes: killed, stopped, late or overtaken, they build what one worker builds alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lookonce.cache.build.encode import MAX_ON_DEVICE
+from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, claimed_work
+from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.receipts import read_receipts
+from lookonce.files import TEMPORARY_MARK
+
+NUM_IMAGES = 120
+NUM_KILLS = 20
+SHARD_BYTES = 30_000
+"""Room for about five images."""
+
+
+@dataclass
+class Process:
+    """A worker process."""
+
+    name: str
+    pid: int
+    place: Path
+
+    @property
+    def num_encoded(self) -> int:
+        path = self.place / "encoded" / self.name
+        return path.stat().st_size if path.exists() else 0
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        path = self.place / "outcomes" / self.name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal. False if the process has ended."""
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self) -> bool:
+        """Kill the process. True if it had not ended before."""
+        was_running = self.outcome is None and self.send(signal.SIGKILL)
+        wait_until(lambda: not is_running(self.pid))
+        return was_running and self.outcome is None
+
+    def report(self) -> dict[str, Any]:
+        wait_until(lambda: self.outcome is not None or not is_running(self.pid))
+        outcome = self.outcome
+        assert outcome and "error" not in outcome, outcome
+        return outcome
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
+        time.sleep(0.005)
+
+
+class Nursery:
+    """Starts workers by nursery.py; `place` is the folder of all caches."""
+
+    def __init__(self, model: Path, place: Path) -> None:
+        self.place, self._started = place, 0
+        for name in ("images", "encoded", "outcomes"):
+            (place / name).mkdir()
+        rng = np.random.default_rng(0)
+        for number in range(NUM_IMAGES):
+            pixels = rng.integers(0, 256, (*rng.integers(32, 97, 2), 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(place / "images" / f"{number}.png")
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__).with_name("nursery.py")), str(model), str(place)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
+        )
+        self.folder_name = self._readline()
+        self.workers: list[Process] = []
+
+    def start(
+        self,
+        root: str,
+        worker: tuple[int, int] | None = None,
+        seconds: float = 0.0,
+        shard_bytes: int = SHARD_BYTES,
+        expiry_s: float = EXPIRY_S,
+    ) -> Process:
+        order = {"name": f"{root}-{len(self.workers)}", "root": root, "worker": worker, "seconds": seconds}
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(order | {"shard_bytes": shard_bytes, "expiry_s": expiry_s}) + "\n")
+        self.workers.append(Process(order["name"], int(self._readline()), self.place))
+        return self.workers[-1]
+
+    def folder(self, root: str) -> Path:
+        return self.place / root / self.folder_name
+
+    def _readline(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line, "nursery.py has ended"
+        return line.strip()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.outcome is None:
+                worker.send(signal.SIGKILL)
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def nursery_of_workers(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    found = Nursery(sample / "model", tmp_path_factory.mktemp("workers"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def workers(nursery_of_workers: Nursery) -> Iterator[Nursery]:
+    yield nursery_of_workers
+    for worker in nursery_of_workers.workers:
+        worker.send(signal.SIGCONT)
+        if worker.outcome is None:
+            worker.send(signal.SIGKILL)
+
+
+def features(folder: Path) -> dict[str, bytes]:
+    """All features of a cache, with the sizes of its shards and each checksum verified."""
+    cache = VisionCache.open(folder)
+    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
+
+
+@pytest.fixture(scope="module")
+def alone(nursery_of_workers: Nursery) -> dict[str, bytes]:
+    """The features that one undisturbed worker builds."""
+    report = nursery_of_workers.start("alone").report()
+    assert (report["num_encoded"], report["num_missing"]) == (NUM_IMAGES, 0)
+    return features(nursery_of_workers.folder("alone"))
+
+
+def check(folder: Path, alone: dict[str, bytes]) -> None:
+    """The cache is the one that one worker builds: same features, a receipt for each shard, no leftovers."""
+    assert features(folder) == alone
+    plan = read_plan(folder)
+    planned = {shard.name: set(shard.keys) for shard in plan.shards}
+    assert {receipt.shard: set(receipt.images) for receipt in read_receipts(folder)} == planned
+    assert {path.stem for path in (folder / "shards").iterdir()} == planned.keys()
+    assert not list(folder.rglob(f"*{TEMPORARY_MARK}*"))
+    assert not list((folder / CLAIMS).iterdir())
+    written = VisionCache.open(folder).index
+    assert written.is_current(folder) and len(written) == len(alone)
+
+
+def largest(shards: tuple[Shard, ...]) -> int:
+    return max(len(shard.keys) for shard in shards)
+
+
+def test_four_workers_killed_twenty_times_build_what_one_builds_alone(
+    workers: Nursery, alone: dict[str, bytes]
+) -> None:
+    choice, moment = random.Random(0), random.Random()
+    seconds = 0.15  # for an image, so that the cache is not finished before the last kill
+
+    def start(number: int) -> Process:
+        return workers.start("killed", (number, 4), seconds)
+
+    running, killed = [start(number) for number in range(4)], []
+    while len(killed) < NUM_KILLS:
+        time.sleep(moment.uniform(0.05, 0.3))
+        number = choice.randrange(4)
+        assert running[number].kill(), f"the cache was finished after {len(killed)} kills"
+        killed.append(running[number])
+        running[number] = start(number)
+    reports = [worker.report() for worker in running]
+
+    folder = workers.folder("killed")
+    check(folder, alone)
+    assert [(report["num_missing"], report["num_wanted"]) for report in reports] == [(0, NUM_IMAGES)] * 4
+    num_encoded = sum(worker.num_encoded for worker in [*running, *killed])
+    shards = read_plan(folder).shards
+    assert sum(worker.num_encoded > 0 for worker in killed) > NUM_KILLS / 2  # most kills hit a worker that encodes
+    assert NUM_IMAGES < num_encoded  # and some work was lost
+    # A kill costs at most the current shard, and the tower batches (here of one image) that the device encodes ahead.
+    assert num_encoded <= NUM_IMAGES + NUM_KILLS * (largest(shards) + MAX_ON_DEVICE)
+
+
+def test_workers_share_the_work_whenever_they_start_and_encode_nothing_twice(
+    workers: Nursery, alone: dict[str, bytes]
+) -> None:
+    first = workers.start("late", seconds=0.03)
+    wait_until(lambda: first.num_encoded > 20)
+    others = [workers.start("late", seconds=0.03) for _ in range(3)]
+    everyone = [first, *others]
+    reports = [worker.report() for worker in everyone]
+    check(workers.folder("late"), alone)
+    assert [report["num_encoded"] for report in reports] == [worker.num_encoded for worker in everyone]
+    assert sum(worker.num_encoded for worker in everyone) == NUM_IMAGES
+    assert all(worker.num_encoded for worker in everyone)
+    for report in reports:
+        assert report["num_missing"] == 0
+        assert report["num_encoded"] + report["num_by_others"] + report["num_reused"] == NUM_IMAGES
+    latest = workers.start("late").report()
+    assert (latest["num_encoded"], latest["num_reused"]) == (0, NUM_IMAGES)
+
+
+def test_numbered_workers_start_at_different_shards(workers: Nursery, alone: dict[str, bytes]) -> None:
+    started = [workers.start("numbered", (number, 4), seconds=2) for number in range(4)]
+    folder = workers.folder("numbered")
+
+    def first_shards() -> dict[str, str]:
+        claims = sorted((work for work, _, _ in claimed_work(folder)), key=lambda work: -work.started)
+        return {work.worker.name: work.shard for work in claims if work.worker.machine}
+
+    wait_until(lambda: len(first_shards()) == 4)
+    names = [shard.name for shard in read_plan(folder).shards]
+    assert first_shards() == {f"{number}/4": names[number * len(names) // 4] for number in range(4)}
+    assert all(worker.kill() for worker in started)
+    workers.start("numbered").report()
+    check(folder, alone)
+
+
+@pytest.mark.parametrize("wakes", ["while the other builds", "when the other is done"])
+def test_a_worker_that_sleeps_until_its_claim_expires_and_its_successor_build_one_shard(
+    workers: Nursery, alone: dict[str, bytes], wakes: str
+) -> None:
+    root = wakes.replace(" ", "-")
+    options = {"seconds": 0.01, "shard_bytes": 10**9, "expiry_s": 0.5}
+    asleep = workers.start(root, **options)
+    wait_until(lambda: asleep.num_encoded > 20)
+    asleep.send(signal.SIGSTOP)
+    other = workers.start(root, **options)
+    wait_until(lambda: other.num_encoded > 20)
+    if wakes == "when the other is done":
+        other.report()
+    asleep.send(signal.SIGCONT)
+    reports = [worker.report() for worker in (asleep, other)]
+    check(workers.folder(root), alone)
+    assert len(read_plan(workers.folder(root)).shards) == 1
+    assert sorted(report["num_encoded"] for report in reports) == [0, NUM_IMAGES]
+    assert [report["num_missing"] for report in reports] == [0, 0]
+    assert asleep.num_encoded + other.num_encoded <= 2 * NUM_IMAGES
+
+
+def test_a_waiting_worker_takes_over_from_one_that_dies(workers: Nursery, alone: dict[str, bytes]) -> None:
+    doomed = workers.start("waiting", seconds=0.01, shard_bytes=10**9)
+    wait_until(lambda: doomed.num_encoded > 20)
+    waiting = [workers.start("waiting", shard_bytes=10**9) for _ in range(2)]
+    time.sleep(0.5)
+    assert [worker.num_encoded for worker in waiting] == [0, 0]
+    assert doomed.kill()
+    reports = [worker.report() for worker in waiting]
+    check(workers.folder("waiting"), alone)
+    assert sorted(worker.num_encoded for worker in waiting) == [0, NUM_IMAGES]
+    assert [report["num_missing"] for report in reports] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stopped_worker_leaves_its_shards_to_the_others(
+    workers: Nursery, alone: dict[str, bytes], number: signal.Signals
+) -> None:
+    stopped = workers.start(number.name, (0, 2), seconds=0.03)
+    wait_until(lambda: stopped.num_encoded > 12)
+    stopped.send(number)
+    wait_until(lambda: stopped.outcome is not None)
+    assert stopped.outcome and f"Stopped('stopped by {number.name}" in stopped.outcome["error"]
+    folder = workers.folder(number.name)
+    assert not list((folder / CLAIMS).iterdir())
+    num_kept = len(VisionCache.open(folder))
+    dropped = largest(read_plan(folder).shards) if number == signal.SIGTERM else 0
+    assert stopped.num_encoded - num_kept <= dropped + MAX_ON_DEVICE
+    assert workers.start(number.name).report()["num_encoded"] == NUM_IMAGES - num_kept
+    check(folder, alone)

@@ -1,0 +1,148 @@
+"""Captured passes reuse their input tensors, and give what each batch gives alone, whatever was in the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lookonce.errors import TrainingError
+from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.features import Batch
+from lookonce.train.data.sampler import Sampler
+from lookonce.train.loop.session import Session
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.cuda_graphs import MIN_TARGETS, CapturedPasses, padded_num_targets, shape_of_batch
+from lookonce.train.model.loss import forward_loss
+
+CPU = torch.device("cpu")
+
+
+class Passes:
+    """A model's forward and backward passes, launched directly or as if replayed: on the tensors of the capture."""
+
+    def __init__(self, session: Session, model: Any) -> None:
+        self.model = model
+        self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self.mask = PackMask(2048, CPU)
+        self.num_captured = 0
+        self.captured = CapturedPasses(self.run, self.trained, session.chat_tokenizer.merge_size, self.capture)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        loss = forward_loss(self.model, batch, self.mask)
+        loss.backward()
+        return loss.detach()
+
+    def capture(self, function):
+        self.num_captured += 1
+        return function
+
+    def step(self, batches: list[Batch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Loss and gradients from launched passes."""
+        self.model.zero_grad(set_to_none=True)
+        loss = sum((self.run(batch) for batch in batches), torch.zeros(()))
+        return loss, [weight.grad.clone() for weight in self.trained]
+
+    def captured_step(self, batches: list[Batch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self.captured.begin_step()
+        loss = sum((self.captured(batch) for batch in batches), torch.zeros(()))
+        return loss, [weight.grad.clone() for weight in self.trained]
+
+
+@pytest.fixture(scope="module")
+def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> Session:
+    data = {"train": str(sample / "test.jsonl"), "val": [], "test": []}
+    lora = {"modules_to_save": ["embed_tokens"]}
+    folder = tmp_path_factory.mktemp("cuda_graphs")
+    inputs = RunInputs.open(make_run_in(folder, data=data, cache={"min_pixels": 1}, lora=lora))
+    inputs.build()
+    return Session.open(inputs)
+
+
+@pytest.fixture(scope="module")
+def passes(session: Session, random_lora: Callable[..., Any]) -> Iterator[Passes]:
+    passes = Passes(session, random_lora(session.inputs))
+    with training_on_packs(passes.model, compiled=False):
+        yield passes
+
+
+def steps(session: Session, **batch: object) -> list[list[Batch]]:
+    options = BatchSection(**{"tokens_per_pack": 700} | batch)
+    examples, _ = session.examples("train")
+    sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, options, seed=1)
+    batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.collator.source, CPU, pads_to_blocks=True)
+    return [[batch_maker.batch(micro_batch) for micro_batch in step] for step in sampler.epoch(0)]
+
+
+def without_images(batch: Batch) -> Batch:
+    """The same batch with text tokens instead of image tokens."""
+    text = {name: tensor for name, tensor in batch.items() if name not in ("pixel_values", "image_grid_thw")}
+    return text | {"input_ids": torch.full_like(batch["input_ids"], 7)}
+
+
+def assert_same(found, expected) -> None:
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=0)
+    for one, other in zip(found[1], expected[1], strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+def test_every_step_has_the_loss_and_the_gradients_of_its_own_packs(passes, session):
+    """Packs of one length have few and many images and answers in turn."""
+    batches = steps(session, samples_per_step=6) + steps(session, samples_per_step=40)
+    batches.insert(3, [without_images(batch) for batch in batches[-1]])
+    for step in batches:
+        assert_same(passes.captured_step(step), passes.step(step))
+    lengths = {(batch["input_ids"].shape[1], "pixel_values" in batch) for step in batches for batch in step}
+    assert len(lengths) <= passes.num_captured < sum(map(len, batches))
+
+
+def test_passes_of_all_shapes_can_be_captured_from_one_batch(session, passes):
+    batches = steps(session, samples_per_step=6) + steps(session, samples_per_step=40)
+    batches.append([without_images(batch) for batch in batches[0]])
+    shapes = {shape_of_batch(batch) for step in batches for batch in step}
+    captured = CapturedPasses(passes.run, passes.trained, session.chat_tokenizer.merge_size, passes.capture)
+    for shape in shapes:
+        captured.prepare(shape, like=batches[0][0])
+    before = passes.num_captured
+    for step in batches:
+        captured.begin_step()
+        loss = sum((captured(batch) for batch in step), torch.zeros(()))
+        gradients = [weight.grad.clone() for weight in passes.trained]
+        assert_same((loss, gradients), passes.step(step))
+    assert passes.num_captured == before and len(shapes) > 2
+
+
+def test_gradients_start_at_zero_in_the_same_tensors_even_if_they_were_dropped(passes, session):
+    [first, second, *_] = steps(session, samples_per_step=6)
+    passes.captured_step(first)
+    addresses = [weight.grad.data_ptr() for weight in passes.trained]
+    passes.model.zero_grad(set_to_none=True)
+    assert_same(passes.captured_step(second), passes.step(second))
+    passes.captured.begin_step()
+    assert [weight.grad.data_ptr() for weight in passes.trained] == addresses
+    assert not any(weight.grad.any() for weight in passes.trained)
+
+
+@pytest.mark.parametrize(
+    ("num_targets", "expected"),
+    [(1, MIN_TARGETS), (MIN_TARGETS, MIN_TARGETS), (MIN_TARGETS + 1, 2 * MIN_TARGETS), (1024, 1024)],
+)
+def test_targets_are_padded_to_powers_of_two(num_targets, expected):
+    assert padded_num_targets(num_targets) == expected
+
+
+def test_a_failed_capture_says_how_to_continue_without_cuda_graphs(passes, session):
+    def refuse(function):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    captured = CapturedPasses(passes.run, passes.trained, session.chat_tokenizer.merge_size, refuse)
+    with pytest.raises(
+        TrainingError, match=r"\(operation not permitted .* capturing\); .* --resume --set train.cuda_graphs=false"
+    ):
+        captured(steps(session, samples_per_step=6)[0][0])

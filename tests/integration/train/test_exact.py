@@ -1,0 +1,172 @@
+"""Training from the cache equals training the stock model with its tower: the same logits, loss and LoRA gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from lookonce.datasets.images import image_size
+from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.run.config import BatchSection
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.collate_rows import IGNORED, RowCollator
+from lookonce.train.data.features import Batch, Pixels
+from lookonce.train.data.tokenize import to_messages
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower
+from lookonce.train.model.loss import LOSS_KEYS, weighted_loss
+
+TOLERANCE = 1e-5
+NUM_SIZES = 5
+MAX_PIXELS = 120_000
+"""Large enough that every image size of the sample has its own grid."""
+PIXELS = {"min_pixels": 1, "max_pixels": MAX_PIXELS}
+
+
+@dataclass
+class Outcome:
+    """The results of one computation of a batch."""
+
+    logits: torch.Tensor
+    """Logits at the supervised positions, `[tokens, vocabulary]`."""
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative distance in the Euclidean norm."""
+    return float((found - expected).norm() / expected.norm())
+
+
+def open_image(path: Path) -> Image.Image:
+    """Open an image without the project's own code."""
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def assert_equal(found: Outcome, expected: Outcome) -> None:
+    assert distance(found.logits, expected.logits) < TOLERANCE
+    assert distance(found.loss, expected.loss) < TOLERANCE
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert gradient.abs().max() > 0, name
+        assert distance(found.gradients[name], gradient) < TOLERANCE, name
+
+
+def mixed_records(sample: Path) -> list[Record]:
+    """Images of different sizes, one and two at a time, several turns, a system text, and no image at all."""
+    records = read_records(sample / "train.jsonl")
+    by_size = {image_size(record.images[0].read_bytes()): record for record in records}
+    singles = list(by_size.values())[:NUM_SIZES]
+    assert len(singles) >= NUM_SIZES - 1  # two have one shape
+    turns = singles[0].turns + singles[1].turns
+    return [
+        *singles,
+        Record((*singles[2].images, *singles[0].images), turns, system="Answer briefly."),
+        Record((), (Turn("Is there text?", "no"),)),
+    ]
+
+
+@pytest.fixture
+def session(sample, make_run, tmp_path) -> Session:
+    write_records(tmp_path / "mixed.jsonl", mixed_records(sample), image_root=sample)
+    data = {"train": str(tmp_path / "mixed.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    inputs = RunInputs.open(make_run(data=data, lora={"modules_to_save": ["embed_tokens"]}, cache=PIXELS))
+    inputs.build()
+    return Session.open(inputs)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def through_lookonce(model: Any, batch: Batch) -> Outcome:
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LOSS_KEYS}
+    logits = model(**inputs, use_cache=False).logits
+    loss = weighted_loss(logits, batch["targets"], batch["weights"])
+    loss.backward()
+    chosen = batch["targets"] != IGNORED
+    return Outcome(logits[chosen].detach(), loss.detach(), gradients(model))
+
+
+def through_stock(model: Any, processor: Any, session: Session) -> Outcome:
+    """Use only transformers' own code: processor, padding, pixels, tower, full logits, shifted cross-entropy."""
+    records = session.inputs.records["train"]
+    processor.image_processor.size = {"shortest_edge": 1, "longest_edge": MAX_PIXELS}
+    texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in records]
+    images = [open_image(path) for record in records for path in record.images]
+    batch = processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
+    supervised = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+    for row, example in enumerate(session.examples("train")[0]):
+        flags = example.expanded(session.chat_tokenizer.image_token_id)[1]
+        supervised[row, : len(flags)] = torch.from_numpy(flags)
+    labels = torch.where(supervised, batch["input_ids"], IGNORED)[:, 1:]
+    logits = model(**batch, use_cache=False).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    return Outcome(logits[labels != IGNORED].detach(), loss.detach(), gradients(model))
+
+
+def test_cached_equals_the_stock_model_with_its_tower_and_pixels(session, sample, stock_processor, random_lora):
+    batch = session.collator(session.examples("train")[0])
+    found = through_lookonce(random_lora(session.inputs, load_without_tower), batch)
+    expected = through_stock(random_lora(session.inputs, load_with_tower), stock_processor(sample / "model"), session)
+    assert len({tuple(grid) for grid in batch["image_grid_thw"].tolist()}) >= NUM_SIZES - 1  # two have one shape
+    assert any("embed_tokens" in name for name in expected.gradients)
+    assert_equal(found, expected)
+
+
+def test_our_collator_with_pixels_equals_the_stock_processor(session, sample, stock_processor, random_lora):
+    pixels = Pixels(session.inputs.processor, session.inputs.images.path_of)
+    collator = RowCollator(pixels, session.collator.image_token_id, session.collator.pad_token_id)
+    found = through_lookonce(random_lora(session.inputs, load_with_tower), collator(session.examples("train")[0]))
+    expected = through_stock(random_lora(session.inputs, load_with_tower), stock_processor(sample / "model"), session)
+    assert_equal(found, expected)
+
+
+def test_a_step_cut_into_forward_passes_has_the_same_gradient(session, random_lora):
+    examples, _ = session.examples("train")
+    expected = through_lookonce(random_lora(session.inputs, load_without_tower), session.collator(examples))
+    options = BatchSection(mode="separate", samples_per_step=len(examples), samples_per_forward=2)
+    batch_maker = BatchMaker.of(
+        examples, session.chat_tokenizer, session.collator.source, options, torch.device("cpu"), seed=0
+    )
+    [step] = batch_maker.sampler.epoch(0)
+    assert len(step) == 4
+    cut = random_lora(session.inputs, load_without_tower)
+    losses = [through_lookonce(cut, batch_maker.batch(micro_batch)).loss for micro_batch in step]
+    assert distance(torch.stack(losses).sum(), expected.loss) < TOLERANCE
+    for name, gradient in gradients(cut).items():
+        assert distance(gradient, expected.gradients[name]) < TOLERANCE, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_in_bfloat16_on_a_gpu_cached_differs_from_stock_no_more_than_bfloat16_does(make_run, session, random_lora):
+    """The yardstick is the distance of stock training in bfloat16 from stock training in float32."""
+    inputs = RunInputs.open(make_run(data=session.inputs.run.data.model_dump(), cache=PIXELS | {"dtype": "bfloat16"}))
+    inputs.build()
+    cached = Session.open(inputs)
+    pixels = RowCollator(
+        Pixels(inputs.processor, inputs.images.path_of), cached.collator.image_token_id, cached.collator.pad_token_id
+    )
+
+    def loss_and_gradient(load: Any, collator: RowCollator, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+        model = random_lora(inputs, load, PRECISIONS[precision]).cuda()
+        batch = {name: tensor.cuda() for name, tensor in collator(cached.examples("train")[0]).items()}
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            outcome = through_lookonce(model, batch)
+        gradient = torch.cat([grad.flatten().float().cpu() for grad in outcome.gradients.values()])
+        return outcome.loss.cpu(), gradient
+
+    exact = loss_and_gradient(load_with_tower, pixels, "fp32")
+    stock = loss_and_gradient(load_with_tower, pixels, "bf16")
+    found = loss_and_gradient(load_without_tower, cached.collator, "bf16")
+    for ours, theirs, true in zip(found, stock, exact, strict=True):
+        assert distance(ours, true) < 1.5 * distance(theirs, true) + 1e-3

@@ -1,0 +1,255 @@
+"""Training with several ranks: the results of one rank, and all ranks end together."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Trainer
+
+from lookonce.run.inputs import RunInputs
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TOLERANCE = 1e-5
+
+WATCHED = Path(__file__).with_name("watched_training.py")
+
+
+@dataclass
+class Ended:
+    """What the ranks of a training have left when all have ended."""
+
+    codes: list[int]
+    out: str
+    error: str
+
+
+def command_of(folder, run, *flags, **watch):
+    """Arguments of watched_training.py, whose ranks write files about themselves to `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.yaml").write_text(run.to_yaml())
+    return [json.dumps({"folder": str(folder)} | watch), "train", str(folder / "run.yaml"), *flags]
+
+
+@pytest.fixture
+def run_ranks(preloaded):
+    """Runs a training to its end on the CPU, with one process a rank, started as by srun: by torchrun's variables."""
+
+    def run_ranks(folder, run, *flags, num_ranks=2, **watch):
+        arguments = command_of(folder, run, *flags, **watch)
+        common = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = []
+        for number in range(num_ranks):
+            variables = common | {"RANK": str(number), "LOCAL_RANK": str(number)} if num_ranks > 1 else {}
+            ranks.append(preloaded.start(WATCHED.read_text(), *arguments, folder=folder, name=f"{number}", **variables))
+        codes = [rank.wait() for rank in ranks]
+        return Ended(codes, "".join(rank.out for rank in ranks), "".join(rank.error for rank in ranks))
+
+    return run_ranks
+
+
+@pytest.fixture
+def trained(run_ranks):
+    """Runs a training that must succeed."""
+
+    def trained(*arguments, **options):
+        ended = run_ranks(*arguments, **options)
+        assert set(ended.codes) == {0}, ended.error
+        return ended
+
+    return trained
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def torchrun(folder, run, *flags, num_ranks=2, on_gpu=False, **watch):
+    """Start a training by torchrun, or without it for a single rank."""
+    launcher = [*TORCHRUN, str(num_ranks)] if num_ranks > 1 else [sys.executable]
+    command = [*launcher, str(WATCHED), *command_of(folder, run, *flags, **watch)]
+    environment = os.environ | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, start_new_session=True, env=environment, **pipes)
+
+
+def error_of(process, timeout_s=300):
+    """Wait until it ends; its stderr. A process that hangs is killed with all processes that it has started."""
+    try:
+        return process.communicate(timeout=timeout_s)[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def assert_close(found: Path, expected: Path) -> None:
+    found, expected = load_file(found), load_file(expected)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name] - tensor).norm() <= TOLERANCE * tensor.norm(), name
+
+
+def assert_equal(found: Path, expected: Path) -> None:
+    found, expected = load_file(found), load_file(expected)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def losses(run):
+    lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
+    return [line.get("loss", line.get("eval_loss")) for line in lines]
+
+
+@pytest.fixture
+def make(make_run, sample, tmp_path):
+    """Makes runs without dropout over 87 questions, in steps of 43, 43 and 1; one sample is too few for two ranks."""
+    [one] = (sample / "test.jsonl").read_text().splitlines()[:1]
+    (tmp_path / "one.jsonl").write_text(one + "\n")
+
+    def make(name, val=None, train=None, **batch):
+        questions = str(sample / "test.jsonl")
+        data = {"train": questions, "val": str(val or questions), "test": [], "image_root": str(sample)}
+        schedule = {"steps": 7, "eval_steps": 1, "save_steps": 2, "load_best_model_at_end": True}
+        run = make_run(
+            data=data,
+            batch={"samples_per_step": 43} | batch,
+            train=schedule | {"max_grad_norm": 0.5} | (train or {}),
+            eval={"split": "test"},
+            output=str(tmp_path / name),
+        )
+        RunInputs.open(run).build()
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("batch", "val", "variant"),
+    [
+        ({"mode": "shared", "tokens_per_pack": 400}, None, "ddp"),
+        ({"mode": "separate", "samples_per_forward": 5}, "one.jsonl", "ddp"),
+        ({"mode": "shared", "tokens_per_pack": 600}, None, "fsdp"),
+        ({"mode": "shared", "tokens_per_pack": 400}, None, "captured"),
+    ],
+)
+def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, variant):
+    """With DDP, with sharded weights, and with captured passes, whose gradients the ranks exchange without DDP."""
+    fsdp, val = variant == "fsdp", val and tmp_path / val
+    one, two = make("one", val, **batch), make("two", val, {"fsdp": fsdp}, **batch)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    trained(alone, one, num_ranks=1)
+    ended = trained(together, two, captured=variant == "captured")
+    assert ("captured" in ended.error) == (variant == "captured")
+    for step in range(7):
+        names = [f"gradients-{step}-{rank}.safetensors" for rank in range(2)]
+        assert_close(together / names[0], alone / names[0])
+        assert_equal(together / names[0], together / names[1])
+        assert len({(together / f"validation-{step + 1}-{rank}").read_text() for rank in range(2)}) == 1
+    assert losses(two) == pytest.approx(losses(one), rel=TOLERANCE)
+    assert_close(
+        two.output / "adapter" / "adapter_model.safetensors", one.output / "adapter" / "adapter_model.safetensors"
+    )
+    assert_equal(together / "weights-0.safetensors", together / "weights-1.safetensors")
+    lines = [line for line in ended.error.splitlines() if line.startswith("step ") and "grad" in line]
+    assert [line.split()[1] for line in lines] == [f"{step}/7" for step in range(1, 8)]
+    assert ended.out.count("7 steps") == 1
+    held, of_all = (int((notes / "held-0").read_text()) for notes in (together, alone))
+    assert held == of_all if not fsdp else held < 0.6 * of_all
+
+
+@pytest.mark.skipif(
+    'device.type != "cpu"' not in inspect.getsource(Trainer._load_optimizer_and_scheduler),
+    reason="this transformers cannot resume on a CPU with several ranks (it asks torch for the device cpu:0)",
+)
+def test_ranks_stop_and_resume_together_whichever_gets_the_signal(trainings, trained, run_ranks, tmp_path):
+    """First one rank gets a signal; then all ranks and torchrun itself."""
+    run = trainings.unstarted("shared")
+    uninterrupted = run.model_copy(update={"output": tmp_path / "uninterrupted"})
+    trained(tmp_path / "notes-uninterrupted", uninterrupted)
+    notes = tmp_path / "notes"
+
+    stopped = run_ranks(notes, run, signal=[5, 1])
+    assert stopped.codes == [75, 0]  # only the first rank reports
+    assert stopped.error.count("Error: stopped by SIGUSR1 after step 6 of 24, which is saved") == 1
+    assert "Traceback" not in stopped.error
+
+    process = torchrun(notes, run, "--resume", sleep=0.1)
+    wait_for(lambda: (run.output / "log.jsonl").read_text().count("\n") >= 12, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    error = error_of(process)
+    assert process.returncode != 0
+    [step] = re.findall(r"Error: stopped by SIGTERM after step (\d+) of 24, which is saved", error)
+    assert trainings.checkpoints(run)[-1] == int(step) >= 9
+
+    assert trained(notes, run, "--resume").error.count(f"resuming from checkpoint-{step}\n") == 1
+    trainings.assert_same_adapter(run, uninterrupted)
+    assert trainings.log(run) == trainings.log(uninterrupted)
+
+
+def wait_for(condition, process, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_of_one_rank_ends_all(trainings, tmp_path, rank):
+    process = torchrun(tmp_path / "notes", trainings.unstarted("shared"), fail=[5, rank])
+    error = error_of(process, timeout_s=60)
+    assert process.returncode != 0
+    name = f"rank {rank}: " if rank else ""
+    assert f"Error: {name}unexpected RuntimeError: this rank has failed" in error
+
+
+def test_a_refused_run_is_reported_once(trainings, run_ranks, tmp_path):
+    ended = run_ranks(tmp_path / "notes", trainings.uninterrupted("shared"), "--set", "train.learning_rate=1")
+    assert ended.codes == [1, 0]
+    assert ended.error.count("holds another run") == 1 and "rank 1: " not in ended.error
+
+
+def test_the_first_rank_evaluates_when_the_others_have_ended(make_run, trained, tmp_path):
+    run = make_run(train={"steps": 2})
+    RunInputs.open(run).build()
+    assert "exact match" in trained(tmp_path / "notes", run, waits_for_others=True).out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_gpus_two_ranks_differ_from_one_no_more_than_bfloat16_from_float32(make, tmp_path):
+    """With NCCL, compilation and FlexAttention."""
+    variants = {
+        "exact": (1, {"precision": "fp32", "compile": False}),
+        "one": (1, {"precision": "bf16"}),
+        "two": (2, {"precision": "bf16"}),
+        "sharded": (2, {"precision": "bf16", "fsdp": True}),
+    }
+    no_validation = {"steps": 1, "save_steps": 1, "load_best_model_at_end": False, "tf32": False}
+    processes = {}
+    for name, (num_ranks, train) in variants.items():
+        run = make(name, train=no_validation | train, mode="shared", tokens_per_pack=1024)
+        run = run.model_copy(update={"data": run.data.model_copy(update={"val": []})})
+        processes[name] = torchrun(tmp_path / f"notes-{name}", run, num_ranks=num_ranks, on_gpu=True)
+    gradients = {}
+    for name, process in processes.items():
+        error = error_of(process)
+        assert process.returncode == 0, error
+        weights = load_file(tmp_path / f"notes-{name}" / "gradients-0-0.safetensors")
+        gradients[name] = torch.cat([weights[key].flatten().double() for key in sorted(weights)]).cpu()
+    rounding = (gradients["one"] - gradients["exact"]).norm()
+    for name in ("two", "sharded"):
+        assert 0 < (gradients[name] - gradients["one"]).norm() <= rounding, name

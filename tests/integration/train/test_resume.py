@@ -1,0 +1,175 @@
+"""A training that is stopped and resumed ends like one that was not stopped."""
+
+from __future__ import annotations
+
+import signal
+from itertools import chain
+
+import pytest
+import torch
+from peft import PeftModel
+
+from lookonce.cache.store.reader import VisionCache
+from lookonce.errors import RunFolderError
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.sampler import Sampler
+from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.workflow.train import train
+
+MODES = ["shared", "separate"]
+QUIET = {"notify": lambda note: None}
+
+
+class InterruptedLines(MetricsLog):
+    """Interrupts the training after a step, as a cluster that ends the job."""
+
+    last_step: int
+
+    def on_step_end(self, args, state, control, **kwargs):
+        super().on_step_end(args, state, control, **kwargs)
+        if state.global_step == self.last_step:
+            raise KeyboardInterrupt
+
+
+def train_until(run, step, monkeypatch, **options):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lookonce.train.train.MetricsLog", type("Lines", (InterruptedLines,), {"last_step": step}))
+        train(run, **QUIET, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("interrupted", "resumes_from"),
+    [(6, 4), (13, 11), (18, 16)],
+    ids=["in the first epoch", "at its end", "in a later one"],
+)
+def test_resumed_equals_uninterrupted(trainings, monkeypatch, mode, interrupted, resumes_from):
+    notes = []
+    run = trainings.unstarted(mode, save_steps=resumes_from)
+    train_until(run, interrupted, monkeypatch)
+    assert not (run.output / "summary.json").exists()
+    with pytest.raises(RunFolderError, match=f"unfinished, with checkpoint-{resumes_from}; add --resume"):
+        train(run, notify=notes.append)
+    summary = train(run, resume=True, notify=notes.append)
+    assert f"resuming from checkpoint-{resumes_from}" in notes and summary.first_step == resumes_from
+    trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
+    assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
+
+
+def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch):
+    run = trainings.unstarted("shared")
+    for step in (5, 10, 15, 20):
+        train_until(run, step, monkeypatch, resume=True)
+    assert train(run, resume=True, **QUIET).first_step == 16
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("default")  # the compiler warns
+def test_captured_passes_resume_as_if_uninterrupted(trainings, monkeypatch):
+    """On a GPU in bfloat16, with dropout, which replayed passes draw again each time."""
+    uninterrupted, notes = trainings.uninterrupted("shared", precision="bf16"), []
+    run = trainings.make_run(**trainings.options("shared", precision="bf16"))
+    train_until(run, 13, monkeypatch)
+    assert train(run, resume=True, notify=notes.append).first_step == 12
+    assert any("captured" in note for note in notes)
+    trainings.assert_same_adapter(run, uninterrupted)
+    assert trainings.log(run) == trainings.log(uninterrupted)
+
+
+KILLED = """
+import os, signal
+import lookonce.train.train as run
+from lookonce.cli import main
+
+class KilledLines(run.MetricsLog):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+run.MetricsLog = KilledLines
+main(["train", "run.yaml"])
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_process_loses_only_the_steps_since_its_checkpoint(trainings, preloaded, tmp_path, mode):
+    run = trainings.unstarted(mode)
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert preloaded.start(KILLED, folder=tmp_path).wait() == -signal.SIGKILL
+    assert train(run, resume=True, **QUIET).first_step == 4
+    trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
+
+
+def test_an_incomplete_checkpoint_is_ignored(trainings, monkeypatch):
+    run = trainings.unstarted("shared")
+    train_until(run, 9, monkeypatch)
+    (run.output / "checkpoints" / "checkpoint-8" / "trainer_state.json").write_text('{"best_global')
+    assert train(run, resume=True, **QUIET).first_step == 4
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch, mode):
+    trainings.uninterrupted(mode)
+    options = trainings.options(mode, steps=9, save_steps=8, eval_steps=None)
+    options["data"]["val"] = []
+    run = make_run(**options)
+    train_until(run, 9, monkeypatch)
+
+    read, made, samplers = [], [], []
+    get_many, batch = VisionCache.get_many, BatchMaker.batch
+
+    def counted_get_many(self, keys, **options):
+        read.extend(keys)
+        return get_many(self, keys, **options)
+
+    def counted_batch(self, micro_batch):
+        made.append(micro_batch)
+        samplers.append(self.sampler)
+        return batch(self, micro_batch)
+
+    monkeypatch.setattr(VisionCache, "get_many", counted_get_many)
+    monkeypatch.setattr(BatchMaker, "batch", counted_batch)
+    assert train(run, resume=True, **QUIET).first_step == 8
+    steps = list(samplers[0].epoch(0))
+    left = list(chain.from_iterable(steps[8:]))
+    assert len(steps[8]) <= len(made) <= len(steps[8]) + run.train.prefetch + 1 < sum(map(len, steps[:8]))
+    assert made == left[: len(made)]
+    shown = [
+        key
+        for micro_batch in made
+        for group in micro_batch.pack.groups
+        for key in samplers[0].examples[group.examples[0]].image_keys
+    ]
+    assert set(read) == set(shown)
+
+
+def test_a_training_whose_adapter_could_not_be_saved_makes_no_further_step(trainings, monkeypatch):
+    """Trainer alone would make one: it compares the number of steps only after a step."""
+    run = trainings.unstarted("shared")
+    save = PeftModel.save_pretrained
+
+    def interrupted(self, folder, **options):
+        if str(folder) == str(run.output / "adapter"):
+            raise KeyboardInterrupt
+        save(self, folder, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PeftModel, "save_pretrained", interrupted)
+        train(run, **QUIET)
+    assert train(run, resume=True, **QUIET).num_steps == trainings.num_steps
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+    assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared"))
+
+
+@pytest.mark.parametrize("resumes_from", [0, 4])
+def test_prefetch_continues_into_the_next_epoch(trainings, monkeypatch, resumes_from):
+    run = trainings.unstarted("shared")
+    if resumes_from:
+        train_until(run, resumes_from + 1, monkeypatch)
+    starts, steps = [], Sampler.steps
+    monkeypatch.setattr(Sampler, "steps", lambda self, start, end: starts.append(start) or steps(self, start, end))
+    assert train(run, resume=True, **QUIET).num_steps > 2 * trainings.steps_an_epoch
+    assert starts == [resumes_from]

@@ -1,0 +1,65 @@
+"""A training and its run folder: what is written, trained again, kept and reported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lookonce.errors import CacheError
+from lookonce.run.inputs import RunInputs
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+
+
+def test_a_finished_run_is_not_trained_again(make_run):
+    notes: list[str] = []
+    run = make_run(train={"steps": 2})
+    RunInputs.open(run).build()
+    first = train(run, notify=notes.append)
+    before = (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
+    assert train(run, resume=True, notify=notes.append) == first
+    assert "is already trained" in notes[-1]
+    assert (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == before
+
+
+def test_restart_trains_again_and_keeps_the_old_run(make_run, trainings):
+    run = make_run(train={"steps": 2})
+    RunInputs.open(run).build()
+    train(run, **QUIET)
+    before = trainings.adapter(run)
+    train(run, restart=True, **QUIET)
+    assert json.loads((run.output.with_name("run.old-1") / "summary.json").read_text())["num_steps"] == 2
+    assert all((before[name] == weight).all() for name, weight in trainings.adapter(run).items())
+
+
+def test_a_refused_restart_keeps_the_old_run(make_run):
+    run = make_run(train={"steps": 1})
+    RunInputs.open(run).build()
+    train(run, **QUIET)
+    with pytest.raises(CacheError):
+        train(make_run(train={"steps": 1}, cache={"max_pixels": 9_999}), restart=True, **QUIET)
+    assert (run.output / "summary.json").exists()
+
+
+def test_checkpoints_and_log_follow_the_run_file(make_run):
+    run = make_run(train={"steps": 6, "save_steps": 1, "save_total_limit": 2, "logging_steps": 2})
+    RunInputs.open(run).build()
+    train(run, **QUIET)
+    assert sorted(path.name for path in (run.output / "checkpoints").iterdir()) == ["checkpoint-5", "checkpoint-6"]
+    lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 4, 6]
+    assert all(
+        {"grad_norm", "samples_per_second", "eta_seconds", "wait_share"} <= set(line)
+        for line in lines
+        if "loss" in line
+    )
+
+
+def test_rounded_features_in_a_float32_training_are_reported(make_run):
+    notes: list[str] = []
+    run = make_run(train={"steps": 1}, cache={"dtype": "bfloat16"})
+    RunInputs.open(run).build()
+    train(run, notify=notes.append)
+    assert any("stored in bfloat16" in note for note in notes)

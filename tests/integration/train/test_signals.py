@@ -1,0 +1,268 @@
+"""A signal to a build or a training, as from Slurm: it stops cleanly with exit code 75 and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+from lookonce.errors import Stopped
+from lookonce.files import TEMPORARY_MARK
+from lookonce.run.inputs import RunInputs
+from lookonce.train import train as run_module
+from lookonce.train.loop import preemption as stopping
+from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.preemption import RESUME_HINT
+from lookonce.train.train import Training
+from lookonce.workflow.train import train
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+QUIET = {"notify": lambda note: None}
+
+SLOW_BUILD = """
+import time
+from lookonce.cache.build import decode
+from lookonce.cache.model.tower import Tower
+from lookonce.cli import main
+
+decode.num_workers = lambda device: 2  # as with a GPU
+encode = Tower.encode
+
+def slowly(self, *arguments):
+    time.sleep(0.1)
+    return encode(self, *arguments)
+
+Tower.encode = slowly
+main(["cache", "build", "run.yaml"])
+"""
+
+SIGNALLED = """
+import os, sys
+import lookonce.run.config as run_file
+from lookonce.cli import main
+
+run_file.read_run_file = lambda *_: os.kill(os.getpid(), int(sys.argv[1]))
+main([*sys.argv[2:], "run.yaml"])
+"""
+
+
+@BOTH
+@pytest.mark.parametrize("command", ["cache build", "train"])
+def test_a_signal_before_the_first_image_or_step_stops_a_command_cleanly(
+    make_run, preloaded, tmp_path, number, command
+):
+    (tmp_path / "run.yaml").write_text(make_run().to_yaml())
+    process = preloaded.start(SIGNALLED, str(int(number)), *command.split(), folder=tmp_path)
+    assert process.wait() == 75 and f"stopped by {number.name}" in process.error, process.error
+    assert "Traceback" not in process.error
+
+
+@BOTH
+def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded, tmp_path, number):
+    run = make_run()
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    folder = RunInputs.open(run).cache_folder
+    build = preloaded.start(SLOW_BUILD, folder=tmp_path)
+    build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
+    os.killpg(build.pid, number)
+    assert build.wait() == 75, build.error
+    error = build.error
+    assert f"stopped by {number.name}" in error and "run the same command again to resume" in error
+    assert "Traceback" not in error
+    assert not list(folder.rglob(f"*{TEMPORARY_MARK}*")) and not list((folder / "claims").iterdir())
+    report = RunInputs.open(run).build()
+    assert report.num_missing == 0 and report.num_encoded + report.num_reused == report.num_wanted
+    assert (report.num_reused > 0) == (number == signal.SIGUSR1)
+
+
+def sending(at, *numbers, event="on_step_begin"):
+    """A metrics log that sends signals to its own process at a step."""
+
+    class Sending(MetricsLog):
+        pass
+
+    def send(self, args, state, control, **kwargs):
+        getattr(MetricsLog, event)(self, args, state, control, **kwargs)
+        if state.global_step == at:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+    setattr(Sending, event, send)
+    return Sending
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Trains until a signal stops it; returns the message."""
+
+    def stopped(run, metrics_log, **options):
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+        with monkeypatch.context() as patch, pytest.raises(Stopped) as raised:
+            patch.setattr(run_module, "MetricsLog", metrics_log)
+            train(run, **QUIET, **options)
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
+        return str(raised.value)
+
+    return stopped
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trainings, stopped, number, mode):
+    run = trainings.unstarted(mode)
+    message = stopped(run, sending(5, number))
+    assert message == f"stopped by {number.name} after step 6 of 24, which is saved; {RESUME_HINT}"
+    assert trainings.checkpoints(run) == [4, 6]
+    assert train(run, resume=True, **QUIET).first_step == 6
+    trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
+    assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
+
+
+@pytest.mark.parametrize("step", [11, 16])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"save_steps": None, "eval_steps": None, "load_best_model_at_end": True},
+        {"save_steps": None, "eval_steps": 4},
+        {"save_steps": 4, "eval_steps": 4, "load_best_model_at_end": True, "save_total_limit": 1},
+        {"save_steps": 11, "eval_steps": None},
+    ],
+)
+def test_what_is_due_at_the_step_is_done_once(trainings, stopped, schedule, step):
+    """An epoch has 11 steps; validation, checkpoint and choosing the best may be due at its end, or within it."""
+    run = trainings.unstarted("shared", **schedule)
+    assert f"after step {step} of 24" in stopped(run, sending(step - 1, signal.SIGUSR1))
+    assert train(run, resume=True, **QUIET).first_step == step
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared", **schedule))
+    assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared", **schedule))
+
+
+def test_a_checkpoint_of_a_stop_is_not_chosen_as_the_best(trainings, stopped):
+    """The step was validated, but an uninterrupted training would not have saved it."""
+    schedule = {"save_steps": 8, "eval_steps": 4, "load_best_model_at_end": True}
+    run = trainings.unstarted("shared", **schedule)
+    assert "after step 5 of 24" in stopped(run, sending(3, signal.SIGUSR1))
+    train(run, resume=True, **QUIET)
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared", **schedule))
+
+
+def test_the_same_signal_forwarded_by_a_launcher_does_not_count_as_a_second_one(trainings, stopped):
+    run = trainings.unstarted("shared")
+    assert "after step 6" in stopped(run, sending(5, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1))
+
+
+def test_a_second_signal_stops_a_training_at_once(trainings, stopped, monkeypatch):
+    monkeypatch.setattr(stopping, "REPEAT_S", 0)
+    run = trainings.unstarted("shared")
+    message = stopped(run, sending(5, signal.SIGUSR1, signal.SIGTERM))
+    assert message.startswith("stopped by SIGTERM before a checkpoint could be written;")
+    assert trainings.checkpoints(run) == [4]
+    assert train(run, resume=True, **QUIET).first_step == 4
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+
+
+def test_a_signal_before_the_first_step_stops_a_training_at_once(trainings, stopped):
+    run = trainings.unstarted("shared")
+    message = stopped(run, sending(0, signal.SIGTERM, event="on_train_begin"))
+    assert message == "stopped by SIGTERM before the first step; run the same command with --resume to continue"
+    assert trainings.checkpoints(run) == []
+    stopped(run, sending(5, signal.SIGTERM), resume=True)
+    assert "before the first step" in stopped(run, sending(6, signal.SIGTERM, event="on_train_begin"), resume=True)
+    assert train(run, resume=True, **QUIET).first_step == 6
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+
+
+def test_a_signal_during_compilation_is_not_taken_for_an_error_of_the_compiler(trainings, stopped):
+    """Dynamo would wrap an `Exception`, and the training would fail with another exit code."""
+
+    def compiler(graph, inputs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return graph.forward
+
+    class Compiling(MetricsLog):
+        def on_train_begin(self, args, state, control, **kwargs):
+            super().on_train_begin(args, state, control, **kwargs)
+            torch.compile(lambda numbers: numbers + 1, backend=compiler)(torch.zeros(1))
+
+    run = trainings.unstarted("shared")
+    assert stopped(run, Compiling).startswith("stopped by SIGTERM before the first step;")
+    assert json.loads((run.output / "progress.json").read_text())["end"] == "stopped"
+
+
+def test_a_signal_in_the_last_step_stops_after_saving_the_adapter(trainings, stopped, monkeypatch):
+    run = trainings.unstarted("shared")
+    message = stopped(run, sending(23, signal.SIGUSR1))
+    assert message.startswith("stopped by SIGUSR1 after the last step, the adapter is saved; ")
+    monkeypatch.setattr(Training, "_fit", lambda *_: pytest.fail("trained again"))
+    assert train(run, resume=True, **QUIET).num_steps == 24
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+
+
+EVALUATED = """
+import os, sys
+import lookonce.workflow.train as run
+from lookonce.cli import main
+
+def signalled(*arguments):
+    os.kill(os.getpid(), int(sys.argv[1]))
+    os._exit(1)
+
+run.evaluate = signalled
+main(["train", "run.yaml"])
+"""
+
+
+@BOTH
+def test_a_signal_during_evaluation_stops_at_once_and_resuming_evaluates_without_training(
+    make_run, preloaded, tmp_path, monkeypatch, number
+):
+    run, undisturbed = make_run(train={"steps": 3}), make_run(train={"steps": 3}, output=str(tmp_path / "undisturbed"))
+    RunInputs.open(run).build()
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    process = preloaded.start(EVALUATED, str(int(number)), folder=tmp_path)
+    assert process.wait() == 75 and f"stopped by {number.name}; run the same command with --resume" in process.error
+    assert "Traceback" not in process.error
+    monkeypatch.setattr(Training, "_fit", lambda *_: pytest.fail("trained again"))
+    notes = []
+    resumed = train(run, resume=True, notify=notes.append)
+    assert "adapter already trained; running evaluation" in notes
+    monkeypatch.undo()
+    expected = train(undisturbed, **QUIET)
+    assert (resumed.num_steps, resumed.exact_match) == (3, expected.exact_match)
+    predictions = [made.output / "predictions" / "val.jsonl" for made in (run, undisturbed)]
+    assert predictions[0].read_text() == predictions[1].read_text()
+
+
+SLOW_TRAINING = """
+import time
+from lookonce.train.loop.trainer import RunTrainer
+from lookonce.cli import main
+
+training_step = RunTrainer.training_step
+
+def slowly(self, *arguments):
+    time.sleep(0.1)
+    return training_step(self, *arguments)
+
+RunTrainer.training_step = slowly
+main(["train", "run.yaml"])
+"""
+
+
+@BOTH
+def test_a_signal_to_the_process_group_stops_a_training_with_a_checkpoint(trainings, preloaded, tmp_path, number):
+    run = trainings.unstarted("shared")
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    log, process = run.output / "log.jsonl", preloaded.start(SLOW_TRAINING, folder=tmp_path)
+    process.wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 3)
+    os.killpg(process.pid, number)
+    assert process.wait() == 75, process.error
+    error = process.error
+    [step] = re.findall(rf"Error: stopped by {number.name} after step (\d+) of 24, which is saved", error)
+    assert "Traceback" not in error
+    assert train(run, resume=True, **QUIET).first_step == int(step)
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))

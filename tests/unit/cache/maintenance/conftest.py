@@ -1,0 +1,64 @@
+"""Fixtures of cache maintenance: built caches, their features, and a repair followed by a build."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookonce.cache.maintenance.repair import RepairReport, repair
+from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.store.index import read_index
+from lookonce.cache.store.receipts import finished_shards
+from lookonce.datasets.images import ImageIndex
+
+
+@pytest.fixture
+def folder(site: Any, images: ImageIndex) -> Path:
+    """A cache of several shards."""
+    site.build(images)
+    assert len(finished_shards(site.folder())) > 2
+    return Path(site.folder())
+
+
+@pytest.fixture
+def caches(folder: Path) -> Path:
+    """The folder of caches."""
+    return folder.parent
+
+
+@pytest.fixture
+def other(site: Any, images: ImageIndex, folder: Path) -> Path:
+    """A second cache in the same folder of caches."""
+    compute = site.use("bfloat16")
+    site.build(images, lambda: site.Tower(dtype=compute))
+    return Path(site.folder())
+
+
+@pytest.fixture
+def before(site: Any, folder: Path) -> Iterator[dict[str, bytes]]:
+    """The features, which must be the same again when the test ends."""
+    features = site.stored()
+    yield features
+    assert site.stored() == features
+    assert verify(folder).problems == [] and read_index(folder, site.fingerprint.sha256)
+    assert site.leftovers() == []
+
+
+@pytest.fixture
+def run_repair(site: Any) -> Callable[..., RepairReport]:
+    """Repairs a cache and builds the images that are to be encoded again."""
+
+    def run(images: ImageIndex, **options: Any) -> RepairReport:
+        report, to_encode = repair(site.folder(), site.fingerprint, images, **options)
+        assert len(to_encode.path_of) == report.num_again
+        if to_encode.path_of:
+            site.build(to_encode)
+        json.dumps(asdict(report), default=str)
+        return report
+
+    return run

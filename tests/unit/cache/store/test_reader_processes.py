@@ -1,0 +1,224 @@
+"""A cache in use: pickled, forked, read by several threads, with few open files, and never written to."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+
+from lookonce.cache.store import reader
+from lookonce.cache.store.index import write_index
+from lookonce.cache.store.reader import NUM_OPEN, VisionCache, find_cache
+from lookonce.cache.store.receipts import Entry, Receipt, receipt_path, to_text
+from lookonce.cache.store.shards import shard_path
+
+
+def synthetic_cache(small, folder: Path, num_shards: int, images_per_shard: int) -> list[str]:
+    """A cache with real receipts whose shards are links to one file of zeros; returns the sorted keys."""
+    small.write_manifest(folder)
+    size_bytes = small.fingerprint.bytes_per_token
+    zeros, checksum = folder / "zeros", xxhash.xxh3_64_hexdigest(bytes(size_bytes))
+    (folder / "shards").mkdir()
+    (folder / "receipts").mkdir()
+    zeros.touch()
+    os.truncate(zeros, 4096 + images_per_shard * size_bytes)
+    keys = []
+    for number in range(num_shards):
+        name = f"shard-{number:05d}"
+        images = {
+            sha256(f"{number}/{image}".encode()).hexdigest(): Entry(
+                4096 + image * size_bytes, size_bytes, 1, (1, 2, 2), checksum, (1.0,) * 4, (2.0,) * 4
+            )
+            for image in range(images_per_shard)
+        }
+        receipt = Receipt(
+            name, small.fingerprint.sha256, zeros.stat().st_size, 4096, "0" * 16, "node", 1.0, 1.0, images
+        )
+        receipt_path(folder, name).write_text(to_text(receipt))
+        os.link(zeros, shard_path(folder, name))
+        keys += images
+    return sorted(keys)
+
+
+def features_as_bytes(cache: VisionCache) -> dict[str, bytes]:
+    return {key: cache[key].numpy().tobytes() for key in cache.keys()}
+
+
+def many_as_bytes(cache: VisionCache) -> dict[str, bytes]:
+    keys = list(cache.keys())
+    return {key: one.numpy().tobytes() for key, one in zip(keys, cache.get_many(keys), strict=True)}
+
+
+def num_open_files(folder: Path) -> int:
+    """The number of files below a folder that this process has open."""
+    gc.collect()
+    links = Path("/proc/self/fd").iterdir()
+    return sum(link.is_symlink() and os.path.realpath(link).startswith(str(folder.resolve())) for link in links)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_pickled_cache_reads_the_same(small, indexed):
+    if indexed:
+        write_index(small.folder, small.fingerprint.sha256)
+    cache = VisionCache.open(small.folder)
+    assert features_as_bytes(cache) == many_as_bytes(cache) == small.as_bytes
+    copy = pickle.loads(pickle.dumps(cache))
+    cache.close()
+    assert features_as_bytes(copy) == many_as_bytes(copy) == small.as_bytes
+    assert (copy.fingerprint, copy.folder, copy.check) == (small.fingerprint, small.folder, True)
+
+
+def test_a_closed_cache_opens_its_files_again(small):
+    cache = VisionCache.open(small.folder)
+    for _ in range(2):
+        assert features_as_bytes(cache) == many_as_bytes(cache) == small.as_bytes
+        cache.close()
+
+
+def threads() -> set[threading.Thread]:
+    """The threads of `get_many`."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("features")}
+
+
+def threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
+    """The new threads that remain after those of a deleted cache had time to end."""
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while (left := threads() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+@pytest.mark.parametrize("end", ["close", "__del__"])
+def test_closing_or_deleting_a_cache_closes_its_files_and_threads(small, end):
+    before = threads()  # those of the cache that all tests share
+    cache = VisionCache.open(small.folder)
+    assert num_open_files(small.folder) == 0
+    assert many_as_bytes(cache) == small.as_bytes
+    assert num_open_files(small.folder) == 2
+    assert threads() - before
+    if end == "close":
+        cache.close()
+        assert not threads() - before
+    else:
+        del cache
+    assert not threads_left(before)
+    assert num_open_files(small.folder) == 0
+
+
+# Python 3.12 warns when a process with threads forks; torch has some, and the child only reads.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("in_child", [features_as_bytes, many_as_bytes])
+@pytest.mark.parametrize("read_before", [None, features_as_bytes, many_as_bytes])
+def test_a_forked_process_reads_the_same_and_leaves_the_parents_files_open(small, monkeypatch, read_before, in_child):
+    monkeypatch.setattr(reader, "NUM_THREADS", 1)  # a pool that is full before the fork starts no thread after it
+    cache = VisionCache.open(small.folder)
+    if read_before:
+        read_before(cache)
+
+    def read_and_close() -> None:
+        results.put(in_child(cache))
+        cache.close()
+
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=read_and_close)
+    child.start()
+    child.join(timeout=20)
+    exit_code = child.exitcode
+    child.kill()
+    assert exit_code == 0
+    assert results.get() == small.as_bytes
+    assert features_as_bytes(cache) == many_as_bytes(cache) == small.as_bytes
+
+
+def test_several_threads_read_the_same(small):
+    cache = VisionCache.open(small.folder)
+    wanted = small.keys * 50
+    with ThreadPoolExecutor(8) as threads:
+        for key, found in zip(wanted, threads.map(cache.__getitem__, wanted), strict=True):
+            assert torch.equal(found, small.features[key])
+        for found in threads.map(lambda _: many_as_bytes(cache), range(8)):
+            assert found == small.as_bytes
+
+
+def test_a_file_is_not_closed_while_another_thread_reads_from_it(small, tmp_path, monkeypatch):
+    """With one open file each thread evicts those of the others; each read releases the lock halfway."""
+    monkeypatch.setattr(reader, "NUM_OPEN", 1)
+    preadv = os.preadv
+
+    def slow_preadv(file: int, buffers: list, offset: int) -> int:
+        time.sleep(0.0005)
+        return preadv(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", slow_preadv)
+    small.write_manifest(tmp_path)
+    for number, key in enumerate(small.keys):
+        small.write_shard(tmp_path, number, {key: small.features[key]})
+    cache = VisionCache.open(tmp_path, check=False)
+    got = cache.get_many(small.keys * 100)
+    assert all(torch.equal(one, small.features[key]) for one, key in zip(got, small.keys * 100, strict=True))
+    assert num_open_files(tmp_path) == 1
+
+
+def test_the_number_of_open_files_is_bounded(small, tmp_path):
+    keys = synthetic_cache(small, tmp_path, num_shards=2000, images_per_shard=1)
+    cache = VisionCache.open(tmp_path)
+    for number, key in enumerate(keys):
+        assert not cache[key].any()
+        assert number % 500 or num_open_files(tmp_path) <= NUM_OPEN
+    cache.get_many(keys)
+    assert num_open_files(tmp_path) == NUM_OPEN
+    assert NUM_OPEN < 256, "the smallest limit of systems in use"
+
+
+def test_files_that_are_read_again_stay_open(small, tmp_path, monkeypatch):
+    keys = synthetic_cache(small, tmp_path, num_shards=NUM_OPEN, images_per_shard=1)
+    cache = VisionCache.open(tmp_path)
+    for key in keys:
+        cache[key]
+    monkeypatch.setattr(os, "open", None)
+    for key in reversed(keys):
+        cache[key]
+
+
+def test_opening_6500_images_in_130_shards_is_quick_with_and_without_index(small, tmp_path):
+    keys = synthetic_cache(small, tmp_path, num_shards=130, images_per_shard=50)
+    for make_index in (lambda: None, lambda: write_index(tmp_path, small.fingerprint.sha256)):
+        make_index()
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            cache = VisionCache.open(tmp_path)
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 0.5
+        assert list(cache.keys()) == keys
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_cache_is_read_without_writing_to_its_folder(small, indexed):
+    if indexed:
+        write_index(small.folder, small.fingerprint.sha256)
+    paths = [small.folder, *(path for path in small.folder.rglob("*"))]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
+    try:
+        cache = find_cache(small.folder.parent, small.fingerprint)
+        assert many_as_bytes(cache) == small.as_bytes
+        cache.close()
+        assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths} == before
+        assert [small.folder, *small.folder.rglob("*")] == paths
+    finally:
+        for path in paths:
+            path.chmod(0o755)

@@ -1,0 +1,54 @@
+"""An audit of 8,786 real rows finds what counting finds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.questions import list_questions
+from lookonce.datasets.audit.report import to_text
+
+
+@pytest.fixture
+def real(real_records: Path) -> Path:
+    """8,786 real rows without images."""
+    path = real_records.with_name("val.jsonl")
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    return path
+
+
+def test_real_rows_have_the_findings_that_counting_gives(real, look, finding_of):
+    rows = [json.loads(line) for line in real.read_text().splitlines()]
+    result = look(real)
+    asked_twice: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        asked_twice.setdefault((row["image_filename"], row["question"]), []).append(row["answer"])
+    repeated = [answers for answers in asked_twice.values() if len(answers) > 1]
+    differing = sum(len({frozenset(re.split("; ?", answer)) for answer in answers}) > 1 for answers in repeated)
+    assert differing and finding_of(result, "contradictions").count == differing
+    assert finding_of(result, "duplicates").count == len(repeated) - differing
+    assert finding_of(result, "missing-values").count == sum(row["question"] == "none" for row in rows) > 0
+    words = {item["word"]: item["like"] for item in finding_of(result, "spelling").items}
+    assert words == {"instrumnets": "instruments", "rigth": "right"}
+    assert {">20", ">20mm"} in [set(item["answers"]) for item in finding_of(result, "units").items]
+    assert {item["separator"] for item in finding_of(result, "separators").items} == {";", "; "}
+    assert {"pink; red", "red; pink"} in [set(item["answers"]) for item in finding_of(result, "label-order").items]
+    assert finding_of(result, "images-missing").count == len({row["image_filename"] for row in rows})
+    assert result.num_distinct_questions == len({row["question"] for row in rows})
+    per_image = Counter(Counter(row["image_filename"] for row in rows).values())
+    assert result.questions_per_image == dict(sorted(per_image.items()))
+    assert to_text(result).count("cannot read image") == 1
+
+
+def test_on_real_rows_the_majority_baseline_is_what_counting_gives(real, look):
+    by_question: dict[str, Counter[str]] = {}
+    for one in list_questions(Corpus.read([real])):
+        by_question.setdefault(one.question, Counter())[one.answer] += 1
+    right = sum(counts.most_common(1)[0][1] for counts in by_question.values())
+    assert look(real).baselines[0].num_right == right

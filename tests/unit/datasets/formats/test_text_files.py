@@ -1,0 +1,96 @@
+"""Records in JSON arrays and CSV files: what is read, and where a bad file is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.records import Turn, read_records
+from lookonce.errors import RecordsError
+
+GOOD = json.dumps({"image_filename": "a.jpg", "question": "Q", "answer": "A"})
+
+
+def test_an_array_is_read_like_jsonl_with_the_line_of_each_record(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(f"\ufeff\n [{json.dumps(json.loads(GOOD), indent=1)},\n\n{GOOD}\n]\n", "utf-8")
+    records = read_records(path)
+    assert [record.turns[0].question for record in records] == ["Q", "Q"]
+    assert records[0].origin == f"{path}:2"
+    assert records[1].origin == f"{path}:{path.read_text('utf-8').count(chr(10)) - 1}"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[]", "train.json has no records; expected one JSON object per line, an array of them, CSV"),
+        ("[1]", "train.json:1: expected a JSON object, got 1"),
+        ('[{"turns": 1},', "train.json:1: `turns` must be a list"),
+        ("[\n{} {}]", "train.json:2: "),
+        ("[\n\n{", "train.json:3: not JSON (Expecting property name"),
+        ("[{}", "train.json:1: "),
+        ("[" * 100_000, "train.json:1: not JSON that can be read"),
+    ],
+)
+def test_a_bad_array_is_refused_with_file_and_line(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(content)
+    with pytest.raises(RecordsError) as refusal:
+        read_records(path)
+    assert expected in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (f"[{GOOD}", "train.json: expected a comma or ] after the entry of line 1; is the file cut off?"),
+        (f"[{GOOD} {GOOD}]", "expected a comma or ] after the entry of line 1"),
+        (f"[{GOOD},]", "train.json:1: not JSON (Expecting value"),
+        (f"[{GOOD}]\n[{GOOD}]", "train.json: text after the end of the array"),
+    ],
+)
+def test_an_array_with_a_bad_end_is_refused(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(content)
+    with pytest.raises(RecordsError) as refusal:
+        read_records(path)
+    assert expected in str(refusal.value)
+
+
+def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('\ufeffimage,question,answer,source\r\na.jpg,"Is it, ""so""\nor not?",yes,\r\n\r\nb.jpg,Q,A,x\r\n')
+    first, second = read_records(path)
+    assert first.turns == (Turn('Is it, "so"\nor not?', "yes"),)
+    assert (first.metadata, second.metadata) == ({}, {"source": "x"})
+    assert (first.origin, second.origin) == (f"{path}:2", f"{path}:5")
+    path.rename(tmp_path / "train.tsv").write_text("image\tquestion\tanswer\na.jpg\tQ, q\tA\n")
+    assert read_records(tmp_path / "train.tsv")[0].turns == (Turn("Q, q", "A"),)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (
+            "image,question,answer\na.jpg,Is it, so?,yes\n",
+            "train.csv:2: expected 3 cells as in the header, got 4; are commas quoted?",
+        ),
+        ("image,question,question\n", "train.csv:1: two columns are called 'question'"),
+        (
+            "image;question;answer\na.jpg;Q;A\n",
+            "train.csv:2: expected the key `turns` (canonical format) or `question`",
+        ),
+        ('image,question,answer\na.jpg,"Q"q,A\n', "train.csv:2: not CSV"),
+        ("image,question,answer\na.jpg,,A\n", "train.csv:2: expected"),
+        ("image,question,answer\n", "train.csv has no records"),
+        ("", "train.csv has no records"),
+    ],
+)
+def test_bad_csv_is_refused_with_file_and_line(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(content)
+    with pytest.raises(RecordsError) as refusal:
+        read_records(path)
+    assert expected in str(refusal.value)

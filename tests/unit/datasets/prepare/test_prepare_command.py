@@ -1,0 +1,72 @@
+"""`lookonce data prepare`: what it prints, and how it refuses mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from lookonce.cli import main
+from lookonce.datasets.prepare.report import report_text
+from lookonce.datasets.records import read_records
+from lookonce.run.config import RunFile
+
+
+def is_complete(report: dict) -> bool:
+    """Whether all rows that were read are records, or left out for one reason."""
+    rows = report["rows"]
+    return rows["read"] + rows["of_variants"] == rows["records"] + sum(rows["left_out"].values())
+
+
+@pytest.mark.parametrize("policy", ["merge", "keep", "drop"])
+def test_duplicates_are_treated_as_the_command_line_says(tmp_path, made, policy):
+    report = made(duplicates=policy).report
+    assert report["duplicates"]["policy"] == policy and is_complete(report)
+
+
+# The command.
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, ["data", "prepare", *map(str, words)])
+
+
+def test_the_command_prints_licence_table_and_next_steps(tmp_path, source):
+    result = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    assert result.exit_code == 0, result.stderr
+    assert "CC BY-NC 4.0" in result.stdout and "typos in questions" in result.stdout
+    assert f"lookonce data audit {tmp_path / 'out'}/*.jsonl" in result.stderr
+    section = result.stderr.partition("data:\n")[2]
+    data = yaml.safe_load("data:\n" + section)["data"]
+    RunFile.model_validate({"model": {"path": "m"}, "data": data, "output": "o"})
+    assert all(read_records(Path(path)) for path in data.values())
+    again = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    assert again.stdout == result.stdout and "is already prepared" in again.stderr
+
+
+def test_the_command_prints_the_report_as_json_alone(tmp_path, source):
+    result = run("kvasir-vqa", tmp_path / "out", "--source", source, "--json")
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report_text(json.loads(result.stdout)).startswith("Kvasir-VQA\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("kvasir", "OUT"), 2, "no known dataset is called 'kvasir'"),
+        (("endovis18-vqa", "OUT"), 1, "is not on the Hub"),
+        (("kvasir-vqa", "OUT", "--source", "nowhere"), 1, "nothing exists at nowhere"),
+        (("kvasir-vqa", "OUT", "--source", "SOURCE", "--format", "csv"), 1, "has no csv files with questions"),
+        (("kvasir-vqa", "OUT", "--source", "SOURCE", "--variants", "2"), 2, "has no augmented variants"),
+        (("kvasir-vqa", "SOURCE", "--source", "SOURCE"), 2, "is not empty and holds no prepared dataset"),
+        (("kvasir-vqa",), 2, "Missing argument"),
+    ],
+)
+def test_mistakes_give_a_message_and_an_exit_code_without_a_traceback(tmp_path, source, words, code, message):
+    places = {"OUT": tmp_path / "out", "SOURCE": source}
+    result = run(*(places.get(word, word) for word in words))
+    assert result.exit_code == code and message in result.stderr
+    assert result.stdout == "" and "Traceback" not in result.stderr and not (tmp_path / "out").exists()

@@ -1,0 +1,176 @@
+"""An interrupted preparation resumes to the same bytes, and other settings are never mixed in."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.prepare import chunks, images
+from lookonce.datasets.prepare.journal import WORK, Journal
+from lookonce.datasets.prepare.run import Options, prepare
+from lookonce.errors import UsageError
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# Interruptions.
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def finished(folder: Path) -> dict[str, bytes]:
+    assert not (folder / WORK).exists() and not list(folder.rglob("*.tmp-*"))
+    return content(folder)
+
+
+@pytest.mark.parametrize("cut_at", range(12))
+def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, cut_at):
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 5)
+    expected = finished(made("uninterrupted").folder)
+    writes, write = [], images._write
+
+    def cut(path: Path, data: bytes) -> None:
+        writes.append(path)
+        if len(writes) == cut_at:
+            raise PowerCut
+        write(path, data)
+
+    monkeypatch.setattr(images, "_write", cut)
+    if 1 <= cut_at <= 11:
+        with pytest.raises(PowerCut):
+            made()
+        assert not (tmp_path / "out" / "report.json").exists()
+    num_before = len(writes)
+    assert made().is_new
+    assert finished(tmp_path / "out") == expected
+    assert not num_before or len(writes) - num_before <= 11 - cut_at + 3  # finished chunks are not read again
+
+
+@pytest.mark.parametrize("step", ["write_parts", "write_json", "build_records"])
+def test_a_run_interrupted_after_reading_reads_nothing_again(tmp_path, made, monkeypatch, step):
+    expected = finished(made("uninterrupted").folder)
+
+    def cut(*arguments: object) -> None:
+        raise PowerCut
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"lookonce.datasets.prepare.run.{step}", cut)
+        with pytest.raises(PowerCut):
+            made()
+    monkeypatch.setattr(chunks, "_read_row_groups", cut)
+    made()
+    assert finished(tmp_path / "out") == expected
+
+
+def test_a_run_killed_after_the_report_is_complete(tmp_path, made, monkeypatch):
+    expected = finished(made("uninterrupted").folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "clear", lambda journal: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made()
+    assert not made().is_new and finished(tmp_path / "out") == expected
+
+
+def test_an_image_that_was_removed_in_between_is_written_again(tmp_path, made, monkeypatch):
+    expected = finished(made("uninterrupted").folder)
+    with monkeypatch.context() as patched:
+        patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made()
+    (tmp_path / "out" / "images" / "cl5.jpg").unlink()
+    (tmp_path / "out" / "images" / "cl7.jpg").write_bytes(b"half")
+    for name in ("images/cl7.jpg.tmp-host-1-0", "val.jsonl.tmp-host-1-0"):
+        (tmp_path / "out" / name).write_bytes(b"left over")
+    made()
+    assert finished(tmp_path / "out") == expected
+
+
+def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path, write_source):
+    source = write_source(tmp_path / "in", num_images=200, num_files=8)
+    expected = content(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
+    code = (
+        "import sys; from pathlib import Path; from lookonce.datasets.prepare import chunks, images\n"
+        "from lookonce.datasets.prepare.run import Options, prepare\n"
+        "import time; chunks.CHUNK_ROWS = 50; write = images._write\n"
+        "images._write = lambda path, data: (time.sleep(0.002), write(path, data))\n"
+        "print('ready', flush=True)\n"
+        "prepare('kvasir-vqa', Path(sys.argv[2]), Options(sys.argv[1]))"
+    )
+    kills = 0
+    for attempt in range(40):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(source), str(tmp_path / "out")], stdout=subprocess.PIPE
+        )
+        assert process.stdout and process.stdout.readline()
+        time.sleep(0.1 + 0.3 * attempt)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+        if (tmp_path / "out" / "report.json").exists() and not (tmp_path / "out" / WORK).exists():
+            break
+    assert kills > 0 and content(tmp_path / "out") == expected
+
+
+def test_a_complete_dataset_is_not_changed(tmp_path, made):
+    before = made()
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    again = made()
+    assert before.is_new and not again.is_new and again.report == before.report
+    assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+
+
+@pytest.mark.parametrize("state", ["finished", "begun"])
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"seed": 7}, "definition.split.seed: 42 there, 7 now"),
+        ({"duplicates": "drop"}, "definition.duplicates: 'merge' there, 'drop' now"),
+        ({"split": "official"}, "definition.split.by: 'image' there, 'official' now"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused_with_the_differences(
+    made, monkeypatch, state, options, difference
+):
+    if state == "begun":
+        with monkeypatch.context() as patched:
+            patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                made()
+    else:
+        made()
+    with pytest.raises(UsageError) as refusal:
+        made(**options)
+    assert difference in str(refusal.value) and "Choose another folder" in str(refusal.value)
+
+
+def test_a_source_that_has_changed_is_refused(made, source):
+    made()
+    (source / "00000.parquet").write_bytes((source / "00001.parquet").read_bytes() + b"x")
+    with pytest.raises(UsageError, match=r"source.files.00000.parquet: \d+ there, \d+ now"):
+        made()
+
+
+def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, made):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty and holds no prepared dataset"):
+        made()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        made("file")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.txt"]
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path, made):
+    with Journal(tmp_path / "out").held(), pytest.raises(UsageError, match="is being prepared by another process"):
+        made()
+    assert made().is_new

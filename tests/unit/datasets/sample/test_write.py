@@ -1,0 +1,159 @@
+"""The sample is the same for the same seed, and is complete or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from lookonce.datasets.images import image_key, index_images
+from lookonce.datasets.records import Record, read_records
+from lookonce.datasets.sample import write
+from lookonce.datasets.sample.draw import draw
+from lookonce.datasets.sample.questions import ask
+from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, make_scenes
+from lookonce.datasets.sample.sizes import KVASIR_SIZES
+from lookonce.datasets.sample.write import write_sample
+from lookonce.errors import UsageError
+
+SPLITS = ("train", "val", "test")
+
+
+OTHER_SEED = DEFAULT_SEED + 1
+
+
+SCENES = list(make_scenes(DEFAULT_SEED))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): image_key(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def records_of(sample: Path) -> list[Record]:
+    return [record for split in SPLITS for record in read_records(sample / f"{split}.jsonl")]
+
+
+def test_same_seed_gives_the_same_bytes_of_every_file(sample: Path, tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    assert contents(tmp_path) == contents(sample)
+
+
+def test_another_seed_gives_other_scenes_questions_and_pixels() -> None:
+    other = list(make_scenes(OTHER_SEED))
+    assert SCENES != other
+    assert [ask(scene) for scene in SCENES] != [ask(scene) for scene in other]
+    assert draw(SCENES[0]).tobytes() != draw(other[0]).tobytes()
+
+
+def test_an_existing_sample_is_kept(sample: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sample.rglob("*")}
+    report = write_sample(sample)
+    assert not report.fresh
+    assert report.text().startswith(f"already exists: {sample}: 66 images (64 distinct)")
+    assert {path: path.stat().st_mtime_ns for path in sample.rglob("*")} == before
+
+
+def test_report_counts_what_was_written(sample: Path) -> None:
+    report, index = write_sample(sample), index_images(records_of(sample))
+    assert (report.num_files, report.num_images) == (index.num_files, index.num_distinct)
+    assert report.num_files == len(list((sample / "images").iterdir()))
+    assert report.num_questions == {split: len(read_records(sample / f"{split}.jsonl")) for split in SPLITS}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"seed": OTHER_SEED}, rf"\(seed: {DEFAULT_SEED}\); wanted seed: {OTHER_SEED}\. "),
+        ({"model": "2b"}, r"\(model: tiny\); wanted model: 2b\. "),
+        ({"tokenizer": Path("other")}, r"\(tokenizer: None\); wanted tokenizer: other\. "),
+        ({"num_images": 128}, r"\(images: 64\); wanted images: 128\. "),
+        ({"sizes": KVASIR_SIZES}, r"\(sizes: None\); wanted sizes: stratified from kvasir\. "),
+        ({"tower_only": True}, r"\(tower_only: False\); wanted tower_only: True\. "),
+    ],
+    ids=lambda value: [*value][0] if isinstance(value, dict) else "",
+)
+def test_another_sample_in_the_folder_is_refused_with_the_differences(
+    sample: Path, wanted: dict[str, Any], expected
+) -> None:
+    before = contents(sample)
+    with pytest.raises(UsageError, match=f"holds another sample {expected}Choose another folder"):
+        write_sample(sample, **wanted)
+    assert contents(sample) == before
+
+
+def test_samples_that_differ_in_sizes_or_number_are_distinguished(tmp_path: Path) -> None:
+    """Also the default sample, and one with the random sizes of an older version."""
+    folder = tmp_path / "sample"
+    write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
+    held = "images: 8, sizes: stratified from kvasir, tower_only: True"
+    with pytest.raises(UsageError, match=rf"\({held}\); wanted images: 64"):
+        write_sample(folder)
+    stamp = json.loads((folder / "sample.json").read_text())
+    (folder / "sample.json").write_text(json.dumps(stamp | {"sizes": "kvasir"}))
+    with pytest.raises(UsageError, match=r"\(sizes: kvasir\); wanted sizes: stratified from kvasir"):
+        write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
+
+
+def test_a_default_sample_of_an_older_version_is_kept(tmp_path: Path, sample: Path) -> None:
+    folder = tmp_path / "sample"
+    folder.mkdir()
+    stamp = json.loads((sample / "sample.json").read_text())
+    older = {key: value for key, value in stamp.items() if key not in ("images", "sizes", "tower_only")}
+    (folder / "sample.json").write_text(json.dumps(older))
+    assert not write_sample(folder).fresh
+
+
+def test_folder_with_foreign_files_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("of a year's work")
+    with pytest.raises(UsageError, match="is not empty and has no sample; choose another folder or empty it"):
+        write_sample(tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of a year's work"]
+
+
+def test_interrupted_writing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def interrupted(scene: Scene) -> Image.Image:
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+        drawn.append(scene)
+        return draw(scene)
+
+    monkeypatch.setattr(write, "draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_sample(tmp_path / "sample")
+    assert len(drawn) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stamp_says_how_the_sample_was_made(sample: Path) -> None:
+    stamp = json.loads((sample / "sample.json").read_text())
+    assert {name: stamp[name] for name in ("seed", "model", "tokenizer")} == {
+        "seed": DEFAULT_SEED,
+        "model": "tiny",
+        "tokenizer": None,
+    }
+
+
+def test_writing_to_the_current_folder_keeps_it_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sample(Path("."))
+    assert (Path.cwd() / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "options", "message"),
+    [
+        (lambda folder: folder.write_text("a file"), {}, "is not empty"),
+        (lambda folder: (folder.mkdir(), (folder / "sample.json").write_text("{")), {}, "sample.json is broken"),
+        (lambda folder: None, {"model": "huge"}, "no model of size 'huge'; choose one of tiny, 2b"),
+        (lambda folder: None, {"tokenizer": Path("nowhere")}, "nowhere has no tokenizer"),
+    ],
+)
+def test_impossible_samples_are_refused(tmp_path: Path, prepare: Any, options: Any, message: str) -> None:
+    prepare(tmp_path / "sample")
+    with pytest.raises(UsageError, match=message):
+        write_sample(tmp_path / "sample", **options)

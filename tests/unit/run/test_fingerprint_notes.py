@@ -1,0 +1,231 @@
+"""Recorded fingerprints are trusted exactly as long as nothing that they were computed from has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookonce.cache.constants import FORMAT_VERSION
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.fingerprint_notes import NOTES, Source, code_files
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.run.model_ref import find_fingerprint, open_model, source_of
+
+CLOCK = "lookonce.cache.store.fingerprint_notes.now"
+
+
+def later() -> float:
+    return time.time() + 60
+
+
+@pytest.fixture
+def run(make_run, sample, tmp_path, monkeypatch) -> RunFile:
+    """A run with its own folder of caches and its own model, which was written a minute ago."""
+    shutil.copytree(sample / "model", tmp_path / "model")
+    monkeypatch.setattr(CLOCK, later)
+    run = make_run(model={"path": str(tmp_path / "model")})
+    run.cache.dir.mkdir()
+    return run
+
+
+def computed(run: RunFile) -> Fingerprint:
+    """The fingerprint, computed without notes."""
+    options = run.cache
+    processor = ImageProcessor(Path(run.model.path), options.backend, options.min_pixels, options.max_pixels)
+    return Fingerprint.of(ModelFolder.open(run.model.path), processor, options.dtype)
+
+
+def note(run: RunFile) -> Path:
+    [path] = (run.cache.dir / NOTES).iterdir()
+    return path
+
+
+def nothing(run: RunFile) -> RunFile:
+    return run
+
+
+def link(run: RunFile) -> RunFile:
+    """The same model by another path."""
+    other = Path(run.model.path).with_name("link")
+    other.symlink_to(run.model.path)
+    return run.model_copy(update={"model": run.model.model_copy(update={"path": str(other)})})
+
+
+def weights(run: RunFile) -> RunFile:
+    path = Path(run.model.path) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return run
+
+
+def normalised(run: RunFile) -> RunFile:
+    """Other weights with the same size and mtime, as in files from some archives."""
+    path = Path(run.model.path) / "model.safetensors"
+    before = path.stat()
+    weights(run)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return run
+
+
+def just_written(run: RunFile) -> RunFile:
+    os.utime(Path(run.model.path) / "config.json", (later(),) * 2)
+    return run
+
+
+def more(run: RunFile) -> RunFile:
+    (Path(run.model.path) / "more.json").write_text("{}")
+    return run
+
+
+def fewer_pixels(run: RunFile) -> RunFile:
+    return run.model_copy(update={"cache": run.cache.model_copy(update={"max_pixels": 65536})})
+
+
+def another_dtype(run: RunFile) -> RunFile:
+    return run.model_copy(update={"cache": run.cache.model_copy(update={"dtype": "bfloat16"})})
+
+
+def broken(run: RunFile) -> RunFile:
+    note(run).write_text("{")
+    return run
+
+
+def another_release(run: RunFile) -> RunFile:
+    return edit(run, lambda value: value["source"]["libraries"].update(transformers="4.0.0"))
+
+
+def other_code(run: RunFile) -> RunFile:
+    return edit(run, lambda value: value["source"].update(code="0" * 64))
+
+
+def another_format(run: RunFile) -> RunFile:
+    def change(value: dict[str, Any]) -> None:
+        value["fingerprint"]["format_version"] = FORMAT_VERSION - 1
+        value["sha256"] = Fingerprint.from_json(value["fingerprint"]).sha256
+
+    return edit(run, change)
+
+
+def a_digit(run: RunFile) -> RunFile:
+    return edit(run, lambda value: value["fingerprint"].update(tower_sha256="0" * 64))
+
+
+def edit(run: RunFile, change: Callable[[dict[str, Any]], None]) -> RunFile:
+    value = json.loads(note(run).read_text())
+    change(value)
+    note(run).write_text(json.dumps(value))
+    return run
+
+
+CASES = {
+    nothing: True,
+    link: True,
+    weights: False,
+    normalised: False,
+    just_written: False,
+    more: False,
+    fewer_pixels: False,
+    another_dtype: False,
+    broken: False,
+    another_release: False,
+    other_code: False,
+    another_format: False,
+    a_digit: False,
+}
+
+
+@pytest.mark.parametrize(("change", "is_known"), CASES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_fingerprint_is_known_while_nothing_has_changed(run, change: Callable[[RunFile], RunFile], is_known: bool):
+    find_fingerprint(run)
+    changed = change(run)
+    assert (source_of(changed).read_note(run.cache.dir) is not None) is is_known
+    assert find_fingerprint(changed) == computed(changed)
+
+
+@pytest.mark.parametrize("clock", [time.time, later], ids=["old mtime", "new mtime"])
+def test_no_note_is_written_for_a_model_that_was_modified_just_now(run, monkeypatch, clock):
+    for path in Path(run.model.path).iterdir():
+        os.utime(path, (0, 0))
+    if clock is later:
+        just_written(run)
+    monkeypatch.setattr(CLOCK, clock)
+    find_fingerprint(run)
+    assert list(run.cache.dir.iterdir()) == []
+
+
+def test_a_model_that_changes_while_it_is_read_gets_no_valid_note(run):
+    source = source_of(run)
+    fingerprint = open_model(source)[-1]
+    weights(run)
+    source.write_note(run.cache.dir, fingerprint)
+    assert source_of(run).read_note(run.cache.dir) is None
+
+
+def test_without_a_folder_for_notes_the_fingerprint_is_computed_each_time(run):
+    run.cache.dir.rmdir()
+    run.cache.dir.write_text("a file where the folder would be")
+    assert find_fingerprint(run) == find_fingerprint(run) == computed(run)
+
+
+def test_read_only_commands_do_not_create_the_folder_of_caches(run):
+    run.cache.dir.rmdir()
+    find_fingerprint(run)
+    RunInputs.open(run)
+    assert not run.cache.dir.exists()
+
+
+@pytest.mark.parametrize("make", [RunInputs.write_plan, RunInputs.build])
+def test_commands_that_create_the_folder_of_caches_write_a_note(run, make):
+    run.cache.dir.rmdir()
+    make(RunInputs.open(run))
+    assert source_of(run).read_note(run.cache.dir) == computed(run)
+
+
+@pytest.mark.parametrize("change", [nothing, broken], ids=["valid", "broken"])
+def test_a_valid_note_is_not_written_again(run, change):
+    """Hundreds of workers may start at once."""
+    find_fingerprint(run)
+    before = note(change(run)).stat().st_ino
+    RunInputs.open(run).write_plan()
+    assert (note(run).stat().st_ino == before) is (change is nothing)
+
+
+def test_the_checksum_of_the_code_covers_all_modules_that_compute_fingerprints(root):
+    """These are the cache modules that fingerprint.py imports, directly or not."""
+    found, pending = set(), [root / "cache" / "store" / "fingerprint.py"]
+    while pending:
+        path = pending.pop()
+        found.add(path)
+        names = re.findall(r"from lookonce\.(cache\.\S+) import", path.read_text())
+        pending += {root / f"{name.replace('.', '/')}.py" for name in names} - found
+    assert found <= {path.resolve() for path in code_files()}
+
+
+def test_the_name_of_a_note_depends_on_model_and_settings_alone(tmp_path):
+    """So a new release overwrites the notes of the old one."""
+    old, new = (Source(tmp_path, {}, {"config.json": [2, number, 1]}, {}, "") for number in (1, 2))
+    assert old._path(tmp_path) == new._path(tmp_path) != Source(Path("other"), {}, {}, {}, "")._path(tmp_path)
+
+
+@pytest.mark.parametrize("open_run", [find_fingerprint, RunInputs.open])
+def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, open_run):
+    """Between two requests its branch may move to another commit."""
+    folders = iter([run.model.path])
+    monkeypatch.setattr("lookonce.hub.snapshot_download", lambda *_, **__: next(folders))
+    monkeypatch.chdir(tmp_path)
+    of_hub = run.model_copy(update={"model": run.model.model_copy(update={"path": "owner/name"})})
+    opened = open_run(of_hub)
+    assert (opened.fingerprint if isinstance(opened, RunInputs) else opened) == computed(run)
+    assert find_fingerprint(run) == computed(run)
