@@ -19,7 +19,7 @@ from tqdm import tqdm
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
-from lookonce.datasets.records import Record, RecordsFile, format_of_file, write_records
+from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
 from lookonce.files import temporary_name
 from lookonce.text import count, rows
@@ -132,7 +132,8 @@ def convert(
     relative to its own folder, and images elsewhere get absolute paths.
 
     Raises:
-        UsageError: there is no `source`, or `target` exists, or it is an archive with images of the records.
+        UsageError: there is no `source`; or `target` exists, has an unknown suffix, or is an archive with images of the
+            records.
         RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
     _check_paths(source, target, overwrite)
@@ -167,6 +168,9 @@ def _count(records: list[Record], num_images: int) -> int:
 def _check_paths(source: Path, target: Path, overwrite: bool) -> None:
     if not source.is_file():
         raise UsageError(f"no records file at {source.absolute()}; name a JSONL, JSON, CSV or parquet file")
+    allowed = (".jsonl", *SUFFIXES)
+    if target.suffix.lower() not in allowed:
+        raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(allowed)}")
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target} is also the file to read; name another file to write")
     if target.exists() and not overwrite:

@@ -29,7 +29,8 @@ output: runs/first
 ```
 
 - Unknown keys are refused, so a misspelt one cannot be silently ignored.
-- Paths are relative to the folder in which a command is started. `~` and environment variables are replaced.
+- Paths are relative to the folder in which a command is started. `~` and environment variables are replaced. A variable
+  that is not set is an error, except in `cache.stage`.
 - `--set` replaces keys for one command: `lookonce train run.yaml --set train.epochs=5 --set output=runs/longer`.
 - The resolved run file is saved in the run folder, as `run.yaml`.
 """
@@ -72,7 +73,7 @@ def default(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
-    if value is None or value == []:
+    if value is None or value in ([], {}):
         return "optional"
     shown = str(value).lower() if isinstance(value, bool) else str(value)
     return "default `" + (f"[{', '.join(value)}]" if isinstance(value, list) else shown) + "`"
@@ -86,7 +87,7 @@ def kind(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema["type"] == "array":
         return "path or list of paths" if kind(schema["items"]) == "path" else "list of text"
-    words = {"boolean": "true or false", "string": schema.get("format", "text")}
+    words = {"boolean": "true or false", "object": "mapping", "string": schema.get("format", "text")}
     return words.get(schema["type"], schema["type"]) + limits(schema)
 
 

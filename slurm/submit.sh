@@ -5,6 +5,7 @@
 # eval. After any failure, run the same command again. --force submits even if jobs of this run are still in the queue.
 # LOOKONCE_TASKS: number of cache tasks (default 4), at most one per missing shard. More settings: site.env.example.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;; esac # the text above
 # shellcheck source=slurm/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 

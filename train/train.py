@@ -111,8 +111,9 @@ class Training:
     def _examples(self, split: str) -> tuple[list[Example], int]:
         examples, num_too_long = self.session.examples(split)
         if num_too_long:
-            limit, num_records = self._run.batch.longest_record, len(self.session.inputs.records[split])
-            self.notify(f"left out {num_too_long} of {num_records} {split} records with more than {limit} tokens")
+            batch, num_records = self._run.batch, len(self.session.inputs.records[split])
+            limit = f"{batch.longest_record} tokens (`{batch.limiting_key}`)"
+            self.notify(f"left out {num_too_long} of {num_records} {split} records with more than {limit}")
         return examples, num_too_long
 
     @property

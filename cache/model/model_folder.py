@@ -25,7 +25,7 @@ from lookonce.hub import FILES, locate
 from lookonce.text import first_line
 
 TOWER_PREFIXES = ("model.visual.", "visual.")
-"""Prefixes of the tower's tensor names: the current one, and that of the first published checkpoints."""
+"""Prefixes of the tower's tensor names: the current one, and that of the first published models."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelFolder:
     folder: Path
     config: PreTrainedConfig
     _file_of: dict[str, Path]
-    """The file of each tensor of the tower, by the tensor's name in the checkpoint."""
+    """The file of each tensor of the tower, by the tensor's name in the model folder."""
 
     @classmethod
     def open(cls, name: str, revision: str | None = None, *, is_local: bool = False) -> ModelFolder:
@@ -50,7 +50,7 @@ class ModelFolder:
         if not names or getattr(config, "vision_config", None) is None:
             raise ModelError(
                 f"{folder} has no vision tower (model type {config.model_type!r}, "
-                f"no tensor named {TOWER_PREFIXES[0]}*); set `model.path` to a Qwen3-VL checkpoint"
+                f"no tensor named {TOWER_PREFIXES[0]}*); set `model.path` to a Qwen3-VL model"
             )
         return cls(folder, config, names)
 
@@ -66,7 +66,7 @@ class ModelFolder:
     def content_hash(self) -> str:
         """The xxh3 over the names and bytes of all files of the model: weights, configurations, tokenizer.
 
-        This reads the whole checkpoint once; loading it afterwards is served from the page cache.
+        This reads all weights once; loading them afterwards is served from the page cache.
         """
         digest = xxhash.xxh3_128()
         for path in sorted({path for pattern in FILES for path in self.folder.glob(pattern)}):
@@ -77,7 +77,7 @@ class ModelFolder:
         """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
 
         Raises:
-            ModelError: a file of the checkpoint is missing or broken.
+            ModelError: a file of the model folder is missing or broken.
         """
         with contextlib.ExitStack() as stack:
             files = {path: stack.enter_context(_open_tensors(path)) for path in set(self._file_of.values())}
@@ -92,7 +92,10 @@ def _tower_name(name: str) -> str:
 
 def _open_tensors(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt")
+        with path.open("rb"):  # safe_open calls a file "No such file" that it may not read
+            return safe_open(path, framework="pt")
+    except PermissionError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; allow it with: chmod u+r {path}") from None
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read {path}: {error}; copy or download it again") from None
 
@@ -106,7 +109,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """The file that holds each tensor of the checkpoint."""
+    """The file that holds each tensor of the model."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         try:
@@ -114,8 +117,6 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} is broken ({error!r}); copy or download it again") from None
     if not single.exists():
-        raise ModelError(
-            f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors checkpoints"
-        )
+        raise ModelError(f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors weights")
     with _open_tensors(single) as file:
         return dict.fromkeys(file.keys(), single)

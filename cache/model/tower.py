@@ -38,7 +38,7 @@ class Tower:
         *,
         fast: bool | None = None,
     ) -> None:
-        """Build the tower from the checkpoint's tensors.
+        """Build the tower from the tensors of the model folder.
 
         `fast` replaces modules by faster ones that round differently (fast_tower.py). It is the default on GPUs only,
         so features computed on a CPU have the bits of the stock tower.

@@ -1,7 +1,7 @@
 """The fingerprint of a cache: everything that changes features, and nothing else.
 
 Design: the tower is identified by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path: a moved or
-renamed checkpoint keeps its fingerprint, one with a retrained tower gets another. What changes only the rounding (GPU
+renamed model folder keeps its fingerprint, one with a retrained tower gets another. What changes only the rounding (GPU
 model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The configuration
 of the tower is hashed as transformers resolves it, with defaults filled in; a release that adds a field or changes a
 default needs a new cache, which is the safe side. The cost is reading the tower once per run: 1.2 GB and about a

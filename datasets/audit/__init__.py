@@ -1,4 +1,4 @@
-"""What is in records and their images, what is wrong with it, and which images several files share.
+"""What is in records and their images, what is wrong with them, and which images several files share.
 
 corpus         what is audited: records files, and the images that they name
 image_info     what is known of each image: bytes, size, and what is wrong with it

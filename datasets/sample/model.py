@@ -2,7 +2,7 @@
 
 Design: weights are drawn with variance 1/fan_in, so that every layer keeps the scale of its input. transformers' own
 initialisation (0.02 everywhere) shrinks a tiny tower's output until nothing can be learned from it. Stock transformers,
-PEFT and lookonce all load the folder like any Qwen3-VL checkpoint.
+PEFT and lookonce all load the folder like any Qwen3-VL model.
 
 The real sizes have the shapes of the published configurations (https://huggingface.co/Qwen/Qwen3-VL-2B-Instruct and its
 siblings) with random weights, which is enough to measure speed.
@@ -143,7 +143,7 @@ def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: s
 
 
 def _write_tower(folder: Path, config: Qwen3VLConfig, seed: int, dtype: torch.dtype) -> None:
-    """Write the tower's tensors under their names in a whole checkpoint, and the whole configuration."""
+    """Write the tower's tensors, named as in a whole model, and the whole configuration."""
     tower = _drawn(Qwen3VLVisionModel, config.vision_config, seed, dtype, "cpu", False)
     tensors = {f"model.visual.{name}": tensor for name, tensor in tower.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

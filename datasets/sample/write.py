@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -114,7 +115,10 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-    return {"images": NUM_IMAGES, "sizes": None, "tower_only": False} | found  # older samples lack these keys
+    found = {"images": NUM_IMAGES, "sizes": None, "tower_only": False} | found  # older samples lack these keys
+    if found["sizes"]:  # version 0.1.0 wrote another word before the path
+        found["sizes"] = re.sub(r"^\w+ from ", "stratified from ", str(found["sizes"]))
+    return found
 
 
 def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:

@@ -22,6 +22,7 @@ from lookonce.commands.cache import cache
 from lookonce.commands.data import data
 from lookonce.commands.evaluate import evaluate
 from lookonce.commands.fetch import fetch
+from lookonce.commands.options import with_run_file
 from lookonce.commands.predict import predict
 from lookonce.commands.sample import sample
 from lookonce.commands.status import status
@@ -42,7 +43,7 @@ class Commands(click.Group):
             if ctx.params["debug"]:
                 traceback.print_exc()
             code, message = _explain(error)
-            click.echo(f"{click.style('Error:', fg='red')} {_rank()}{message}", err=True)
+            click.echo(f"{click.style('Error:', fg='red')} {_rank()}{with_run_file(message)}", err=True)
             ctx.exit(code)
 
 

@@ -69,6 +69,14 @@ def set_key(values: dict[str, Any], assignment: str) -> None:
         raise UsageError(f"--set {assignment!r}: {text!r} is not a YAML value") from None
 
 
+def number_from_text(value: Any) -> Any:
+    """A number for a text such as "1e-5", which YAML does not read as a number; all else unchanged."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def _explain(problem: Any, kind: type[BaseModel]) -> str:
     """One of pydantic's errors as a line for users."""
     location = [str(part) for part in problem["loc"]]

@@ -180,17 +180,6 @@ def claim_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def backdate() -> Callable[[Path, float], None]:
-    """Makes a file look as if it was touched some seconds ago."""
-
-    def backdate(path: Path, seconds: float) -> None:
-        touched = path.stat().st_mtime - seconds
-        os.utime(path, (touched, touched))
-
-    return backdate
-
-
-@pytest.fixture
 def images(site: Site) -> ImageIndex:
     """Eight noise images."""
     return site.index(*(site.noise(f"{number}.png", number) for number in range(8)))

@@ -220,7 +220,7 @@ def parse(words: list[str], whole: bool) -> None:
     Raises:
         click.UsageError: there is no such command, option or value, or a whole command lacks an argument.
     """
-    command, context = main, click.Context(main, info_name="lookonce")
+    command, context = main, click.Context(main, info_name="lookonce", **main.context_settings)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, command, words = command.resolve_command(context, words)
         context = click.Context(command, context, name)

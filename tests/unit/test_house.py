@@ -54,7 +54,7 @@ def module_name(path: Path, root: Path) -> str:
 def imported(path: Path, root: Path) -> set[str]:
     """Our modules that a module imports, also within functions and for type checking."""
     known = all_modules(root)
-    return {name if name in known else name.rpartition(".")[0] for name in imported_names(ast.parse(path.read_text()))}
+    return {name if name in known else name.rpartition(".")[0] for name in imported_names(parsed(path))}
 
 
 def imported_names(tree: ast.AST) -> set[str]:
@@ -66,6 +66,11 @@ def imported_names(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "lookonce"}
     return names
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 @functools.cache
@@ -199,7 +204,7 @@ def test_no_file_has_more_than_300_lines_and_no_folder_more_than_15_files(root):
 def test_scripts_import_names_that_exist(root, folder):
     """Benchmarks, and programs of tests, run too seldom to notice a name that was renamed."""
     for path in sorted((root / folder).rglob("*.py")):
-        for name in imported_names(ast.parse(path.read_text())) - all_modules(root):
+        for name in imported_names(parsed(path)) - all_modules(root):
             module, _, attribute = name.rpartition(".")
             assert hasattr(importlib.import_module(module), attribute), f"{path}: {name}"
 
@@ -220,7 +225,7 @@ def test_every_package_lists_its_modules(root):
 
 
 def test_every_module_has_a_docstring(root):
-    assert [path for path in sources(root) if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [path for path in sources(root) if not ast.get_docstring(parsed(path))] == []
 
 
 def test_ci_runs_the_commands_of_contributing(root):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 
@@ -15,7 +16,9 @@ AVOID = {
     r"dealt|deal(s|ing)? (to|out)": "assigned, distributed, stratified",
     r"(go|goes|going|gone|went) on (from|with|after|where|there|afterwards)": "resume, continue",
     r"(is|are|was|were|be) told|(and|but|not) told": "reported, printed",
-    r"who (only|looks?|asks?|begins?|wants?|gives?|takes?|has|comes|reads|writes|dies|gets)": "a process that, a user who",
+    r"who (only|looks?|asks?|begins?|wants?|gives?|takes?|has|comes|reads|writes|dies|gets)": (
+        "a process that, a user who"
+    ),
     r"nobody|somebody": "no token, no process, no user",
     r"is no (folder|file|run|cache|model|shard|name|number|image|list|mapping|record|package)\b": "is not a",
     r"for ever": "always, permanently",
@@ -37,6 +40,7 @@ DOCSTRING_STARTS = r'"""(Of|That|Since|Before|Beside|From which|Below which|By w
 NOT_OURS = ("LICENSE", "tests/unit/test_language.py", "constraints.txt")
 
 
+@functools.cache
 def texts(root):
     """Every tracked text file of the project by its name."""
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)

@@ -169,8 +169,11 @@ def make_examples(
     grid_of: Callable[[str], Grid],
     max_tokens: int,
     split: str = "train",
+    limiting_key: str = "batch.max_tokens",
 ) -> tuple[list[Example], int]:
     """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
+
+    `limiting_key` is the key of the run file that sets `max_tokens`.
 
     Raises:
         RecordsError: no supervised token is left, so there is nothing to learn.
@@ -186,7 +189,7 @@ def make_examples(
     if not any(example.supervised.any() for example in examples):
         raise RecordsError(
             f"no supervised token in the {split} data: {len(examples)} records kept, {num_too_long} longer than "
-            f"`batch.max_tokens` {max_tokens} left out; raise `batch.max_tokens` or lower `cache.max_pixels`"
+            f"`{limiting_key}` {max_tokens} left out; raise `{limiting_key}` or lower `cache.max_pixels`"
         )
     return examples, num_too_long
 

@@ -2,6 +2,7 @@
 
 session      what training and evaluation share: inputs, opened cache, collator, trainer
 trainer      Trainer over whole optimizer steps
+scheduler    check a learning rate schedule before anything is read or written
 warmup       a trial of the longest pack: compilation, memory, CUDA graphs
 metrics_log  one line per logging step, and log.jsonl
 heartbeat    progress.json while a training runs

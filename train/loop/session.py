@@ -42,8 +42,16 @@ class Session:
 
     def examples(self, split: str) -> tuple[list[Example], int]:
         """The examples of a split, and how many records were left out as too long."""
-        records, max_tokens = self.inputs.records[split], self.inputs.run.batch.longest_record
-        return make_examples(self.chat_tokenizer, records, self.inputs.key_of, self.cache.grid_thw, max_tokens, split)
+        batch = self.inputs.run.batch
+        return make_examples(
+            self.chat_tokenizer,
+            self.inputs.records[split],
+            self.inputs.key_of,
+            self.cache.grid_thw,
+            batch.longest_record,
+            split,
+            batch.limiting_key,
+        )
 
     def question(self, record: Record, turn: int) -> Example:
         """The prompt of one question, without its answer."""

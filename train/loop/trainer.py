@@ -38,6 +38,7 @@ from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.prefetch import Prefetcher
+from lookonce.train.loop.scheduler import check_scheduler
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
 from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
@@ -244,12 +245,14 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
     options, on_gpu = run.train, torch.cuda.is_available()
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")
+    check_scheduler(options)
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "num_train_epochs": options.epochs,
         "max_steps": options.steps or -1,
         "learning_rate": options.learning_rate,
         "lr_scheduler_type": options.scheduler,
+        "lr_scheduler_kwargs": dict(options.scheduler_args),
         "warmup_steps": options.warmup,
         "optim": options.optimizer,
         "weight_decay": options.weight_decay,

@@ -1,7 +1,7 @@
 """The model as it trains: without its tower, with LoRA, over padded rows or packs.
 
 cached_tower  the module that replaces the tower and returns cached features
-load          the checkpoint without its tower, and LoRA on its language model
+load          the model without its tower, and LoRA on its language model
 attention     the mask of a pack: which token attends to which (FlexAttention or dense)
 sync_free     the stock model's forward pass over a pack, without host-device syncs
 compile       the decoder layers compiled, and set up for packs

@@ -48,7 +48,7 @@ def audit(
     as_json: bool,
     **batch: int | None,
 ) -> None:
-    """Show what is in records, what is wrong with it, and which images the files share.
+    """Show what is in records, what is wrong with them, and which images the files share.
 
     Several files are compared as splits. The one whose name begins with train, else the first, is trained on. Missing
     and broken images, images that several files share, contradictions, and records that training refuses are errors.

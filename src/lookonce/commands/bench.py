@@ -26,7 +26,13 @@ from lookonce.signals import exit_on_signal
 
 @click.group()
 def bench() -> None:
-    """Measure speed, side by side with stock transformers."""
+    """Measure speed, side by side with stock transformers.
+
+    \b
+    Examples:
+      lookonce bench step experiments/sample.yaml --steps 20
+      lookonce bench cache experiments/sample.yaml
+    """
 
 
 @bench.command("step")

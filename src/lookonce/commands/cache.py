@@ -41,7 +41,14 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
 
 @click.group()
 def cache() -> None:
-    """Phase 1: build the cache of a run, and verify, repair or copy it."""
+    """Phase 1: build the cache of a run, and verify, repair or copy it.
+
+    \b
+    Examples:
+      lookonce cache plan experiments/sample.yaml
+      lookonce cache build experiments/sample.yaml
+      lookonce cache verify experiments/sample.yaml
+    """
 
 
 @cache.command("plan")

@@ -22,7 +22,14 @@ IMAGE_ROOT = click.option(
 
 @click.group()
 def data() -> None:
-    """Prepare, convert and check records, and put their images into tar shards."""
+    """Prepare, convert and check records, and put their images into tar shards.
+
+    \b
+    Examples:
+      lookonce data prepare kvasir-vqa data/kvasir
+      lookonce data audit data/kvasir/train.jsonl data/kvasir/val.jsonl
+      lookonce data convert llava.json train.jsonl
+    """
 
 
 @data.command("prepare")

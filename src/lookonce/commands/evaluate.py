@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import JSON, PATH, emit, notify, remember_run_file
 
 
 @click.command("eval")
@@ -33,6 +33,8 @@ def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, as_json: bo
     """
     from lookonce.eval.run import evaluate_run
 
+    if run_dir.is_file():
+        remember_run_file(run_dir)
     evaluation, path = evaluate_run(run_dir, split, shuffled=shuffle_images)
     notify(f"predictions: {path}")
     emit(evaluation.to_json(), evaluation.text(), as_json)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,9 @@ SET = click.option(
     metavar="KEY=VALUE",
     help="Replace a key of the run file, e.g. train.epochs=5.",
 )
+META = "lookonce.run_files"
+"""The key of click's context under which a command notes its run files."""
+PLACEHOLDER = re.compile(r"(?<= )RUN\.yaml\b")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
 
 
@@ -40,12 +45,32 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
         raise UsageError(f"{path} is a folder; name {allowed}")
     from lookonce.run.config import read_run_file
 
+    remember_run_file(path)
     try:
         return read_run_file(path, assignments)
     except UsageError as error:
         if path.suffix in (".yaml", ".yml"):
             raise
         raise UsageError(f"{error}\n{path} is not a folder, so it was read as a run file; name {allowed}") from None
+
+
+def remember_run_file(path: Path) -> None:
+    """Note the run file of this command, for `with_run_file`."""
+    if context := click.get_current_context(silent=True):
+        context.meta.setdefault(META, set()).add(path)
+
+
+def with_run_file(message: str) -> str:
+    """Name the run file of this command in advice such as "lookonce cache build RUN.yaml".
+
+    The placeholder stays if the command has no run file or several.
+    """
+    context = click.get_current_context(silent=True)
+    paths: set[Path] = context.meta.get(META, set()) if context else set()
+    if len(paths) != 1:
+        return message
+    [path] = paths
+    return PLACEHOLDER.sub(lambda found: shlex.quote(str(path)), message)
 
 
 def open_inputs(
@@ -93,4 +118,4 @@ def emit(value: Any, text: str, as_json: bool) -> None:
 
 def notify(note: str) -> None:
     """Print a note to stderr."""
-    click.echo(note, err=True)
+    click.echo(with_run_file(note), err=True)

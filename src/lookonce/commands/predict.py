@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import JSON, PATH, emit, notify, remember_run_file
 
 
 @click.command()
@@ -28,6 +28,8 @@ def predict(run_dir: Path, images: tuple[Path, ...], question: str, system: str 
     from lookonce.eval.answers.predict import predict as answer
     from lookonce.run.folder import RunFolder
 
+    if run_dir.is_file():
+        remember_run_file(run_dir)
     if not images:
         notify("no --image given; asking without an image")
     text = answer(RunFolder.find(run_dir), images, question, system)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SET, emit, notify, read_run
+from lookonce.commands.options import JSON, PATH, SET, emit, notify, read_run, with_run_file
 from lookonce.text import table
 
 
@@ -102,4 +102,4 @@ def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_
         from lookonce.status.report import HEADER
 
         return click.echo(table(HEADER, [state.row() for _, _, state in states]))
-    return click.echo(f"{states[0][2].text()}\n\nnext: {commands[0]}")
+    return click.echo(f"{with_run_file(states[0][2].text())}\n\nnext: {commands[0]}")

@@ -7,30 +7,22 @@ working directory. The resolved configuration is saved with the run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.cache.constants import Backend, DtypeName
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.errors import UsageError
-from lookonce.settings import read_settings, set_key
+from lookonce.run.paths import ModelName, OptionalPaths, Paths, StagePath, UserPath
+from lookonce.settings import number_from_text, read_settings, set_key
 
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str | Path) else value
-
-
-UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expandvars(path)).expanduser())]
-"""`~` and environment variables are expanded; a variable that is not set stays as written."""
-Paths = Annotated[list[UserPath], BeforeValidator(_as_list)]
-"""One path or a list of them."""
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
 
 
 REMOVED = {"train.compare_steps": "compare after training with: lookonce bench step RUN.yaml"}
@@ -44,7 +36,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """The model that is fine-tuned."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: ModelName
     """A model folder, or the name of a model on the Hugging Face Hub (owner/name)."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model; by default its main branch. `lookonce fetch --pin` writes the commit
@@ -58,9 +50,9 @@ class DataSection(Section):
 
     train: Annotated[Paths, Field(min_length=1)]
     """Records files to train on: one path or a list, in any record format (see `format`)."""
-    val: Paths = []
+    val: OptionalPaths = []
     """Records files for the validation loss, and for the evaluation at the end of training if `eval.split` is val."""
-    test: Paths = []
+    test: OptionalPaths = []
     """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
     image_root: UserPath | None = None
     """Folder that image paths in records are relative to, and must not lead out of. By default each records file's own
@@ -88,9 +80,10 @@ class CacheSection(Section):
     shard_mb: Count = 2048
     """Planned size of a shard in megabytes. A killed worker loses at most its unfinished shard and up to two tower
     batches of the next one."""
-    stage: UserPath | None = None
+    stage: StagePath | None = None
     """Folder into which `lookonce cache stage` copied the cache, for example $SLURM_TMPDIR. Training reads the copy if
-    it is complete, and the original otherwise."""
+    it is complete, and the original otherwise. Only here, a variable that is not set is no error: there is no copy
+    then."""
     claim_s: Annotated[float, Field(gt=0)] = 180
     """Seconds without a heartbeat after which a worker counts as dead and its shard is taken over. Must be longer than
     a network file system needs to show one machine what another wrote."""
@@ -151,6 +144,11 @@ class BatchSection(Section):
         """Tokens of the longest record that is not left out."""
         return min(self.max_tokens, self.tokens_per_pack) if self.has_packs else self.max_tokens
 
+    @property
+    def limiting_key(self) -> str:
+        """The key that sets `longest_record`."""
+        return "batch.max_tokens" if self.longest_record == self.max_tokens else "batch.tokens_per_pack"
+
 
 class TrainSection(Section):
     """The training."""
@@ -168,7 +166,11 @@ class TrainSection(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate: reached after `warmup`, then lowered by `scheduler`."""
     scheduler: str = "cosine"
-    """Learning rate schedule; any scheduler name of transformers."""
+    """Learning rate schedule: a name of transformers' SchedulerType, for example linear, constant_with_warmup or
+    cosine_with_min_lr."""
+    scheduler_args: dict[str, SchedulerArgument] = {}
+    """Arguments of the schedule, which some need: {min_lr_rate: 0.1} for cosine_with_min_lr, {num_decay_steps: 100} for
+    warmup_stable_decay."""
     warmup: Annotated[float, Field(ge=0)] = 0.03
     """Steps in which the learning rate rises from 0 to its peak; a value below 1 is a fraction of all steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -25,6 +25,7 @@ from lookonce.environment import library_versions
 from lookonce.errors import RunFolderError
 from lookonce.files import write_json, write_text
 from lookonce.run.config import RunFile, read_run_file, without_removed_keys
+from lookonce.run.paths import RECORDED
 
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
@@ -166,7 +167,8 @@ class RunFolder:
             RunFolderError: this is not a run folder.
         """
         try:
-            return RunFile.model_validate(without_removed_keys(json.loads(self._record.read_text())["run"]))
+            recorded = without_removed_keys(json.loads(self._record.read_text())["run"])
+            return RunFile.model_validate(recorded, context=RECORDED)
         except FileNotFoundError:
             raise RunFolderError(f"{self.folder} is not a run folder; make one with: lookonce train RUN.yaml") from None
         except (ValueError, KeyError) as error:

@@ -19,15 +19,19 @@ def pin(run_file: Path, commit: str) -> bool:
     """Set `model.revision` in a run file; False if it is set to this commit already.
 
     Raises:
-        UsageError: the section `model` is an alias, so that the edit would change other values too.
+        UsageError: the section `model` is shared by an alias or merged from another, so it cannot be edited alone.
     """
     text = run_file.read_text(encoding="utf-8")
     values = yaml.safe_load(text)
     wanted = {**values, "model": {**values["model"], "revision": commit}}
     if values == wanted:
         return False
-    pinned = _with_revision(text, commit)
-    if yaml.safe_load(pinned) != wanted:
+    try:
+        pinned = _with_revision(text, commit)
+        is_as_wanted = yaml.safe_load(pinned) == wanted
+    except (KeyError, ValueError, yaml.YAMLError):  # `path` is merged from elsewhere, or `model` occurs twice
+        is_as_wanted = False
+    if not is_as_wanted:
         raise UsageError(f'cannot edit {run_file}; add to its section `model` by hand: revision: "{commit}"')
     write_text(run_file, pinned)
     return True

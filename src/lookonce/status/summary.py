@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from lookonce.environment import program, shorten
@@ -46,8 +46,9 @@ class Summary:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
-        """The summary of a finished run."""
-        return cls(**json.loads((folder.folder / "summary.json").read_text()))
+        """The summary of a finished run; keys that earlier versions wrote are ignored."""
+        values = json.loads((folder.folder / "summary.json").read_text())
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def text(self) -> str:
         """One named line per figure."""

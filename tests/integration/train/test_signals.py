@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lookonce.errors import Stopped
-from lookonce.files import TEMPORARY_MARK
 from lookonce.run.inputs import RunInputs
 from lookonce.train import train as run_module
 from lookonce.train.loop import preemption as stopping
@@ -22,23 +21,6 @@ from lookonce.workflow.train import train
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 QUIET = {"notify": lambda note: None}
-
-SLOW_BUILD = """
-import time
-from lookonce.cache.build import decode
-from lookonce.cache.model.tower import Tower
-from lookonce.cli import main
-
-decode.num_workers = lambda device: 2  # as with a GPU
-encode = Tower.encode
-
-def slowly(self, *arguments):
-    time.sleep(0.1)
-    return encode(self, *arguments)
-
-Tower.encode = slowly
-main(["cache", "build", "run.yaml"])
-"""
 
 SIGNALLED = """
 import os, sys
@@ -59,24 +41,6 @@ def test_a_signal_before_the_first_image_or_step_stops_a_command_cleanly(
     process = preloaded.start(SIGNALLED, str(int(number)), *command.split(), folder=tmp_path)
     assert process.wait() == 75 and f"stopped by {number.name}" in process.error, process.error
     assert "Traceback" not in process.error
-
-
-@BOTH
-def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded, tmp_path, number):
-    run = make_run()
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    folder = RunInputs.open(run).cache_folder
-    build = preloaded.start(SLOW_BUILD, folder=tmp_path)
-    build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
-    os.killpg(build.pid, number)
-    assert build.wait() == 75, build.error
-    error = build.error
-    assert f"stopped by {number.name}" in error and "run the same command again to resume" in error
-    assert "Traceback" not in error
-    assert not list(folder.rglob(f"*{TEMPORARY_MARK}*")) and not list((folder / "claims").iterdir())
-    report = RunInputs.open(run).build()
-    assert report.num_missing == 0 and report.num_encoded + report.num_reused == report.num_wanted
-    assert (report.num_reused > 0) == (number == signal.SIGUSR1)
 
 
 def sending(at, *numbers, event="on_step_begin"):

@@ -142,3 +142,31 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
 def test_debug_shows_where():
     result = run("--debug", "cache", "build", "nothing.yaml")
     assert result.exit_code == 2 and "Traceback" in result.stderr and "options.py" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("train", "RUN"), ("cache", "verify", "RUN"), ("eval", "RUN"), ("status", "RUN")])
+def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
+    def fail(*args, **kwargs):
+        raise CacheError("broken; run: lookonce cache repair RUN.yaml, not my-RUN.yaml")
+
+    opened = (
+        "lookonce.run.inputs.RunInputs.open",
+        "lookonce.eval.run.evaluate_run",
+        "lookonce.run.model_ref.source_of",
+    )
+    for name in (*opened, "lookonce.status.status.RunStatus.open"):
+        monkeypatch.setattr(name, fail)
+    monkeypatch.chdir(run_file.parent)
+    path = run_file.rename("my run.yaml").name
+    result = run(*(path if word == "RUN" else word for word in words))
+    assert "broken; run: lookonce cache repair 'my run.yaml', not my-RUN.yaml" in result.stderr
+
+
+def test_advice_for_several_run_files_names_none(run_file, monkeypatch):
+    def fail(*args, **kwargs):
+        raise CacheError("broken; run: lookonce cache repair RUN.yaml")
+
+    monkeypatch.setattr("lookonce.status.status.RunStatus.open", fail)
+    other = run_file.with_name("b.yaml")
+    other.write_text(run_file.read_text())
+    assert "lookonce cache repair RUN.yaml" in run("status", run_file, other).stderr

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,56 +15,11 @@ import pytest
 from pyarrow import parquet
 
 from lookonce.datasets import images
-from lookonce.datasets.images import index_images, read_bytes, read_many
-from lookonce.datasets.records import Record
+from lookonce.datasets.images import ImageIndex, read_bytes, read_many
 from lookonce.errors import ImageError
 
-IMAGES = {
-    "polyp/a.jpg": b"first",
-    "polyp/b.jpg": b"second",
-    "c.JPG": b"third",
-    "d.e.f.jpg": b"several dots",
-    "größe/œuvre 内視鏡.png": b"unicode",
-    "__meta__/g.jpg": b"underscores",
-}
-
-
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def write_tar(path: Path, files: Mapping[str, bytes] | list[tuple[str, bytes]], **options: Any) -> None:
-    with tarfile.open(path, "w", **options) as tar:
-        for name, content in files.items() if isinstance(files, Mapping) else files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-
-
-def write_struct(path: Path, files: Mapping[str, bytes], row_group_size: int = 2) -> None:
-    rows = [{"bytes": content, "path": name} for name, content in files.items()]
-    write_table(path, row_group_size, image=pa.array(rows, EMBEDDED), question=pa.array(["?"] * len(rows)))
-
-
-def write_plain(path: Path, files: Mapping[str, bytes], row_group_size: int = 2) -> None:
-    write_table(path, row_group_size, pixels=pa.array(list(files.values()), pa.binary()))
-
-
-def write_table(path: Path, row_group_size: int, **columns: pa.Array) -> None:
-    parquet.write_table(pa.table(columns), path, row_group_size=row_group_size)
-
-
-def index(*paths: Path) -> images.ImageIndex:
-    return index_images([Record(paths, turns=())])
-
-
-# Unreadable members.
-
 NO_MEMBER = "the archive has no such member, or is cut off before it"
-
-
 DAMAGED = "the archive is cut off or damaged ("
-
-
 GOOD = {f"{number}.jpg": bytes([number]) * 3000 for number in range(6)}
 
 
@@ -89,9 +43,9 @@ def with_special_member(path: Path, **fields: Any) -> None:
         tar.addfile(tarfile.TarInfo("1.jpg"))
 
 
-def null_bytes(path: Path) -> None:
+def null_bytes(writer: Any, path: Path) -> None:
     rows = [None, {"bytes": None, "path": "1.jpg"}, {"bytes": b"given", "path": "2.jpg"}]
-    write_table(path, 3, image=pa.array(rows, EMBEDDED))
+    writer.table(path, 3, image=pa.array(rows))
 
 
 def broken_row_group(path: Path) -> None:
@@ -110,89 +64,125 @@ def broken_row_group(path: Path) -> None:
 
 # name -> archive, function that writes it, wanted members, those that are read, reason for the others
 
-BAD: dict[str, tuple[str, Callable[[Path], Any], list[str], list[str], str]] = {
-    "tar, member missing": ("x.tar", lambda p: write_tar(p, GOOD), ["0.jpg", "9.jpg"], ["0.jpg"], NO_MEMBER),
+BAD: dict[str, tuple[str, Callable[[Any, Path], Any], list[str], list[str], str]] = {
+    "tar, member missing": ("x.tar", lambda writer, p: writer.tar(p, GOOD), ["0.jpg", "9.jpg"], ["0.jpg"], NO_MEMBER),
     "tar, member a folder": (
         "x.tar",
-        lambda p: with_special_member(p, type=tarfile.DIRTYPE),
+        lambda writer, p: with_special_member(p, type=tarfile.DIRTYPE),
         ["0.jpg", "1.jpg"],
         ["1.jpg"],
         NO_MEMBER,
     ),
     "tar, member a link": (
         "x.tar",
-        lambda p: with_special_member(p, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        lambda writer, p: with_special_member(p, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
         ["0.jpg", "1.jpg"],
         ["1.jpg"],
         NO_MEMBER,
     ),
-    "tar, below a member": ("x.tar", lambda p: write_tar(p, GOOD), ["0.jpg/a.jpg", "0.jpg"], ["0.jpg"], NO_MEMBER),
-    "tar, 0 bytes": ("x.tar", lambda p: p.write_bytes(b""), ["0.jpg"], [], DAMAGED),
-    "tar, text": ("x.tar", lambda p: p.write_bytes(b"no archive " * 900), ["0.jpg"], [], DAMAGED),
+    "tar, below a member": (
+        "x.tar",
+        lambda writer, p: writer.tar(p, GOOD),
+        ["0.jpg/a.jpg", "0.jpg"],
+        ["0.jpg"],
+        NO_MEMBER,
+    ),
+    "tar, 0 bytes": ("x.tar", lambda writer, p: p.write_bytes(b""), ["0.jpg"], [], DAMAGED),
+    "tar, text": ("x.tar", lambda writer, p: p.write_bytes(b"no archive " * 900), ["0.jpg"], [], DAMAGED),
     "tar, cut in a member": (
         "x.tar",
-        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584 + 700)),
+        lambda writer, p: (writer.tar(p, GOOD), cut(p, 2 * 3584 + 700)),
         ["0.jpg", "1.jpg", "2.jpg", "3.jpg"],
         ["0.jpg", "1.jpg"],
         f"{DAMAGED}unexpected end of data)",
     ),
     "tar, cut in a header": (
         "x.tar",
-        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584 + 200)),
+        lambda writer, p: (writer.tar(p, GOOD), cut(p, 2 * 3584 + 200)),
         ["0.jpg", "1.jpg", "2.jpg"],
         ["0.jpg", "1.jpg"],
         "cut off",
     ),
     "tar, cut between members": (
         "x.tar",
-        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584)),
+        lambda writer, p: (writer.tar(p, GOOD), cut(p, 2 * 3584)),
         ["0.jpg", "1.jpg", "2.jpg"],
         ["0.jpg", "1.jpg"],
         NO_MEMBER,
     ),
     "tar, cut after all that is wanted": (
         "x.tar",
-        lambda p: (write_tar(p, GOOD), cut(p, 2 * 3584 + 700)),
+        lambda writer, p: (writer.tar(p, GOOD), cut(p, 2 * 3584 + 700)),
         ["0.jpg", "1.jpg"],
         ["0.jpg", "1.jpg"],
         "",
     ),
     "tar, header broken": (
         "x.tar",
-        lambda p: (write_tar(p, GOOD), overwrite(p, b"2.jpg")),
+        lambda writer, p: (writer.tar(p, GOOD), overwrite(p, b"2.jpg")),
         ["0.jpg", "1.jpg", "2.jpg"],
         ["0.jpg", "1.jpg"],
         "cut off",
     ),
     "tar, member too large": (
         "x.tar",
-        lambda p: write_tar(p, GOOD | {"1.jpg": bytes(4001)}),
+        lambda writer, p: writer.tar(p, GOOD | {"1.jpg": bytes(4001)}),
         ["0.jpg", "1.jpg", "2.jpg"],
         ["0.jpg", "2.jpg"],
         "it has 4,001 bytes, more than an image may have (the limit is 4,000)",
     ),
-    "tar, compressed": ("x.tgz", lambda p: p.write_bytes(b""), ["0.jpg"], [], "decompress it once, with `gunzip "),
-    "parquet, row missing": ("x.parquet", lambda p: write_struct(p, GOOD), ["0", "6", "5"], ["0", "5"], NO_MEMBER),
-    "parquet, row without end": ("x.parquet", lambda p: write_struct(p, GOOD), ["9" * 30, "0"], ["0"], NO_MEMBER),
-    "parquet, negative row": ("x.parquet", lambda p: write_struct(p, GOOD), ["-1", "0"], ["0"], NO_MEMBER),
-    "parquet, name missing": ("x.parquet", lambda p: write_struct(p, GOOD), ["9.jpg", "0.jpg"], ["0.jpg"], NO_MEMBER),
-    "parquet, no names": ("x.parquet", lambda p: write_plain(p, GOOD), ["0.jpg", "0"], ["0"], NO_MEMBER),
+    "tar, compressed": (
+        "x.tgz",
+        lambda writer, p: p.write_bytes(b""),
+        ["0.jpg"],
+        [],
+        "decompress it once, with `gunzip ",
+    ),
+    "parquet, row missing": (
+        "x.parquet",
+        lambda writer, p: writer.struct(p, GOOD),
+        ["0", "6", "5"],
+        ["0", "5"],
+        NO_MEMBER,
+    ),
+    "parquet, row without end": (
+        "x.parquet",
+        lambda writer, p: writer.struct(p, GOOD),
+        ["9" * 30, "0"],
+        ["0"],
+        NO_MEMBER,
+    ),
+    "parquet, negative row": ("x.parquet", lambda writer, p: writer.struct(p, GOOD), ["-1", "0"], ["0"], NO_MEMBER),
+    "parquet, name missing": (
+        "x.parquet",
+        lambda writer, p: writer.struct(p, GOOD),
+        ["9.jpg", "0.jpg"],
+        ["0.jpg"],
+        NO_MEMBER,
+    ),
+    "parquet, no names": ("x.parquet", lambda writer, p: writer.plain(p, GOOD), ["0.jpg", "0"], ["0"], NO_MEMBER),
     "parquet, no bytes": ("x.parquet", null_bytes, ["0", "1.jpg", "2"], ["2"], "its row has no image bytes"),
-    "parquet, no rows": ("x.parquet", lambda p: write_plain(p, {}), ["0"], [], NO_MEMBER),
-    "parquet, 0 bytes": ("x.parquet", lambda p: p.write_bytes(b""), ["0"], [], DAMAGED),
-    "parquet, text": ("x.parquet", lambda p: p.write_bytes(b"no archive " * 900), ["0", "a.jpg"], [], DAMAGED),
-    "parquet, cut": ("x.parquet", lambda p: (write_struct(p, GOOD), cut(p, 900)), ["0"], [], DAMAGED),
-    "parquet, row group broken": ("x.parquet", broken_row_group, ["0", "2", "3", "4"], ["0", "4"], DAMAGED),
+    "parquet, no rows": ("x.parquet", lambda writer, p: writer.plain(p, {}), ["0"], [], NO_MEMBER),
+    "parquet, 0 bytes": ("x.parquet", lambda writer, p: p.write_bytes(b""), ["0"], [], DAMAGED),
+    "parquet, text": ("x.parquet", lambda writer, p: p.write_bytes(b"no archive " * 900), ["0", "a.jpg"], [], DAMAGED),
+    "parquet, cut": ("x.parquet", lambda writer, p: (writer.struct(p, GOOD), cut(p, 900)), ["0"], [], DAMAGED),
+    "parquet, row group broken": (
+        "x.parquet",
+        lambda writer, p: broken_row_group(p),
+        ["0", "2", "3", "4"],
+        ["0", "4"],
+        DAMAGED,
+    ),
     "parquet, row too large": (
         "x.parquet",
-        lambda p: write_struct(p, GOOD | {"1.jpg": bytes(4001)}),
+        lambda writer, p: writer.struct(p, GOOD | {"1.jpg": bytes(4001)}),
         ["0.jpg", "1.jpg", "2.jpg"],
         ["0.jpg", "2.jpg"],
         "it has 4,001 bytes, more than an image may have (the limit is 4,000)",
     ),
     "parquet, no images": (
         "x.parquet",
-        lambda p: write_table(p, 1, question=pa.array(["?"])),
+        lambda writer, p: writer.table(p, 1, question=pa.array(["?"])),
         ["0"],
         [],
         "expected one image column (a struct with `bytes`, or binary), or several of which one is called `image`; "
@@ -200,7 +190,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str], list[str], str]] = {
     ),
     "parquet, two columns of images": (
         "x.parquet",
-        lambda p: write_table(p, 1, a=pa.array([b"a"]), b=pa.array([b"b"])),
+        lambda writer, p: writer.table(p, 1, a=pa.array([b"a"]), b=pa.array([b"b"])),
         ["0"],
         [],
         "the columns are ['a', 'b']",
@@ -213,13 +203,15 @@ def test_unreadable_members_are_reported_with_the_reason_and_the_others_are_read
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     archive: str,
-    make: Callable[[Path], Any],
+    make: Callable[[Any, Path], Any],
     wanted: list[str],
     readable: list[str],
     reason: str,
+    writer: Any,
+    index: Callable[..., ImageIndex],
 ) -> None:
     monkeypatch.setattr(images, "MAX_FILE_BYTES", 4000)
-    make(tmp_path / archive)
+    make(writer, tmp_path / archive)
     paths = [tmp_path / archive / name for name in wanted]
     found = dict(read_many(paths))
     assert found.keys() == set(paths)
@@ -234,21 +226,21 @@ def test_unreadable_members_are_reported_with_the_reason_and_the_others_are_read
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-@pytest.mark.parametrize(("name", "write"), [("x.tar", write_tar), ("x.parquet", write_plain)])
-def test_an_archive_without_read_permission_is_reported(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
-    write(tmp_path / name, GOOD)
+@pytest.mark.parametrize(("name", "method"), [("x.tar", "tar"), ("x.parquet", "plain")])
+def test_an_archive_without_read_permission_is_reported(tmp_path: Path, name: str, method: str, writer: Any) -> None:
+    getattr(writer, method)(tmp_path / name, GOOD)
     (tmp_path / name).chmod(0)
     with pytest.raises(ImageError, match=r"the archive cannot be read \(.*Permission denied"):
         read_bytes(tmp_path / name / "0")
 
 
-@pytest.mark.parametrize("write", [write_tar, write_struct])
+@pytest.mark.parametrize(("name", "method"), [("x.tar", "tar"), ("x.parquet", "struct")])
 def test_random_damage_of_an_archive_gives_bytes_or_an_error_for_each_path(
-    tmp_path: Path, write: Callable[..., None]
+    tmp_path: Path, name: str, method: str, writer: Any, named_images: dict[str, bytes]
 ) -> None:
-    archive = tmp_path / ("x.tar" if write is write_tar else "x.parquet")
-    write(archive, IMAGES)
-    content, rng, paths = archive.read_bytes(), random.Random(0), [archive / name for name in IMAGES]
+    archive = tmp_path / name
+    getattr(writer, method)(archive, named_images)
+    content, rng, paths = archive.read_bytes(), random.Random(0), [archive / name for name in named_images]
     for _ in range(150):
         damaged = bytearray(content)
         for _ in range(3):
@@ -261,13 +253,13 @@ def test_random_damage_of_an_archive_gives_bytes_or_an_error_for_each_path(
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "module"),
-    [("x.tar", write_tar, "webdataset.tariterators"), ("x.parquet", write_plain, "pyarrow.parquet")],
+    ("name", "method", "module"),
+    [("x.tar", "tar", "webdataset.tariterators"), ("x.parquet", "plain", "pyarrow.parquet")],
 )
 def test_an_import_error_is_not_reported_as_a_damaged_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[..., None], module: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str, module: str, writer: Any
 ) -> None:
-    write(tmp_path / name, GOOD)
+    getattr(writer, method)(tmp_path / name, GOOD)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=module):
         read_bytes(tmp_path / name / "0.jpg")

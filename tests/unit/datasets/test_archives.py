@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import random
 import subprocess
 import sys
@@ -15,66 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
-from webdataset import TarWriter
 
 from lookonce.datasets import archives, images
 from lookonce.datasets.archives import find_archive
-from lookonce.datasets.images import index_images, read_bytes, read_many
-from lookonce.datasets.records import Record
+from lookonce.datasets.images import ImageIndex, read_bytes, read_many
 
 MEGABYTE = 1_000_000
-
-
-IMAGES = {
-    "polyp/a.jpg": b"first",
-    "polyp/b.jpg": b"second",
-    "c.JPG": b"third",
-    "d.e.f.jpg": b"several dots",
-    "größe/œuvre 内視鏡.png": b"unicode",
-    "__meta__/g.jpg": b"underscores",
-}
-
-
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-
-
-def write_webdataset(path: Path, files: Mapping[str, bytes]) -> None:
-    with TarWriter(str(path)) as writer:
-        for name, content in files.items():
-            key, _, suffix = name.rpartition(".")
-            writer.write({"__key__": key, suffix: content})
-
-
-def write_tar(path: Path, files: Mapping[str, bytes] | list[tuple[str, bytes]], **options: Any) -> None:
-    with tarfile.open(path, "w", **options) as tar:
-        for name, content in files.items() if isinstance(files, Mapping) else files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-
-
-def write_struct(path: Path, files: Mapping[str, bytes], row_group_size: int = 2) -> None:
-    rows = [{"bytes": content, "path": name} for name, content in files.items()]
-    write_table(path, row_group_size, image=pa.array(rows, EMBEDDED), question=pa.array(["?"] * len(rows)))
-
-
-def write_plain(path: Path, files: Mapping[str, bytes], row_group_size: int = 2) -> None:
-    write_table(path, row_group_size, pixels=pa.array(list(files.values()), pa.binary()))
-
-
-def write_table(path: Path, row_group_size: int, **columns: pa.Array) -> None:
-    parquet.write_table(pa.table(columns), path, row_group_size=row_group_size)
-
-
-def index(*paths: Path) -> images.ImageIndex:
-    return index_images([Record(paths, turns=())])
 
 
 def names(files: Mapping[str, bytes], by_row: bool) -> dict[str, bytes]:
@@ -82,31 +27,40 @@ def names(files: Mapping[str, bytes], by_row: bool) -> dict[str, bytes]:
     return {str(row): content for row, content in enumerate(files.values())} if by_row else dict(files)
 
 
-ARCHIVES: dict[str, tuple[str, Callable[..., None], bool]] = {
-    "folder": ("x", write_folder, False),
-    "folder called as an archive": ("x.tar", write_folder, False),
-    "webdataset": ("x.tar", write_webdataset, False),
-    "tar, GNU": ("x.tar", lambda path, files: write_tar(path, files, format=tarfile.GNU_FORMAT), False),
-    "tar, PAX": ("x.y.TAR", lambda path, files: write_tar(path, files, format=tarfile.PAX_FORMAT), False),
-    "tar of a folder": ("x.tar", lambda path, files: write_tar(path, {f"./{n}": c for n, c in files.items()}), False),
-    "parquet, by name": ("train-00000-of-00001.parquet", write_struct, False),
-    "parquet, by row": ("train.Parquet", write_struct, True),
-    "parquet, plain column": ("x.parquet", write_plain, True),
-    "below a folder called as an archive": ("x.tar/y.tar", write_tar, False),
+# what -> file name, method that writes it and its options, whether images are named by their row
+
+ARCHIVES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
+    "folder": ("x", "folder", {}, False),
+    "folder called as an archive": ("x.tar", "folder", {}, False),
+    "webdataset": ("x.tar", "webdataset", {}, False),
+    "tar, GNU": ("x.tar", "tar", {"format": tarfile.GNU_FORMAT}, False),
+    "tar, PAX": ("x.y.TAR", "tar", {"format": tarfile.PAX_FORMAT}, False),
+    "tar of a folder": ("x.tar", "tar_of_folder", {}, False),
+    "parquet, by name": ("train-00000-of-00001.parquet", "struct", {}, False),
+    "parquet, by row": ("train.Parquet", "struct", {}, True),
+    "parquet, plain column": ("x.parquet", "plain", {}, True),
+    "below a folder called as an archive": ("x.tar/y.tar", "tar", {}, False),
 }
 
 
-@pytest.mark.parametrize(("name", "write", "by_row"), ARCHIVES.values(), ids=ARCHIVES)
+@pytest.mark.parametrize(("name", "method", "options", "by_row"), ARCHIVES.values(), ids=ARCHIVES)
 def test_images_are_the_same_in_a_folder_and_in_archives(
-    tmp_path: Path, name: str, write: Callable[..., None], by_row: bool
+    tmp_path: Path,
+    name: str,
+    method: str,
+    options: dict[str, Any],
+    by_row: bool,
+    writer: Any,
+    named_images: dict[str, bytes],
+    index: Callable[..., ImageIndex],
 ) -> None:
     archive = tmp_path / name
     archive.parent.mkdir(exist_ok=True)
-    write(archive, IMAGES)
-    expected = {archive / name: content for name, content in names(IMAGES, by_row).items()}
+    getattr(writer, method)(archive, named_images, **options)
+    expected = {archive / name: content for name, content in names(named_images, by_row).items()}
     found = index(*expected)
     assert found.key_of == {path: hashlib.sha256(content).hexdigest() for path, content in expected.items()}
-    assert (found.unusable, found.num_distinct) == ({}, len(IMAGES))
+    assert (found.unusable, found.num_distinct) == ({}, len(named_images))
     assert dict(read_many(expected)) == expected
     assert {path: read_bytes(path) for path in expected} == expected
 
@@ -134,8 +88,8 @@ def test_an_archive_is_a_file_with_an_archive_name_that_a_path_leads_into(tmp_pa
         assert find_archive(tmp_path / name) == (tmp_path / expected if expected else None), name
 
 
-def test_a_tar_file_may_be_an_image_file_itself(tmp_path: Path) -> None:
-    write_tar(tmp_path / "x.tar", IMAGES)
+def test_a_tar_file_may_be_an_image_file_itself(tmp_path: Path, writer: Any, named_images: dict[str, bytes]) -> None:
+    writer.tar(tmp_path / "x.tar", named_images)
     assert read_bytes(tmp_path / "x.tar") == (tmp_path / "x.tar").read_bytes()
 
 
@@ -144,11 +98,13 @@ def test_a_tar_file_may_be_an_image_file_itself(tmp_path: Path) -> None:
 
 def test_files_by_key_come_first_then_archives_in_member_order_for_any_order_of_records(
     tmp_path: Path,
+    writer: Any,
+    index: Callable[..., ImageIndex],
 ) -> None:
     members = {f"{name}.jpg": name.encode() for name in "zaymbx"}
-    write_tar(tmp_path / "b.tar", members)
-    write_struct(tmp_path / "a.parquet", {f"{name}.jpg": f"{name} in parquet".encode() for name in "kcj"})
-    write_folder(tmp_path, {f"{name}.jpg": f"{name} in a file".encode() for name in "qrst"})
+    writer.tar(tmp_path / "b.tar", members)
+    writer.struct(tmp_path / "a.parquet", {f"{name}.jpg": f"{name} in parquet".encode() for name in "kcj"})
+    writer.folder(tmp_path, {f"{name}.jpg": f"{name} in a file".encode() for name in "qrst"})
     files = sorted((tmp_path / f"{name}.jpg" for name in "qrst"), key=images.image_key)
     expected = [
         *files,
@@ -163,51 +119,45 @@ def test_files_by_key_come_first_then_archives_in_member_order_for_any_order_of_
     assert [path for path, _ in read_many(found.path_of.values())] == expected
 
 
-def test_an_image_in_a_file_and_in_archives_is_read_from_the_file(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"z.jpg": b"both"})
-    write_tar(tmp_path / "a.tar", {"a.jpg": b"both", "c.jpg": b"twice", "b.jpg": b"twice"})
-    write_tar(tmp_path / "b.tar", {"a.jpg": b"twice"})
+def test_an_image_in_a_file_and_in_archives_is_read_from_the_file(
+    tmp_path: Path, writer: Any, index: Callable[..., ImageIndex]
+) -> None:
+    writer.folder(tmp_path, {"z.jpg": b"both"})
+    writer.tar(tmp_path / "a.tar", {"a.jpg": b"both", "c.jpg": b"twice", "b.jpg": b"twice"})
+    writer.tar(tmp_path / "b.tar", {"a.jpg": b"twice"})
     paths = [tmp_path / name for name in ("b.tar/a.jpg", "a.tar/b.jpg", "a.tar/c.jpg", "a.tar/a.jpg", "z.jpg")]
     found = index(*paths)
     assert list(found.path_of.values()) == [tmp_path / "z.jpg", tmp_path / "a.tar" / "c.jpg"]
     assert (found.num_files, found.num_distinct) == (5, 2)
 
 
-def test_a_duplicate_member_name_means_the_first_member(tmp_path: Path) -> None:
-    write_tar(tmp_path / "x.tar", [("a.jpg", b"first"), ("./a.jpg", b"second"), ("b.jpg", b"b")])
+def test_a_duplicate_member_name_means_the_first_member(tmp_path: Path, writer: Any) -> None:
+    writer.tar(tmp_path / "x.tar", [("a.jpg", b"first"), ("./a.jpg", b"second"), ("b.jpg", b"b")])
     rows = [{"bytes": content, "path": "a.jpg"} for content in (b"first", b"second", b"third")]
-    write_table(tmp_path / "x.parquet", 1, image=pa.array(rows, EMBEDDED))
+    writer.table(tmp_path / "x.parquet", 1, image=pa.array(rows))
     expected = {tmp_path / "x.tar/a.jpg": b"first", tmp_path / "x.tar/b.jpg": b"b"}
     assert dict(read_many(expected)) == expected
     assert dict(read_many([tmp_path / "x.parquet/a.jpg"])) == {tmp_path / "x.parquet/a.jpg": b"first"}
 
 
-def test_a_row_is_found_by_number_or_by_name_and_a_number_is_a_row_first(tmp_path: Path) -> None:
-    write_struct(tmp_path / "x.parquet", {"a.jpg": b"a", "0": b"zero", "007": b"seven", "1.jpg": b"one"})
+def test_a_row_is_found_by_number_or_by_name_and_a_number_is_a_row_first(tmp_path: Path, writer: Any) -> None:
+    writer.struct(tmp_path / "x.parquet", {"a.jpg": b"a", "0": b"zero", "007": b"seven", "1.jpg": b"one"})
     expected = {"0": b"a", "a.jpg": b"a", "1": b"zero", "007": b"seven", "3": b"one", "1.jpg": b"one"}
     assert dict(read_many(tmp_path / "x.parquet" / name for name in expected)) == {
         tmp_path / "x.parquet" / name: content for name, content in expected.items()
     }
 
 
-# Unreadable members.
-
-NO_MEMBER = "the archive has no such member, or is cut off before it"
-
-
-GOOD = {f"{number}.jpg": bytes([number]) * 3000 for number in range(6)}
-
-
-def test_of_several_image_columns_the_one_called_image_is_read(tmp_path: Path) -> None:
-    write_table(tmp_path / "x.parquet", 1, a=pa.array([b"a"]), image=pa.array([b"b"]))
+def test_of_several_image_columns_the_one_called_image_is_read(tmp_path: Path, writer: Any) -> None:
+    writer.table(tmp_path / "x.parquet", 1, a=pa.array([b"a"]), image=pa.array([b"b"]))
     assert read_bytes(tmp_path / "x.parquet" / "0") == b"b"
 
 
-def test_rows_with_bytes_and_no_path_are_found_by_number(tmp_path: Path) -> None:
+def test_rows_with_bytes_and_no_path_are_found_by_number(tmp_path: Path, writer: Any) -> None:
     kind = pa.struct([("bytes", pa.large_binary())])
-    write_table(tmp_path / "x.parquet", 1, frame=pa.array([{"bytes": b"a"}, {"bytes": b"b"}], kind))
+    writer.table(tmp_path / "x.parquet", 1, frame=pa.array([{"bytes": b"a"}, {"bytes": b"b"}], kind))
     (data, error) = dict(read_many([tmp_path / "x.parquet" / "1", tmp_path / "x.parquet" / "a.jpg"])).values()
-    assert data == b"b" and NO_MEMBER in str(error)
+    assert data == b"b" and "the archive has no such member, or is cut off before it" in str(error)
 
 
 CODE = """
@@ -224,10 +174,10 @@ print(len(paths), len(index_images([Record(tuple(paths), ())]).key_of))
 """
 
 
-def test_libraries_are_imported_with_the_first_archive_on_any_number_of_threads(tmp_path: Path) -> None:
+def test_libraries_are_imported_with_the_first_archive_on_any_number_of_threads(tmp_path: Path, writer: Any) -> None:
     for number in range(4):
-        write_tar(tmp_path / f"{number}.tar", {"0": b"tar"})
-        write_plain(tmp_path / f"{number}.parquet", {"0": b"parquet"})
+        writer.tar(tmp_path / f"{number}.tar", {"0": b"tar"})
+        writer.plain(tmp_path / f"{number}.parquet", {"0": b"parquet"})
     (tmp_path / "good.jpg").write_bytes(b"good")
     command = [sys.executable, "-W", "error", "-c", CODE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -235,24 +185,27 @@ def test_libraries_are_imported_with_the_first_archive_on_any_number_of_threads(
 
 
 def test_archives_are_opened_lazily_once_each_and_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
 ) -> None:
     opened, open_archive = [], archives._open
+    members = [f"{number}.jpg" for number in range(6)]
     monkeypatch.setattr(archives, "_open", lambda path, wanted: (opened.append(path), open_archive(path, wanted))[1])
     for name in ("b.tar", "a.tar"):
-        write_tar(tmp_path / name, GOOD)
-    reading = read_many(tmp_path / name / member for member in GOOD for name in ("b.tar", "a.tar"))
+        writer.tar(tmp_path / name, {member: member.encode() * 600 for member in members})
+    reading = read_many(tmp_path / name / member for member in members for name in ("b.tar", "a.tar"))
     assert opened == []
-    given = [next(reading)[0] for _ in GOOD]
+    given = [next(reading)[0] for _ in members]
     assert opened == [tmp_path / "b.tar"]
     given += [path for path, _ in reading]
     assert opened == [tmp_path / "b.tar", tmp_path / "a.tar"]
-    assert given == [tmp_path / name / member for name in ("b.tar", "a.tar") for member in GOOD]
+    assert given == [tmp_path / name / member for name in ("b.tar", "a.tar") for member in members]
 
 
-def test_the_members_of_a_tar_are_never_all_in_memory(tmp_path: Path) -> None:
+def test_the_members_of_a_tar_are_never_all_in_memory(
+    tmp_path: Path, writer: Any, index: Callable[..., ImageIndex]
+) -> None:
     files = {f"{number}.jpg": bytes([number]) * MEGABYTE for number in range(40)}
-    write_tar(tmp_path / "x.tar", files)
+    writer.tar(tmp_path / "x.tar", files)
     paths = [tmp_path / "x.tar" / name for name in files]
     read_bytes(paths[0])  # imports webdataset
     tracemalloc.start()
@@ -263,10 +216,10 @@ def test_the_members_of_a_tar_are_never_all_in_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_one_row_group_of_a_parquet_file_is_in_memory(tmp_path: Path) -> None:
+def test_one_row_group_of_a_parquet_file_is_in_memory(tmp_path: Path, writer: Any) -> None:
     rng = random.Random(0)
     files = {str(number): rng.randbytes(MEGABYTE) for number in range(40)}
-    write_struct(tmp_path / "x.parquet", files, row_group_size=4)
+    writer.struct(tmp_path / "x.parquet", files, row_group_size=4)
     before, peak = pa.total_allocated_bytes(), 0
     for path, data in read_many(tmp_path / "x.parquet" / name for name in files):
         assert data == files[path.name]

@@ -233,3 +233,15 @@ def test_real_questions_are_the_same_in_every_format(real_records: Path, tmp_pat
         assert result.exit_code == 0, result.stderr
         assert without_origin(target) == expected
         assert image_key(read_records(target)[0].images[0])
+
+
+@pytest.mark.parametrize("name", ["b.xlsx", "b.jsonl.gz", "b"])
+def test_an_unknown_suffix_is_refused(data, name):
+    done = run(data / "train.jsonl", data / name)
+    assert done.exit_code == 2 and not (data / name).exists()
+    assert f"{name}: " in done.output and ".jsonl, .json, .csv, .tsv, .parquet" in done.output
+
+
+@pytest.mark.parametrize("name", ["b.JSONL", "b.json", "b.csv", "b.tsv", "b.parquet"])
+def test_a_known_suffix_is_accepted(data, name):
+    assert run(data / "train.jsonl", data / name).exit_code == 0

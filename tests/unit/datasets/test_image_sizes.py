@@ -6,30 +6,13 @@ import hashlib
 import io
 import random
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from lookonce.datasets.images import image_size, index_images
-from lookonce.datasets.records import Record
-
-
-def record(*images: Path, origin: str = "train.jsonl:1") -> Record:
-    return Record(images, turns=(), origin=origin)
-
-
-def file(folder: Path, name: str, content: bytes = b"pixels") -> Path:
-    path = folder / name
-    path.write_bytes(content)
-    return path
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-# Sizes.
+from lookonce.datasets.images import ImageIndex, image_size
 
 
 def encoded(file_format: str, size: tuple[int, int] = (30, 20)) -> bytes:
@@ -59,9 +42,12 @@ SIZES = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of some damage
 @pytest.mark.parametrize(("content", "size"), SIZES.values(), ids=SIZES)
-def test_size_is_read_from_the_header_or_is_none(tmp_path: Path, content: bytes, size: tuple[int, int] | None) -> None:
+def test_size_is_read_from_the_header_or_is_none(
+    tmp_path: Path, content: bytes, size: tuple[int, int] | None, index: Callable[..., ImageIndex]
+) -> None:
     assert image_size(content) == size
-    assert index_images([record(file(tmp_path, "a.jpg", content))]).size_of == {sha256(content): size}
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert index(tmp_path / "a.jpg").size_of == {hashlib.sha256(content).hexdigest(): size}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")

@@ -97,12 +97,6 @@ def test_an_empty_section_has_its_defaults(tmp_path):
     assert run.train.epochs == 3 and run.lora.rank == 4
 
 
-def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
-    run = read(tmp_path, MINIMAL, "output=~/runs", "data.train=~/a.jsonl")
-    assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
-
-
 def test_all_mistakes_are_reported_at_once(tmp_path):
     with pytest.raises(UsageError, match=r"(?s)lora.rnk.*train.epoch"):
         read(tmp_path, MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n")
@@ -127,3 +121,23 @@ def test_every_key_is_described():
         if not (field.description or "").endswith((".", ")"))
     ]
     assert missing == [] and RunFile.model_fields["output"].description
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_blank_split_has_no_records(tmp_path, split):
+    run = read(tmp_path, f"model: {{path: m}}\ndata:\n  train: a.jsonl\n  {split}:\noutput: runs/a\n")
+    assert getattr(run.data, split) == []
+
+
+def test_blank_training_records_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="data.train: "):
+        read(tmp_path, "model: {path: m}\ndata:\n  train:\noutput: runs/a\n")
+
+
+def test_the_key_that_limits_a_record_is_named(tmp_path):
+    def limiting(*assignments: str) -> str:
+        return read(tmp_path, MINIMAL, "batch.max_tokens=900", *assignments).batch.limiting_key
+
+    assert limiting() == "batch.max_tokens"
+    assert limiting("batch.tokens_per_pack=500") == "batch.tokens_per_pack"
+    assert limiting("batch.tokens_per_pack=500", "batch.mode=separate") == "batch.max_tokens"

@@ -53,9 +53,10 @@ def test_one_line_changes_and_comments_stay(tmp_path, before, after):
     assert not pin(path, COMMIT)
 
 
-def test_a_section_that_is_an_alias_is_left_unchanged_and_the_line_to_add_is_named(tmp_path):
+@pytest.mark.parametrize("model", ["*base", "{<<: *base}"])
+def test_a_section_that_is_an_alias_is_left_unchanged_and_the_line_to_add_is_named(tmp_path, model):
     path = tmp_path / "run.yaml"
-    text = "base: &base {path: a/b}\nmodel: *base\n"
+    text = f"base: &base {{path: a/b}}\nmodel: {model}\n"
     path.write_text(text)
     with pytest.raises(UsageError, match=f'by hand: revision: "{COMMIT}"'):
         pin(path, COMMIT)

@@ -59,3 +59,8 @@ def test_a_resumed_training_states_from_which_step_it_is_timed():
 def test_a_summary_is_read_as_it_was_written(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json()))
     assert Summary.read(RunFolder(tmp_path)) == SUMMARY
+
+
+def test_a_summary_with_keys_of_an_earlier_version_is_read(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json() | {"ms_per_sample_plain": 3.0}))
+    assert Summary.read(RunFolder(tmp_path)) == SUMMARY

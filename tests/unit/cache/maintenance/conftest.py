@@ -1,4 +1,4 @@
-"""Fixtures of cache maintenance: built caches, their features, and a repair followed by a build."""
+"""Fixtures of cache maintenance: built caches, damage to their files, and a repair followed by a build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lookonce.cache.maintenance.repair import RepairReport, repair
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import VerifyReport, verify
 from lookonce.cache.store.index import read_index
 from lookonce.cache.store.receipts import finished_shards
 from lookonce.datasets.images import ImageIndex
@@ -22,6 +22,14 @@ def folder(site: Any, images: ImageIndex) -> Path:
     """A cache of several shards."""
     site.build(images)
     assert len(finished_shards(site.folder())) > 2
+    return Path(site.folder())
+
+
+@pytest.fixture
+def folder_with_quarantine(site: Any, images: ImageIndex) -> Path:
+    """A cache of several shards with an image in quarantine."""
+    (site.path / "bad.png").write_text("no image")
+    site.build(site.index(*images.key_of, site.path / "bad.png"))
     return Path(site.folder())
 
 
@@ -62,3 +70,21 @@ def run_repair(site: Any) -> Callable[..., RepairReport]:
         return report
 
     return run
+
+
+@pytest.fixture(scope="session")
+def flip() -> Callable[..., None]:
+    """Flips a bit of a file, by default of its last byte."""
+
+    def flip(path: Path, at: int = -1, bit: int = 0) -> None:
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+
+    return flip
+
+
+@pytest.fixture(scope="session")
+def found() -> Callable[[VerifyReport], list[tuple[str, str, str]]]:
+    """Lists shard, image and part of each problem of a report."""
+    return lambda report: [(problem.shard, problem.image, problem.part) for problem in report.problems]

@@ -22,13 +22,7 @@ from lookonce.errors import CacheCorrupt
 DAMAGED = "shard-00001"
 
 
-def flip(path: Path, at: int = -1) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_broken_receipt_of_an_intact_shard_is_restored_from_the_shard(site, images, folder, before, run_repair):
+def test_a_broken_receipt_of_an_intact_shard_is_restored_from_the_shard(site, images, folder, before, run_repair, flip):
     path, shard = receipt_path(folder, DAMAGED), shard_path(folder, DAMAGED)
     original, content = read_receipt(folder, DAMAGED), path.read_bytes()
     for at in random.Random(0).sample(range(len(content)), 20):
@@ -48,7 +42,7 @@ def plain(receipt: Receipt) -> Receipt:
     return replace(receipt, images=images, host="", finished=0.0, seconds=0.0, failed={})
 
 
-def test_a_flipped_digit_of_a_checksum_does_not_condemn_the_shard(site, images, folder, before, run_repair):
+def test_a_flipped_digit_of_a_checksum_does_not_condemn_the_shard(site, images, folder, before, run_repair, flip):
     path = receipt_path(folder, DAMAGED)
     content = path.read_bytes()
     digits = next(iter(read_receipt(folder, DAMAGED).images.values())).xxh3_64.encode()
@@ -56,7 +50,7 @@ def test_a_flipped_digit_of_a_checksum_does_not_condemn_the_shard(site, images, 
     assert run_repair(images).mended == [path.name]
 
 
-def test_a_broken_receipt_of_a_damaged_shard_is_not_trusted(site, images, folder, before, run_repair):
+def test_a_broken_receipt_of_a_damaged_shard_is_not_trusted(site, images, folder, before, run_repair, flip):
     flip(receipt_path(folder, DAMAGED), 3)
     flip(shard_path(folder, DAMAGED))
     assert run_repair(images).removed == [DAMAGED]
@@ -94,7 +88,9 @@ def test_only_complete_shards_of_this_cache_get_new_receipts(site, images, folde
     site.build(images)
 
 
-def test_a_single_lost_receipt_is_not_damage_and_its_shard_is_not_trusted(site, images, folder, before, run_repair):
+def test_a_single_lost_receipt_is_not_damage_and_its_shard_is_not_trusted(
+    site, images, folder, before, run_repair, flip
+):
     flip(shard_path(folder, DAMAGED))
     receipt_path(folder, DAMAGED).unlink()
     report = run_repair(images)
@@ -127,13 +123,13 @@ def test_no_receipt_is_rebuilt_from_another_file(site, images, folder, content):
         rebuild_receipt(folder, DAMAGED, site.fingerprint)
 
 
-def test_a_broken_manifest_is_restored(site, images, folder, before, run_repair):
+def test_a_broken_manifest_is_restored(site, images, folder, before, run_repair, flip):
     for damage in (lambda path: path.write_text("{"), lambda path: flip(path, 120), Path.unlink):
         damage(folder / MANIFEST)
         assert run_repair(images).mended == [MANIFEST]
 
 
-def test_a_broken_plan_is_rebuilt_from_the_receipts(site, images, folder, before, run_repair):
+def test_a_broken_plan_is_rebuilt_from_the_receipts(site, images, folder, before, run_repair, flip):
     planned = read_plan(folder)
     flip(folder / PLAN, 300)
     report = run_repair(images)
@@ -145,7 +141,7 @@ def test_a_broken_plan_is_rebuilt_from_the_receipts(site, images, folder, before
     assert {image.files for image in after.images()} == {image.files for image in planned.images()}
 
 
-def test_each_file_of_a_plan_keeps_its_number(site, images, folder, before, run_repair):
+def test_each_file_of_a_plan_keeps_its_number(site, images, folder, before, run_repair, flip):
     new = site.index(*images.key_of, *(site.noise(f"new-{number}.png", 100 + number) for number in range(2)))
     site.build(new)
     before |= site.stored()
@@ -173,7 +169,7 @@ def test_a_lost_plan_is_rebuilt_from_the_receipts(site, images, folder, before, 
     assert {image.files for image in after.images()} == {image.files for image in planned.images()}
 
 
-def test_unfinished_shards_of_a_rebuilt_plan_are_empty_and_built_again(site, images, folder, before, run_repair):
+def test_unfinished_shards_of_a_rebuilt_plan_are_empty_and_built_again(site, images, folder, before, run_repair, flip):
     receipt_path(folder, DAMAGED).unlink()
     shard_path(folder, DAMAGED).unlink()
     flip(folder / PLAN, 100)
@@ -182,7 +178,7 @@ def test_unfinished_shards_of_a_rebuilt_plan_are_empty_and_built_again(site, ima
     site.build(images)
 
 
-def test_a_plan_is_not_rebuilt_while_a_worker_is_alive(site, images, folder, run_repair):
+def test_a_plan_is_not_rebuilt_while_a_worker_is_alive(site, images, folder, run_repair, flip):
     flip(folder / PLAN, 100)
     content = (folder / PLAN).read_bytes()
     with Claims(folder, Worker.this_process()) as claims:
@@ -191,7 +187,7 @@ def test_a_plan_is_not_rebuilt_while_a_worker_is_alive(site, images, folder, run
     assert list(report.left) == ["the plan"] and (folder / PLAN).read_bytes() == content
 
 
-def test_all_kinds_of_damage_at_once(site, images, folder, before, run_repair):
+def test_all_kinds_of_damage_at_once(site, images, folder, before, run_repair, flip):
     flip(folder / MANIFEST, 120)
     flip(folder / PLAN, 100)
     flip(folder / "index.safetensors", 500)

@@ -21,12 +21,6 @@ from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
 DAMAGED = "shard-00001"
 
 
-def flip(path: Path, at: int = -1) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 def only(index: ImageIndex, *paths: Path) -> ImageIndex:
     """The images of a run that has only these files."""
     key_of = {path: index.key_of[path] for path in paths}
@@ -43,15 +37,15 @@ def test_an_intact_cache_is_not_changed(site, images, folder, before, run_repair
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(flip, id="an image"),
-        pytest.param(lambda path: flip(path, 100), id="the header"),
-        pytest.param(Path.unlink, id="lost"),
-        pytest.param(lambda path: path.write_bytes(b""), id="emptied"),
+        pytest.param(lambda path, flip: flip(path), id="an image"),
+        pytest.param(lambda path, flip: flip(path, 100), id="the header"),
+        pytest.param(lambda path, flip: path.unlink(), id="lost"),
+        pytest.param(lambda path, flip: path.write_bytes(b""), id="emptied"),
     ],
 )
-def test_only_the_damaged_shard_is_built_again(site, images, folder, before, damage, run_repair):
+def test_only_the_damaged_shard_is_built_again(site, images, folder, before, damage, run_repair, flip):
     stamps = {path: stamp for path, stamp in site.stamps().items() if DAMAGED not in path.name}
-    damage(shard_path(folder, DAMAGED))
+    damage(shard_path(folder, DAMAGED), flip)
     report = run_repair(images)
     assert report.removed == [DAMAGED] and report.num_again == len(read_receipt(folder, DAMAGED).images)
     assert site.stamps().items() >= stamps.items()
@@ -63,12 +57,12 @@ def test_quick_repairs_what_quick_finds(site, images, folder, before, run_repair
     assert run_repair(images, level="quick").removed == [DAMAGED]
 
 
-def test_quick_does_not_look_for_flipped_features(site, images, folder, run_repair):
+def test_quick_does_not_look_for_flipped_features(site, images, folder, run_repair, flip):
     flip(shard_path(folder, DAMAGED))
     assert run_repair(images, level="quick").num_problems == 0
 
 
-def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone(site, images, folder, run_repair):
+def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone(site, images, folder, run_repair, flip):
     keys = sorted(read_receipt(folder, DAMAGED).images)
     images.path_of[keys[0]].unlink()
     flip(shard_path(folder, DAMAGED))
@@ -82,7 +76,7 @@ def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone(site, images, f
     assert {key for key in images.path_of if key in VisionCache.open(folder)} == set(images.path_of)
 
 
-def test_drop_removes_such_a_shard_and_names_the_lost_images(site, images, folder, run_repair):
+def test_drop_removes_such_a_shard_and_names_the_lost_images(site, images, folder, run_repair, flip):
     keys = sorted(read_receipt(folder, DAMAGED).images)
     images.path_of[keys[0]].unlink()
     flip(shard_path(folder, DAMAGED))
@@ -96,14 +90,14 @@ def test_drop_removes_such_a_shard_and_names_the_lost_images(site, images, folde
     assert verify(folder).problems == []
 
 
-def test_a_changed_file_does_not_count_as_its_image(site, images, folder, run_repair):
+def test_a_changed_file_does_not_count_as_its_image(site, images, folder, run_repair, flip):
     key = next(iter(read_receipt(folder, DAMAGED).images))
     site.noise(images.path_of[key].name, seed=99)
     flip(shard_path(folder, DAMAGED))
     assert list(run_repair(images).left) == [DAMAGED]
 
 
-def test_an_image_that_another_shard_has_is_not_lost(site, images, folder, before, run_repair):
+def test_an_image_that_another_shard_has_is_not_lost(site, images, folder, before, run_repair, flip):
     extend_plan(folder, read_plan(folder), [Shard("shard-00099", read_plan(folder).shards[1].images)])
     receipt_path(folder, DAMAGED).unlink()
     site.build(images)  # builds both
@@ -114,14 +108,14 @@ def test_an_image_that_another_shard_has_is_not_lost(site, images, folder, befor
     assert (report.removed, report.lost, report.left) == ([DAMAGED], [], {})
 
 
-def test_images_that_only_the_plan_names_are_encoded_again(site, images, folder, before, run_repair):
+def test_images_that_only_the_plan_names_are_encoded_again(site, images, folder, before, run_repair, flip):
     flip(shard_path(folder, DAMAGED))
     foreign = [path for path, key in images.key_of.items() if key not in read_receipt(folder, DAMAGED).images]
     report = run_repair(only(images, *foreign))
     assert report.removed == [DAMAGED] and report.left == {}
 
 
-def test_files_of_the_run_are_preferred_to_those_of_the_plan(site, images, folder, before, run_repair):
+def test_files_of_the_run_are_preferred_to_those_of_the_plan(site, images, folder, before, run_repair, flip):
     moved = site.path / "moved"
     moved.mkdir()
     paths = [path.rename(moved / path.name) for path in images.key_of]
@@ -129,7 +123,7 @@ def test_files_of_the_run_are_preferred_to_those_of_the_plan(site, images, folde
     assert run_repair(site.index(*paths)).removed == [DAMAGED]
 
 
-def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair):
+def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair, flip):
     (site.path / "bad.png").write_text("no image")
     index = site.index(*images.key_of, site.path / "bad.png")
     site.build(index)
@@ -146,7 +140,7 @@ def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair):
     assert run_repair(index).removed == [shard]
 
 
-def test_shards_of_a_living_worker_are_not_touched(site, images, folder, run_repair):
+def test_shards_of_a_living_worker_are_not_touched(site, images, folder, run_repair, flip):
     flip(shard_path(folder, DAMAGED))
     flip(receipt_path(folder, "shard-00002"), 3)
     stamps = site.stamps()
@@ -169,7 +163,7 @@ def test_a_folder_without_shards_is_not_repaired(site, images):
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_an_interrupted_repair_can_be_run_again(site, images, folder, before, monkeypatch, step, run_repair):
+def test_an_interrupted_repair_can_be_run_again(site, images, folder, before, monkeypatch, step, run_repair, flip):
     flip(shard_path(folder, DAMAGED))
     unlink, steps = (
         Path.unlink,
@@ -188,13 +182,13 @@ def test_an_interrupted_repair_can_be_run_again(site, images, folder, before, mo
     assert run_repair(images).removed == [DAMAGED]
 
 
-def test_a_damaged_shard_of_a_lost_plan_is_built_again(site, images, folder, before, run_repair):
+def test_a_damaged_shard_of_a_lost_plan_is_built_again(site, images, folder, before, run_repair, flip):
     (folder / PLAN).unlink()
     flip(shard_path(folder, DAMAGED))
     assert run_repair(images).removed == [DAMAGED]
 
 
-def test_a_shard_of_unknown_content_is_not_removed(site, images, folder, before, run_repair):
+def test_a_shard_of_unknown_content_is_not_removed(site, images, folder, before, run_repair, flip):
     """Its receipt is broken, the plan is lost, and its header cannot be read, so nothing names its images."""
     good = {path: path.read_bytes() for path in (receipt_path(folder, DAMAGED), shard_path(folder, DAMAGED))}
     (folder / PLAN).unlink()
@@ -212,7 +206,7 @@ def test_a_shard_of_unknown_content_is_not_removed(site, images, folder, before,
     site.build(images)
 
 
-def test_a_shard_that_was_repaired_meanwhile_is_kept(site, images, folder, before, monkeypatch, run_repair):
+def test_a_shard_that_was_repaired_meanwhile_is_kept(site, images, folder, before, monkeypatch, run_repair, flip):
     sound = shard_path(folder, DAMAGED).read_bytes()
     flip(shard_path(folder, DAMAGED))
     really_verify = verify

@@ -43,12 +43,6 @@ def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.glob("[sr]*/*")}
 
 
-def flip(path: Path, at: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 def test_a_staged_cache_equals_its_source_which_is_not_changed(site, source, tmp_path):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in source.rglob("*")}
     report = stage(source, tmp_path / "local")
@@ -93,7 +87,7 @@ def test_only_missing_shards_are_copied_again(source, tmp_path, damage):
     assert features(folder) == features(source)
 
 
-def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path):
+def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path, flip):
     folder = stage(source, tmp_path / "local").folder
     flip(shard_path(folder, "shard-00001"))
     assert stage(source, tmp_path / "local").num_copied == 0
@@ -102,7 +96,7 @@ def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path):
 
 
 @pytest.mark.parametrize("at", [-1, 100, 5000], ids=["image", "header", "header's blanks"])
-def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at):
+def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at, flip):
     flip(shard_path(source, "shard-00001"), at)
     report = stage(source, tmp_path / "local")
     assert {problem.shard for problem in report.problems} == {"shard-00001"}
@@ -119,7 +113,7 @@ def test_a_shard_that_the_source_lost_is_reported(source, tmp_path):
     assert "is missing" in problem.what
 
 
-def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path):
+def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path, flip):
     flip(receipt_path(source, "shard-00001"))
     with pytest.raises(CacheCorrupt, match="shard-00001.json"):
         stage(source, tmp_path / "local")

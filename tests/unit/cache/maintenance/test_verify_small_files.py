@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance.verify import VerifyReport, verify
+from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.manifest import PLAN, extend_plan, plan_path, read_plan
 from lookonce.cache.store.plan import PlannedImage, Shard
 from lookonce.cache.store.receipts import finished_shards, receipt_path
@@ -16,36 +16,20 @@ from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheError
 
 
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        [value] = file.read(1)
-        file.seek(at)
-        file.write(bytes([value ^ 1 << bit]))
-
-
-def found(report: VerifyReport) -> list[tuple[str, str, str]]:
-    return [(problem.shard, problem.image, problem.part) for problem in report.problems]
-
-
 @pytest.fixture
-def folder(site, images) -> Path:
-    """A cache of several shards with an image in quarantine."""
-    (site.path / "bad.png").write_text("no image")
-    index = site.index(*images.key_of, site.path / "bad.png")
-    site.build(index)
-    return site.folder()
+def folder(folder_with_quarantine) -> Path:
+    return folder_with_quarantine
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_every_flipped_bit_of_the_plan_is_found(folder, level):
+def test_every_flipped_bit_of_the_plan_is_found(folder, level, flip, found):
     for at in random.Random(0).sample(range((folder / PLAN).stat().st_size), 40):
         flip(folder / PLAN, at, at % 8)
         assert found(verify(folder, level)) == [("", "", "plan")]
         flip(folder / PLAN, at, at % 8)
 
 
-def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder):
+def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder, flip, found):
     path = folder / "manifest.json"
     content = path.read_bytes()
     begin, end = content.index(b'"fingerprint"'), content.index(b'"provenance"')
@@ -55,9 +39,9 @@ def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder):
         path.write_bytes(content)
 
 
-def test_a_broken_manifest_does_not_hide_other_problems(folder):
+def test_a_broken_manifest_does_not_hide_other_problems(folder, flip, found):
     (folder / "manifest.json").write_text("{")
-    flip(shard_path(folder, "shard-00001"), -1 + shard_path(folder, "shard-00001").stat().st_size)
+    flip(shard_path(folder, "shard-00001"))
     assert [part for *_, part in found(verify(folder))] == ["manifest", "image"]
 
 
@@ -78,7 +62,7 @@ def test_a_planned_shard_whose_images_others_have_is_not_unfinished(folder):
     assert verify(folder, "quick").unfinished == []
 
 
-def test_a_broken_index_is_reported_and_not_damage(folder):
+def test_a_broken_index_is_reported_and_not_damage(folder, flip):
     flip(folder / "index.safetensors", 100)
     report = verify(folder, "quick")
     assert (report.problems, report.index) == ([], "not used")
@@ -95,7 +79,7 @@ def test_a_folder_that_is_not_a_cache_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level):
+def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level, found):
     names = finished_shards(folder)
     (folder / PLAN).unlink()
     report = verify(folder, level)

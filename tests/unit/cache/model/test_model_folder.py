@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -123,7 +124,7 @@ def drop_tower(model: Path) -> None:
             "cannot read .*model.safetensors",
             id="LFS pointer",
         ),
-        pytest.param(make_text_only, "no vision tower .model type 'qwen3'.*Qwen3-VL checkpoint", id="text-only model"),
+        pytest.param(make_text_only, "no vision tower .model type 'qwen3'.*Qwen3-VL model", id="text-only model"),
         pytest.param(drop_tower, "no vision tower", id="no tower tensors"),
         pytest.param(write("config.json", json.dumps(TEXT_ONLY)), "no vision tower", id="no vision configuration"),
     ],
@@ -206,3 +207,17 @@ def test_a_tower_that_does_not_fit_its_configuration_is_refused(model):
     save_file(tensors | {name: tensors[name][:-1].clone()}, model / "model.safetensors")
     with pytest.raises(ModelError, match="does not fit its configuration: 1 tensors .*merger.norm.weight"):
         Tower(ModelFolder.open(str(model)), torch.float32)
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(sample, monkeypatch):
+    weights = sample / "model" / "model.safetensors"
+
+    def refuse(path: Path, *arguments: object) -> object:
+        if path == weights:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stock(path, *arguments)
+
+    stock = Path.open
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelError, match=f"cannot read {weights}: Permission denied; .* chmod u\\+r {weights}"):
+        ModelFolder.open(str(sample / "model"))

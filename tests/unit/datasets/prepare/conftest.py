@@ -1,9 +1,10 @@
-"""A source with four questions about each image, prepared in the test's own folder."""
+"""Fixtures of preparation: image bytes, and a source with four questions about each image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,16 +17,16 @@ QUESTIONS = ["Is there text?", "How many instrumnets are in the image?", "What t
 ANSWERS = ["yes", "lower-rigth;center", "nan", "none"]
 
 
-def jpeg(name: object) -> bytes:
+def jpeg_of(name: object) -> bytes:
     return b"\xff\xd8\xff\xe0" + f"image {name} ".encode() * 40
 
 
-def write(folder: Path, num_images: int = 12, num_files: int = 4) -> Path:
+def write(folder: Path, num_images: int = 12, num_files: int = 4, **options: Any) -> Path:
     """Parquet files of four questions about each image; two images have the same bytes."""
     folder.mkdir(parents=True)
     rows = []
     for number in range(num_images):
-        image = {"bytes": jpeg(max(number, 1)), "path": None}
+        image = {"bytes": jpeg_of(max(number, 1)), "path": None}
         for question, answer in [*zip(QUESTIONS, ANSWERS, strict=False), (QUESTIONS[2], "paris is")]:
             rows.append(
                 {"image": image, "source": "s", "question": question, "answer": answer, "img_id": f"cl{number}"}
@@ -34,13 +35,19 @@ def write(folder: Path, num_images: int = 12, num_files: int = 4) -> Path:
     each = len(rows) // num_files
     for number in range(num_files):
         table = pa.Table.from_pylist(rows[number * each : (number + 1) * each], schema=schema)
-        parquet.write_table(table, folder / f"{number:05d}.parquet")
+        parquet.write_table(table, folder / f"{number:05d}.parquet", **options)
     return folder
+
+
+@pytest.fixture(scope="session")
+def jpeg() -> Callable[[object], bytes]:
+    """Makes bytes that begin like a JPEG and are unique to a name."""
+    return jpeg_of
 
 
 @pytest.fixture
 def write_source() -> Callable[..., Path]:
-    """Writes a source into a folder."""
+    """Writes a source into a folder; further options are of pyarrow's `write_table`."""
     return write
 
 

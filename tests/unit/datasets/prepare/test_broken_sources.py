@@ -4,44 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 from webdataset import TarWriter
 
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.errors import LookonceError, RecordsError, SourceError
-
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-IMAGES = {f"cl{number}": b"\xff\xd8\xff\xe0" + bytes([number]) * (1000 + number) for number in range(10)}
-
-
-ROWS = [
-    {"img_id": name, "source": "Polyps", "question": question, "answer": answer}
-    for number, name in enumerate(IMAGES)
-    for question, answer in [
-        ("How many instrumnets are in the image?", "1"),
-        ("Where in the image is the instrument?", "lower-rigth;center"),
-        *(
-            [("What type of polyp is present?", "paris ip"), ("What type of polyp is present?", "paris is")][
-                number % 3 :
-            ]
-        ),
-        *([("none", "nan")] if number == 4 else []),
-    ]
-]
-
-
-def in_parquet(folder: Path, **options) -> None:
-    rows = [{"image": {"bytes": IMAGES[row["img_id"]], "path": None}} | row for row in ROWS]
-    kinds = [(name, EMBEDDED if name == "image" else pa.string()) for name in rows[0]]
-    (folder / "data").mkdir(parents=True)
-    for number in range(3):
-        some = rows[number * len(rows) // 3 : (number + 1) * len(rows) // 3]
-        table = pa.Table.from_pylist(some, schema=pa.schema(kinds))
-        parquet.write_table(table, folder / "data" / f"{number:05d}.parquet", **options)
 
 
 def made(folder: Path, source: Path, **options) -> Prepared:
@@ -71,8 +38,8 @@ def test_broken_files_are_named_with_the_line(tmp_path, name, data, message):
     assert message in str(refusal.value)
 
 
-def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path):
-    in_parquet(tmp_path / "in", compression="none", use_dictionary=False)
+def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path, write_source):
+    write_source(tmp_path / "in" / "data", compression="none", use_dictionary=False)
     path = tmp_path / "in" / "data" / "00001.parquet"
     data = bytearray(path.read_bytes())
     data[10:400] = b"\xff" * 390
@@ -88,7 +55,7 @@ def test_a_tar_file_without_questions_is_refused(tmp_path):
     with pytest.raises(SourceError, match="has no parquet"):
         made(tmp_path / "out", tmp_path / "in")
     with TarWriter(str(tmp_path / "in" / "a.tar")) as writer:
-        writer.write({"__key__": "a", "jpg": b"x", "json": ROWS[0]})
+        writer.write({"__key__": "a", "jpg": b"x", "json": {"question": "Is there text?", "answer": "no"}})
         writer.write({"__key__": "b", "jpg": b"x"})
     with pytest.raises(RecordsError, match=r"a.tar/b: expected a .json member with its questions, got \['jpg'\]"):
         made(tmp_path / "out", tmp_path / "in")

@@ -14,30 +14,10 @@ from pyarrow import parquet
 
 from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
 from lookonce.datasets.prepare.rules import Rule
-from lookonce.datasets.prepare.run import Options, Prepared, prepare
+from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import UsageError
 
 KNOWN = ["endovis18-vqa", "kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
-
-
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def jpeg(name: object) -> bytes:
-    """Unique bytes that begin like a JPEG."""
-    return b"\xff\xd8\xff\xe0" + f"image {name} ".encode() * 40
-
-
-def write_parquet(path: Path, rows: list[dict], **types) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = list(rows[0])
-    kinds = {"image": EMBEDDED, "complexity": pa.int64(), "question_class": pa.list_(pa.string())} | types
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
-
-
-def made(name: str, tmp_path: Path, **options) -> Prepared:
-    return prepare(name, tmp_path / "out", Options(source=str(tmp_path / "in"), **options))
 
 
 def test_the_readme_names_all_known_datasets():
@@ -97,11 +77,11 @@ def test_an_unknown_name_is_refused_with_the_known_names():
         find_definition("kvasir_vqa")
 
 
-def test_unused_columns_are_reported(tmp_path):
-    write_parquet(
-        tmp_path / "in" / "a.parquet", [{"image": {"bytes": jpeg(0)}, "question": "a", "answer": "b", "c": "d"}]
-    )
-    assert made("kvasir-vqa", tmp_path).report["columns_left_out"] == ["c"]
+def test_unused_columns_are_reported(tmp_path, jpeg):
+    row = {"image": {"bytes": jpeg(0)}, "question": "a", "answer": "b", "c": "d"}
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    options = Options(source=str(tmp_path / "a.parquet"))
+    assert prepare("kvasir-vqa", tmp_path / "out", options).report["columns_left_out"] == ["c"]
 
 
 def test_definitions_are_in_the_wheel(root, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,11 +19,6 @@ from lookonce.errors import ImageError, SourceError
 EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def jpeg(name: object) -> bytes:
-    """Unique bytes that begin like a JPEG."""
-    return b"\xff\xd8\xff\xe0" + f"image {name} ".encode() * 40
-
-
 def write_parquet(path: Path, rows: list[dict], **types) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     names = list(rows[0])
@@ -31,10 +27,14 @@ def write_parquet(path: Path, rows: list[dict], **types) -> None:
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
-def write_images(folder: Path, names: list[str]) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(jpeg(name))
+@pytest.fixture
+def write_images(jpeg) -> Callable[[Path, list[str]], None]:
+    def write(folder: Path, names: list[str]) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(jpeg(name))
+
+    return write
 
 
 def made(name: str, tmp_path: Path, **options) -> Prepared:
@@ -49,7 +49,7 @@ def counts(prepared: Prepared, key: str = "records") -> dict[str, int]:
     return {part: number for part, number in prepared.report["split"][key].items() if number}
 
 
-def test_kvasir_vqa_in_the_layout_of_the_hub(tmp_path):
+def test_kvasir_vqa_in_the_layout_of_the_hub(tmp_path, jpeg):
     rows = []
     for number in range(20):
         image = {"bytes": jpeg(number), "path": f"cl{number}.jpg"}
@@ -86,7 +86,8 @@ def test_kvasir_vqa_in_the_layout_of_the_hub(tmp_path):
 URL = "https://huggingface.co/datasets/SimulaMet/Kvasir-VQA-x1/resolve/main/images/{}.jpg"
 
 
-def write_x1(folder: Path) -> None:
+@pytest.fixture
+def x1(tmp_path, write_images) -> None:
     """Ten questions about each of ten images; one question about each of the first six is in the official test."""
     parts: dict[str, list[dict]] = {"train": [], "test": []}
     for image in range(10):
@@ -104,12 +105,11 @@ def write_x1(folder: Path) -> None:
                 }
             )
     for part, rows in parts.items():
-        write_parquet(folder / "data" / f"{part}-00000-of-00001.parquet", rows, image=pa.string())
-    write_images(folder / "images", [f"cl{image}.jpg" for image in range(10)])
+        write_parquet(tmp_path / "in" / "data" / f"{part}-00000-of-00001.parquet", rows, image=pa.string())
+    write_images(tmp_path / "in" / "images", [f"cl{image}.jpg" for image in range(10)])
 
 
-def test_kvasir_vqa_x1_is_split_by_image_and_the_leak_of_the_official_split_is_reported(tmp_path):
-    write_x1(tmp_path / "in")
+def test_kvasir_vqa_x1_is_split_by_image_and_the_leak_of_the_official_split_is_reported(tmp_path, x1, jpeg):
     prepared = made("kvasir-vqa-x1", tmp_path)
     assert counts(prepared) == {"train": 60, "val": 20, "test": 20}
     assert all(leak["also_in_train"] == 0 for leak in prepared.report["split"]["leaks"].values())
@@ -128,8 +128,7 @@ def test_kvasir_vqa_x1_is_split_by_image_and_the_leak_of_the_official_split_is_r
     assert record.images[0].read_bytes() == jpeg(record.images[0].name)
 
 
-def test_kvasir_vqa_x1_keeps_the_official_split_on_request_and_reports_its_leak(tmp_path):
-    write_x1(tmp_path / "in")
+def test_kvasir_vqa_x1_keeps_the_official_split_on_request_and_reports_its_leak(tmp_path, x1):
     prepared = made("kvasir-vqa-x1", tmp_path, split="official")
     assert counts(prepared) == {"train": 84, "test": 16}
     assert prepared.report["split"]["leaks"]["test"]["share"] == 0.8571
@@ -138,8 +137,7 @@ def test_kvasir_vqa_x1_keeps_the_official_split_on_request_and_reports_its_leak(
 
 
 @pytest.mark.parametrize("folder", ["image_weak_augmented/variant_{}", "variant_{}"])
-def test_augmented_variants_of_x1_are_in_the_split_of_their_image(tmp_path, folder):
-    write_x1(tmp_path / "in")
+def test_augmented_variants_of_x1_are_in_the_split_of_their_image(tmp_path, x1, folder, jpeg, write_images):
     for variant in (1, 2, 3):
         write_images(tmp_path / "in" / folder.format(variant), [f"cl{image}.jpg" for image in range(9)])
         for image in range(9):
@@ -158,14 +156,13 @@ def test_augmented_variants_of_x1_are_in_the_split_of_their_image(tmp_path, fold
     assert all(len(found) == 1 for found in sides.values())
 
 
-def test_missing_variants_are_an_error(tmp_path):
-    write_x1(tmp_path / "in")
+def test_missing_variants_are_an_error(tmp_path, x1):
     with pytest.raises(ImageError, match=r"no augmented variant .*searched for image_weak_augmented/variant_\{variant"):
         made("kvasir-vqa-x1", tmp_path, num_variants=1)
 
 
 @pytest.mark.parametrize("name", ["vqa-rad", "path-vqa"])
-def test_datasets_without_image_names_use_keys_as_names(tmp_path, name):
+def test_datasets_without_image_names_use_keys_as_names(tmp_path, name, jpeg):
     parts = {"train": range(6), "test": range(4, 8)} | ({"validation": range(8, 10)} if name == "path-vqa" else {})
     for part, images in parts.items():
         rows = [
@@ -181,7 +178,7 @@ def test_datasets_without_image_names_use_keys_as_names(tmp_path, name):
 
 
 @pytest.mark.parametrize("container", ["zip", "folder"])
-def test_slake_has_json_arrays_beside_a_zip_file_or_a_folder(tmp_path, container):
+def test_slake_has_json_arrays_beside_a_zip_file_or_a_folder(tmp_path, container, jpeg, write_images):
     (tmp_path / "in").mkdir()
     row = {
         "location": "Abdomen",
@@ -222,7 +219,7 @@ def test_slake_has_json_arrays_beside_a_zip_file_or_a_folder(tmp_path, container
     }
 
 
-def test_endovis18_vqa_has_text_files_and_is_split_by_video(tmp_path):
+def test_endovis18_vqa_has_text_files_and_is_split_by_video(tmp_path, jpeg, write_images):
     for sequence in (1, 2, 10):
         for frame in range(3):
             folder = tmp_path / "in" / f"seq_{sequence}"

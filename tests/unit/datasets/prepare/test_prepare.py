@@ -27,10 +27,6 @@ QUESTIONS = ["Is there text?", "How many instrumnets are in the image?", "What t
 ANSWERS = ["yes", "lower-rigth;center", "nan", "none", "", "paris ip", "paris is", ">20"]
 
 
-def jpeg(name: object) -> bytes:
-    return b"\xff\xd8\xff\xe0" + f"image {name} ".encode() * 40
-
-
 def records_of(folder: Path) -> dict[str, list[Record]]:
     return {path.stem: read_records(path) for path in sorted(folder.glob("*.jsonl"))}
 
@@ -74,7 +70,7 @@ def test_byte_identical_images_of_two_names_are_one_file_and_on_one_side(tmp_pat
     assert not (tmp_path / "out" / "images" / "cl1.jpg").exists()
 
 
-def test_two_images_with_one_name_are_two_files_for_any_name(tmp_path):
+def test_two_images_with_one_name_are_two_files_for_any_name(tmp_path, jpeg):
     (tmp_path / "in").mkdir()
     names = ["a", "a", "A", "../a", "b.jpg", "é/ü", "." * 9, "x" * 300]
     rows = [
@@ -111,7 +107,7 @@ ROW = st.fixed_dictionaries(
     policy=st.sampled_from(["merge", "keep", "drop"]),
     split=st.sampled_from(["image", "official"]),
 )
-def test_every_row_is_in_a_record_or_counted(tmp_path_factory, rows, policy, split):
+def test_every_row_is_in_a_record_or_counted(tmp_path_factory, rows, policy, split, jpeg):
     folder = tmp_path_factory.mktemp("rows")
     (folder / "in" / "images").mkdir(parents=True)
     for name in "abc":  # d is missing
@@ -139,7 +135,7 @@ def normalised(row: dict) -> tuple[str, str, tuple[str, ...]]:
     return row["image_id"], row["question"], tuple(sorted(label.replace(">20mm", ">20") for label in labels))
 
 
-def test_rules_count_the_known_mistakes_of_the_real_rows(tmp_path, real_rows):
+def test_rules_count_the_known_mistakes_of_the_real_rows(tmp_path, real_rows, jpeg):
     rows = [json.loads(line) for line in real_rows.read_text().splitlines()]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "val.jsonl").symlink_to(real_rows)

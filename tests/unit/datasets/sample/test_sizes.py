@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from lookonce.datasets.sample.scene import make_scenes
 from lookonce.datasets.sample.sizes import KVASIR_SHARES, KVASIR_SIZES, read_sizes, stratify_sizes
-from lookonce.datasets.sample.write import split_scenes
+from lookonce.datasets.sample.write import split_scenes, write_sample
 from lookonce.errors import UsageError
 
 
@@ -65,3 +66,13 @@ def test_a_file_without_sizes_is_refused(tmp_path: Path, content, expected):
 def test_sizes_are_read_with_a_byte_order_mark_and_other_columns(tmp_path: Path):
     (tmp_path / "sizes.csv").write_bytes(b"\xef\xbb\xbfwidth,source,height\r\n622,polyp,529\r\n")
     assert read_sizes(tmp_path / "sizes.csv") == [(622, 529)]
+
+
+@pytest.mark.parametrize("word", ["stratified", "drawn"])
+def test_a_sample_with_sizes_is_found_again_whichever_word_its_version_wrote(tmp_path: Path, word):
+    stamp = {"seed": 3, "model": "tiny", "tokenizer": None, "images": 64, "sizes": f"{word} from kvasir"}
+    made = {"num_files": 66, "num_images": 64, "num_questions": {"train": 1}, "tower_only": False}
+    (tmp_path / "sample.json").write_text(json.dumps(stamp | made))
+    assert not write_sample(tmp_path, sizes=KVASIR_SIZES).fresh
+    with pytest.raises(UsageError, match="holds another sample"):
+        write_sample(tmp_path)

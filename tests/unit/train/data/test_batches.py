@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,18 +25,6 @@ TARGET_KEYS = {"logits_to_keep", "targets", "weights"}
 IMAGE_KEYS = {"pixel_values", "image_grid_thw"}
 
 
-class FakeSource:
-    """Features of one level and one number per token, which names the image."""
-
-    has_tower = False
-
-    def grid_thw(self, key):
-        return (1, 2, 2 * TOKENS_OF[key])
-
-    def load(self, keys, device="cpu"):
-        return torch.cat([torch.full((TOKENS_OF[key], 1, 1), float(ord(key))) for key in keys])
-
-
 def example(key: str, question: int) -> Example:
     tokens = [*([START, IMAGE, END] if key else []), 5, question, 6]
     supervised = np.arange(len(tokens)) == len(tokens) - 1
@@ -45,9 +34,14 @@ def example(key: str, question: int) -> Example:
 EXAMPLES = [example("a", 1), example("b", 1), example("a", 2), example("", 1)]
 
 
-def batch_maker(mode: str, device: str = "cpu", **batch: object) -> BatchMaker:
-    options = BatchSection(**{"mode": mode, "samples_per_step": 4, "order": "as_given"} | batch)
-    return BatchMaker.of(EXAMPLES, CHAT_TOKENIZER, FakeSource(), options, torch.device(device), seed=0)
+@pytest.fixture
+def batch_maker(make_source) -> Callable[..., BatchMaker]:
+    def make(mode: str, device: str = "cpu", **batch: object) -> BatchMaker:
+        options = BatchSection(**{"mode": mode, "samples_per_step": 4, "order": "as_given"} | batch)
+        source = make_source(TOKENS_OF)
+        return BatchMaker.of(EXAMPLES, CHAT_TOKENIZER, source, options, torch.device(device), seed=0)
+
+    return make
 
 
 def batches(batch_maker: BatchMaker) -> list[dict[str, torch.Tensor]]:
@@ -58,42 +52,42 @@ def shown(batch: dict[str, torch.Tensor]) -> str:
     return "".join(chr(int(value)) for value in batch["pixel_values"].flatten())
 
 
-def test_questions_that_share_an_image_show_it_once():
+def test_questions_that_share_an_image_show_it_once(batch_maker):
     [batch] = batches(batch_maker("shared"))
     assert batch.keys() == PACK_KEYS | TARGET_KEYS | IMAGE_KEYS
     assert shown(batch) == "aabbb" and len(batch["image_grid_thw"]) == 2
 
 
-def test_in_packed_mode_every_question_has_its_own_image():
+def test_in_packed_mode_every_question_has_its_own_image(batch_maker):
     [batch] = batches(batch_maker("packed"))
     assert batch.keys() == PACK_KEYS | TARGET_KEYS | IMAGE_KEYS
     assert sorted(shown(batch)) == list("aaaabbb")
 
 
-def test_rows_have_their_images_in_order():
+def test_rows_have_their_images_in_order(batch_maker):
     first, second = batches(batch_maker("separate", samples_per_forward=2))
     assert first.keys() == ROW_KEYS | TARGET_KEYS | IMAGE_KEYS
     assert shown(first) == "aaaa" and shown(second) == "bbb"
 
 
-def test_a_micro_batch_without_images_has_no_image_tensors():
+def test_a_micro_batch_without_images_has_no_image_tensors(batch_maker):
     [*_, last] = batches(batch_maker("separate", samples_per_forward=1))
     assert last.keys() == ROW_KEYS | TARGET_KEYS
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_images_have_as_many_tokens_as_placeholders(mode):
+def test_images_have_as_many_tokens_as_placeholders(mode, batch_maker):
     for batch in batches(batch_maker(mode)):
         assert len(batch["pixel_values"]) == (batch["input_ids"] == IMAGE).sum()
 
 
 @pytest.mark.parametrize(("pads_to_blocks", "expected"), [(False, 20), (True, 2 * BLOCK)])
-def test_packs_are_unpadded_or_padded_to_whole_blocks(pads_to_blocks, expected):
+def test_packs_are_unpadded_or_padded_to_whole_blocks(pads_to_blocks, expected, batch_maker):
     [batch] = batches(replace(batch_maker("shared"), pads_to_blocks=pads_to_blocks))
     assert batch["input_ids"].shape == (1, expected)
     assert (batch["input_ids"][0, 20:] == PAD).all()
 
 
-def test_only_packs_on_a_gpu_are_padded():
+def test_only_packs_on_a_gpu_are_padded(batch_maker):
     padded = {(mode, device): batch_maker(mode, device).pads_to_blocks for mode in MODES for device in ("cuda", "cpu")}
     assert {of for of, pads_to_blocks in padded.items() if pads_to_blocks} == {("shared", "cuda"), ("packed", "cuda")}

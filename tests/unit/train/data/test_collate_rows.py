@@ -13,21 +13,6 @@ IMAGE, PAD = 99, 0
 TOKENS_OF = {"a": 2, "b": 3}
 
 
-class FakeSource:
-    """Features of one level and one number per token, which names the image."""
-
-    has_tower = False
-
-    def grid_thw(self, key):
-        return (1, 2, 2 * TOKENS_OF[key])
-
-    def load(self, keys, device="cpu"):
-        return torch.cat([torch.full((TOKENS_OF[key], 1, 1), float(ord(key))) for key in keys])
-
-
-COLLATOR = RowCollator(FakeSource(), IMAGE, PAD)
-
-
 def example(tokens: list[int], answer: int, keys: str = "") -> Example:
     """An example whose last `answer` tokens are supervised."""
     supervised = np.arange(len(tokens)) >= len(tokens) - answer
@@ -38,8 +23,13 @@ def example(tokens: list[int], answer: int, keys: str = "") -> Example:
 EXAMPLES = [example([5, IMAGE, 6, 7], 1, "a"), example([IMAGE, 8, IMAGE, 9, 10], 2, "ba"), example([11, 12], 1)]
 
 
-def test_text_is_padded_on_the_right_and_placeholders_are_expanded():
-    batch = COLLATOR(EXAMPLES)
+@pytest.fixture
+def collator(make_source) -> RowCollator:
+    return RowCollator(make_source(TOKENS_OF), IMAGE, PAD)
+
+
+def test_text_is_padded_on_the_right_and_placeholders_are_expanded(collator):
+    batch = collator(EXAMPLES)
     assert batch["input_ids"].tolist() == [
         [5, IMAGE, IMAGE, 6, 7, PAD, PAD, PAD],
         [IMAGE, IMAGE, IMAGE, 8, IMAGE, IMAGE, 9, 10],
@@ -49,8 +39,8 @@ def test_text_is_padded_on_the_right_and_placeholders_are_expanded():
     assert torch.equal(batch["mm_token_type_ids"] == 1, batch["input_ids"] == IMAGE)
 
 
-def test_only_columns_before_a_target_go_through_the_head():
-    batch = COLLATOR(EXAMPLES)
+def test_only_columns_before_a_target_go_through_the_head(collator):
+    batch = collator(EXAMPLES)
     assert batch["logits_to_keep"].tolist() == [0, 3, 5, 6]
     assert batch["targets"].tolist() == [
         [IGNORED, 7, IGNORED, IGNORED],
@@ -59,35 +49,35 @@ def test_only_columns_before_a_target_go_through_the_head():
     ]
 
 
-def test_every_supervised_token_is_a_target_once():
-    targets = COLLATOR(EXAMPLES)["targets"]
+def test_every_supervised_token_is_a_target_once(collator):
+    targets = collator(EXAMPLES)["targets"]
     assert (targets != IGNORED).sum() == sum(e.supervised.sum() for e in EXAMPLES)
 
 
-def test_targets_have_their_examples_weight_and_the_rest_has_weight_0():
-    batch = COLLATOR.text_batch(EXAMPLES, [0.5, 0.25, 2.0])
+def test_targets_have_their_examples_weight_and_the_rest_has_weight_0(collator):
+    batch = collator.text_batch(EXAMPLES, [0.5, 0.25, 2.0])
     assert batch["weights"].tolist() == [[0, 0.5, 0, 0], [0, 0, 0.25, 0.25], [2, 0, 0, 0]]
     assert "pixel_values" not in batch
 
 
-def test_by_default_targets_have_equal_weights_that_sum_to_1():
-    batch = COLLATOR(EXAMPLES)
+def test_by_default_targets_have_equal_weights_that_sum_to_1(collator):
+    batch = collator(EXAMPLES)
     assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
 
 
-def test_images_are_in_the_order_of_their_placeholders():
-    batch = COLLATOR(EXAMPLES)
+def test_images_are_in_the_order_of_their_placeholders(collator):
+    batch = collator(EXAMPLES)
     assert batch["pixel_values"].flatten().tolist() == [97.0] * 2 + [98.0] * 3 + [97.0] * 2
     assert batch["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6], [1, 2, 4]]
 
 
-def test_prompts_are_padded_on_the_left():
-    batch = COLLATOR.prompts(EXAMPLES[1:])
+def test_prompts_are_padded_on_the_left(collator):
+    batch = collator.prompts(EXAMPLES[1:])
     assert batch["input_ids"][1].tolist() == [PAD] * 6 + [11, 12]
     assert batch["attention_mask"][1].tolist() == [0] * 6 + [1, 1]
     assert "targets" not in batch
 
 
-def test_a_batch_without_images_has_no_pixels():
-    batch = COLLATOR(EXAMPLES[2:])
+def test_a_batch_without_images_has_no_pixels(collator):
+    batch = collator(EXAMPLES[2:])
     assert "pixel_values" not in batch and "image_grid_thw" not in batch

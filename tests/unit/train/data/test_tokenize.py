@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -30,16 +31,25 @@ CONVERSATIONS = {
 SIZES = {"a": (97, 181), "b": (240, 130)}
 
 
+@pytest.fixture(scope="module")
+def published_model(real_processor: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model folder with the published tokenizer."""
+    folder = tmp_path_factory.mktemp("published") / "model"
+    write_model(folder, "tiny", tokenizer=real_processor)
+    return folder
+
+
 @pytest.fixture(params=["tiny tokenizer", "published tokenizer"])
-def model_folder(request, sample: Path, tmp_path: Path) -> Path:
-    if request.param == "tiny tokenizer":
-        return sample / "model"
-    write_model(tmp_path / "model", "tiny", tokenizer=request.getfixturevalue("real_processor"))
-    return tmp_path / "model"
+def model_folder(request, sample: Path) -> Path:
+    return sample / "model" if request.param == "tiny tokenizer" else request.getfixturevalue("published_model")
 
 
 def chat_tokenizer_of(folder: Path) -> ChatTokenizer:
     return ChatTokenizer(folder, AutoConfig.from_pretrained(folder))
+
+
+shared_chat_tokenizer = functools.cache(chat_tokenizer_of)
+"""For tests that do not change it. The published tokenizer takes a second to load."""
 
 
 def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
@@ -50,7 +60,7 @@ def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
 
 
 def test_tokens_equal_those_of_the_stock_processor(model_folder, stock_processor):
-    chat_tokenizer, stock = chat_tokenizer_of(model_folder), stock_processor(model_folder)
+    chat_tokenizer, stock = shared_chat_tokenizer(model_folder), stock_processor(model_folder)
     images = {name: Image.new("RGB", size, "red") for name, size in SIZES.items()}
     for name, record in CONVERSATIONS.items():
         shown = [images[path.name] for path in record.images]
@@ -63,7 +73,7 @@ def test_tokens_equal_those_of_the_stock_processor(model_folder, stock_processor
 
 
 def test_answers_and_their_end_tokens_are_supervised_and_nothing_else(model_folder):
-    chat_tokenizer = chat_tokenizer_of(model_folder)
+    chat_tokenizer = shared_chat_tokenizer(model_folder)
     for name, record in CONVERSATIONS.items():
         keys = [path.name for path in record.images]
         example = chat_tokenizer.example(record, keys, [(1, 4, 6)] * len(keys))
@@ -71,7 +81,7 @@ def test_answers_and_their_end_tokens_are_supervised_and_nothing_else(model_fold
 
 
 def test_a_question_is_the_conversation_up_to_its_answer(model_folder):
-    chat_tokenizer = chat_tokenizer_of(model_folder)
+    chat_tokenizer = shared_chat_tokenizer(model_folder)
     for name, record in CONVERSATIONS.items():
         keys, grids = [path.name for path in record.images], [(1, 4, 6)] * len(record.images)
         whole = chat_tokenizer.example(record, keys, grids)
@@ -101,11 +111,10 @@ def test_a_special_token_in_the_text_is_refused(sample, place, token):
         chat_tokenizer_of(sample / "model").example(record, ["a"], [(1, 4, 6)])
 
 
-def test_an_answer_that_would_change_the_prompts_tokens_is_refused(real_processor, tmp_path):
-    write_model(tmp_path, "tiny", tokenizer=real_processor)
+def test_an_answer_that_would_change_the_prompts_tokens_is_refused(published_model):
     record = Record((Path("a"),), (Turn("What?", "\n\nyes"),), origin="train.jsonl:7")
     with pytest.raises(RecordsError, match="train.jsonl:7: no token begins where answer"):
-        chat_tokenizer_of(tmp_path).example(record, ["a"], [(1, 4, 6)])
+        shared_chat_tokenizer(published_model).example(record, ["a"], [(1, 4, 6)])
 
 
 def test_a_template_without_end_tokens_is_refused(sample):
@@ -135,14 +144,17 @@ def test_a_record_that_is_too_long_is_left_out_and_counted(sample):
     assert [example.num_tokens for example in kept] == [length, length] and num_too_long == 1
 
 
-def test_nothing_to_learn_is_an_error(sample):
-    with pytest.raises(RecordsError, match="no supervised token in the train data: 0 records kept, 1 longer than"):
+@pytest.mark.parametrize("key", ["batch.max_tokens", "batch.tokens_per_pack"])
+def test_nothing_to_learn_is_an_error_that_names_the_key_to_raise(sample, key):
+    message = f"no supervised token in the train data: 0 records kept, 1 longer than `{key}` 5 .*; raise `{key}`"
+    with pytest.raises(RecordsError, match=message):
         make_examples(
             chat_tokenizer_of(sample / "model"),
             [CONVERSATIONS["one turn"]],
             lambda path: path.name,
             lambda key: (1, 4, 6),
             max_tokens=5,
+            limiting_key=key,
         )
 
 

@@ -29,9 +29,12 @@ def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
         training_arguments(make_run(train={"precision": "fp16"}), tmp_path)
 
 
-@pytest.mark.parametrize("key", ["scheduler", "optimizer"])
-def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key):
-    with pytest.raises(UsageError, match="`train` section is not valid"):
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("optimizer", "`train` section is not valid"), ("scheduler", "`train.scheduler` 'no such thing' is unknown")],
+)
+def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key, message):
+    with pytest.raises(UsageError, match=message):
         training_arguments(make_run(train={key: "no such thing"}), tmp_path)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.uses import USES
 from lookonce.cli import main
 from lookonce.datasets.records import Record, Turn, write_records
 
@@ -27,11 +30,17 @@ def test_the_phases_report_json_on_stdout_alone(run_file):
 
 
 @pytest.fixture
-def cache(run_file) -> Path:
+def run_file(make_run, tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(make_run().to_yaml())
+    return path
+
+
+@pytest.fixture
+def cache(run_file: Path, built: VisionCache) -> Path:
     """The folder of the run file's cache, built."""
-    assert run("cache", "build", run_file).exit_code == 0
-    [manifest] = (run_file.parent / "caches").glob("*/manifest.json")
-    return manifest.parent
+    copy = run_file.parent / "caches" / built.folder.name
+    return shutil.copytree(built.folder, copy, ignore=shutil.ignore_patterns(USES))
 
 
 def flip(path: Path) -> None:

@@ -23,19 +23,14 @@ NUM_STEPS = 2
 
 
 @pytest.fixture(scope="session")
-def trained(built, sample, tmp_path_factory) -> RunFile:
-    """A finished run on the sample; not to be written to."""
-    values = {
-        "model": {"path": str(sample / "model")},
-        "data": {split: str(sample / f"{split}.jsonl") for split in ("train", "val", "test")},
-        "cache": {"dir": str(built.folder.parent), "dtype": "float32", "shard_mb": 1},
-        "lora": {"rank": 4, "alpha": 8},
-        "batch": {"samples_per_step": 8, "samples_per_forward": 8},
-        "train": {"steps": NUM_STEPS, "precision": "fp32", "logging_steps": 1, "seed": 0, "save_steps": 1},
-        "eval": {"max_new_tokens": 1, "batch_size": 64},
-        "output": str(tmp_path_factory.mktemp("runs") / "run"),
-    }
-    run = RunFile.model_validate(values)
+def trained(built, make_run_in, tmp_path_factory) -> RunFile:
+    """A finished run on the sample. Tests must not write to it."""
+    run = make_run_in(
+        tmp_path_factory.mktemp("trained"),
+        cache={"dir": str(built.folder.parent)},
+        train={"steps": NUM_STEPS, "save_steps": 1},
+        eval={"max_new_tokens": 1, "batch_size": 64},
+    )
     train(run, notify=lambda note: None)
     return run
 
