@@ -110,12 +110,13 @@ class Trainings:
     finished: dict[str, RunFile]
     """Uninterrupted trainings by their options; each is trained once a session."""
 
-    num_steps, steps_an_epoch = 24, 11
+    num_steps, steps_an_epoch, num_validated = 24, 11, 12
 
     def options(self, mode: str, **train: Any) -> dict[str, Any]:
-        questions = str(self.sample / "test.jsonl")
+        questions, few = self.sample / "test.jsonl", self.folder / "few.jsonl"
+        few.write_text("".join(questions.read_text().splitlines(keepends=True)[: self.num_validated]))
         return {
-            "data": {"train": questions, "val": questions, "test": []},
+            "data": {"train": str(questions), "val": str(few), "test": [], "image_root": str(self.sample)},
             "cache": {"dir": str(self.folder / "caches")},
             "batch": {"mode": mode, "samples_per_forward": 3, "tokens_per_pack": 400},
             "train": {"steps": self.num_steps, "save_steps": 4, "eval_steps": 3} | train,

@@ -153,8 +153,9 @@ def test_a_flipped_byte_in_the_cache_is_never_trained_on(lookonce, cached, tmp_p
 
 
 def test_it_runs_as_a_program_and_as_a_module(tmp_path):
-    script = Path(sys.executable).with_name("lookonce")
-    for command in ([str(script)], [sys.executable, "-m", "lookonce"]):
-        done = subprocess.run([*command, "sample", "data"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0 and "66 images (64 distinct)" in done.stdout, done.stderr
+    script = [str(Path(sys.executable).with_name("lookonce")), "sample", "data"]
+    module = [sys.executable, "-m", "lookonce", "sample", "--help"]
+    for command, words in ((script, "66 images (64 distinct)"), (module, "lookonce sample [OPTIONS] DIR")):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and words in done.stdout, done.stderr
         assert "Warning" not in done.stderr
