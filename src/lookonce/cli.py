@@ -13,13 +13,15 @@ from typing import Any
 
 import click
 
-import lookonce.commands.audit  # noqa: F401  (adds audit to the group `data`)
+import lookonce.commands.data.audit  # noqa: F401  (these four modules add their commands to the group `data`)
+import lookonce.commands.data.convert
+import lookonce.commands.data.prepare
+import lookonce.commands.data.tar
 import lookonce.commands.maintenance  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
-import lookonce.commands.records  # noqa: F401  (adds convert to the group `data`)
 from lookonce import environment
 from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
-from lookonce.commands.data import data
+from lookonce.commands.data.group import data
 from lookonce.commands.evaluate import evaluate
 from lookonce.commands.fetch import fetch
 from lookonce.commands.options import with_run_file

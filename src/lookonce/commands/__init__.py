@@ -2,9 +2,7 @@
 
 options    arguments and options that commands share, and printing
 sample     lookonce sample
-data       lookonce data prepare, tar
-records    lookonce data convert
-audit      lookonce data audit
+data/      lookonce data prepare, convert, audit, tar
 cache      lookonce cache plan, build, status
 maintenance  lookonce cache verify, repair, show, gc, stage
 train      lookonce train

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.data import data
+from lookonce.commands.data.group import data
 from lookonce.commands.options import JSON, PATH, emit
 from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 

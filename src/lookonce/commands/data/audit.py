@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lookonce.commands.data import IMAGE_ROOT, RECORDS, data
+from lookonce.commands.data.group import IMAGE_ROOT, RECORDS, data
 from lookonce.commands.options import JSON, PATH, emit, notify
 from lookonce.errors import UsageError
 

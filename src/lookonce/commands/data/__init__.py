@@ -1,0 +1,8 @@
+"""The commands `lookonce data ...`.
+
+group    the group, and the arguments that its commands share
+prepare  lookonce data prepare
+convert  lookonce data convert
+audit    lookonce data audit
+tar      lookonce data tar
+"""

@@ -1,0 +1,26 @@
+"""The group `lookonce data`, and the arguments that its commands share."""
+
+from __future__ import annotations
+
+import click
+
+from lookonce.commands.options import PATH
+
+RECORDS = click.argument("records", metavar="RECORDS...", type=PATH, nargs=-1, required=True)
+IMAGE_ROOT = click.option(
+    "--image-root",
+    type=PATH,
+    help="Folder that image paths are relative to; by default the folder of each records file.",
+)
+
+
+@click.group()
+def data() -> None:
+    """Prepare, convert and check records, and put their images into tar shards.
+
+    \b
+    Examples:
+      lookonce data prepare kvasir-vqa data/kvasir
+      lookonce data audit data/kvasir/train.jsonl data/kvasir/val.jsonl
+      lookonce data convert llava.json train.jsonl
+    """

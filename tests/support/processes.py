@@ -1,0 +1,89 @@
+"""Processes of the integration tests, which start from one that has imported everything already."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Process:
+    """A process that `Preloaded` has started."""
+
+    pid: int
+    folder: Path
+    name: str
+    ask: Callable[[dict[str, Any]], Any]
+    code: int | None = None
+    """The exit code, once it is known."""
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = self.ask({"poll": self.pid})
+        return self.code
+
+    @property
+    def out(self) -> str:
+        return (self.folder / f"{self.name}.out").read_text()
+
+    @property
+    def error(self) -> str:
+        return (self.folder / f"{self.name}.err").read_text()
+
+    def wait(self, timeout_s: float = 120) -> int:
+        """The exit code. A process that does not end in time is killed with its process group."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                os.killpg(self.pid, signal.SIGKILL)
+                pytest.fail(f"{self.name} did not end in {timeout_s} s: {self.error}")
+            time.sleep(0.02)
+        return code
+
+    def wait_until(self, happened: Callable[[], object], timeout_s: float = 60) -> None:
+        """Wait for something while this process runs."""
+        deadline = time.monotonic() + timeout_s
+        while not happened():
+            assert self.poll() is None and time.monotonic() < deadline, self.error
+            time.sleep(0.02)
+
+
+class Preloaded:
+    """Starts processes that have imported torch and transformers already (preloaded.py)."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("preloaded.py"))]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self._process = subprocess.Popen(command, env=environment, **pipes)
+
+    def start(self, source: str, *arguments: str, folder: Path, name: str = "program", **environment: str) -> Process:
+        """Run Python source in a new process, in `folder`; its output goes to NAME.out and NAME.err there."""
+        request = {"source": source, "arguments": arguments, "folder": str(folder), "name": name}
+        pid = self._ask(request | {"environment": environment})
+        return Process(pid, folder, name, self._ask)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    found = Preloaded()
+    yield found
+    found.close()

@@ -1,0 +1,129 @@
+"""Fixtures of all tests: the sample dataset, run files on it, its cache, and real data if it is available."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, Qwen3VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets.sample.write import write_sample
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+
+ROOT = Path(__file__).parents[2]
+REAL_DATA = Path(os.environ.get("LOOKONCE_REAL_DATA", ROOT.parent / "shared"))
+"""The folder of kvasir-vqa/ (records and images) and qwen3-vl-processor/ (the published tokenizer)."""
+
+MakeRun = Callable[..., RunFile]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample dataset and its tiny model. Tests must not write to it."""
+    folder = tmp_path_factory.mktemp("sample") / "sample"
+    write_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_run_in(sample: Path) -> MakeRun:
+    """Makes run files on the sample, with cache and output in a given folder.
+
+    `make_run_in(folder, train={"epochs": 1}, output="b")` replaces single keys of a section, or a whole value.
+    """
+
+    def make(folder: Path, **changes: Any) -> RunFile:
+        values: dict[str, Any] = {
+            "model": {"path": str(sample / "model")},
+            "data": {split: str(sample / f"{split}.jsonl") for split in ("train", "val", "test")},
+            "cache": {"dir": str(folder / "caches"), "dtype": "float32", "shard_mb": 1},
+            "lora": {"rank": 4, "alpha": 8},
+            "batch": {"samples_per_step": 8, "samples_per_forward": 8},
+            "train": {"steps": 4, "precision": "fp32", "logging_steps": 1, "seed": 0},
+            "eval": {"max_new_tokens": 4},
+            "output": str(folder / "run"),
+        }
+        for name, change in changes.items():
+            values[name] = values.get(name, {}) | change if isinstance(change, dict) else change
+        return RunFile.model_validate(values)
+
+    return make
+
+
+@pytest.fixture
+def make_run(make_run_in: MakeRun, tmp_path: Path) -> MakeRun:
+    """`make_run_in` the test's own folder."""
+    return partial(make_run_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def built(make_run_in: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> VisionCache:
+    """The sample's cache in float32. Tests must not write to it."""
+    inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("built")))
+    inputs.build()
+    return inputs.open_cache()
+
+
+@pytest.fixture
+def backdate() -> Callable[[Path, float], None]:
+    """Makes a file look as if it was touched some seconds ago."""
+
+    def backdate(path: Path, seconds: float) -> None:
+        touched = path.stat().st_mtime - seconds
+        os.utime(path, (touched, touched))
+
+    return backdate
+
+
+@pytest.fixture(scope="session")
+def real_records() -> Path:
+    """Records of eight real frames with 56 questions; the frames are in `images/` beside the file."""
+    return _real("kvasir-vqa/real8.jsonl")
+
+
+@pytest.fixture(scope="session")
+def real_rows() -> Path:
+    """The real validation rows of Kvasir-VQA as they were published, without images."""
+    return _real("kvasir-vqa/val.jsonl")
+
+
+@pytest.fixture(scope="session")
+def real_processor() -> Path:
+    """A folder with the published tokenizer, chat template and image processor settings of Qwen3-VL."""
+    return _real("qwen3-vl-processor/tokenizer_config.json").parent
+
+
+def _real(name: str) -> Path:
+    path = REAL_DATA / name
+    if not path.exists():
+        pytest.skip(f"no {name} in {REAL_DATA}; set LOOKONCE_REAL_DATA to the folder of the real data")
+    return path
+
+
+@pytest.fixture
+def stock_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Qwen3VLProcessor]:
+    """Loads transformers' own processor from a model folder.
+
+    That processor requires a video processor, which needs torchvision. No test shows a video, so it gets none.
+    """
+    monkeypatch.setattr(Qwen3VLProcessor, "check_argument_for_proper_class", lambda self, name, value: type(value))
+
+    def load(folder: Path) -> Qwen3VLProcessor:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        images = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        return Qwen3VLProcessor(images, tokenizer, None, chat_template=tokenizer.chat_template)
+
+    return load
