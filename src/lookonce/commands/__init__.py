@@ -2,7 +2,7 @@
 
 options    arguments and options that commands share, and printing
 sample     lookonce sample
-data/      lookonce data prepare, convert, audit, tar
+data       lookonce data prepare, convert, audit, tar
 cache      lookonce cache plan, build, status
 maintenance  lookonce cache verify, repair, show, gc, stage
 train      lookonce train
