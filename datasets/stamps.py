@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from lookonce.datasets.archives import by_archive
+from lookonce.datasets.archives import by_archive, find_archive
 from lookonce.threads import threaded_map
 
 Stamp = tuple[int, int]
@@ -38,3 +38,12 @@ def stamp(path: Path) -> Stamp | None:
         if found.st_mtime < time.time() - TICK_S:
             return found.st_size, found.st_mtime_ns
     return None
+
+
+def is_gone(path: Path) -> bool:
+    """Whether an image's file, or its archive, does not exist or cannot be reached."""
+    try:
+        (find_archive(path) or path).stat()
+    except (OSError, ValueError):
+        return True
+    return False

@@ -21,7 +21,7 @@ from lookonce.cache.store.manifest import extend_plan, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage, Shard
 from lookonce.cache.store.receipts import Receipt, read_receipts
 from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.stamps import Stamp, stamps
+from lookonce.datasets.stamps import Stamp, is_gone, stamps
 
 if TYPE_CHECKING:
     from lookonce.cache.model.pixels import ImageProcessor
@@ -112,9 +112,30 @@ def ensure_plan(
     while True:
         plan = read_plan(folder)
         new = new_shards(plan, Finished.read(folder, **retry), images, fingerprint, shard_bytes, former)
-        if not new:
+        again = found_again(plan, new, images)
+        if not new and not again:
             return plan
-        extend_plan(folder, plan, new)
+        extend_plan(folder, plan, new, again)
+
+
+def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]) -> list[PlannedImage]:
+    """Those of `images` with files, or stamps of files, that neither `plan` nor its `new` shards have.
+
+    A stamp that is not known yet is no news about a file.
+    """
+    known = plan.extended(tuple(new)).files()
+
+    def is_news(image: PlannedImage, file: str, stamp: Stamp | None) -> bool:
+        key, recorded = known.get(file, ("", None))
+        return key != image.key or stamp not in (None, recorded)
+
+    again = []
+    for image in images:
+        news = [(file, stamp) for file, stamp in _stamped(image) if is_news(image, file, stamp)]
+        if news:
+            files, stamps = zip(*news, strict=True)
+            again.append(replace(image, files=files, stamps=stamps))
+    return again
 
 
 def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
@@ -136,17 +157,19 @@ def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former
     ]
 
 
-def index_from_plan(plan: Plan, paths: Iterable[Path]) -> ImageIndex:
+def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = False) -> ImageIndex:
     """The image keys of files by the plan, without reading the files.
 
     Files that the plan lacks, or that may have changed since, are left out; `former` has the planned keys of these.
+    `without_files`: a file that does not exist any more has its planned key, since training needs features only.
     """
-    planned = {file: (image.key, stamp) for image in plan.images() for file, stamp in _stamped(image)}
+    planned = plan.files()
     found = stamps(path for path in paths if str(path) in planned)
     stamp_of = {path: stamp for path, stamp in found.items() if stamp and stamp == planned[str(path)][1]}
-    key_of = {path: planned[str(path)][0] for path in stamp_of}
+    gone = {path for path, stamp in found.items() if stamp is None and is_gone(path)} if without_files else set()
+    key_of = {path: planned[str(path)][0] for path in found if path in stamp_of or path in gone}
     path_of = {key: path for path, key in reversed(key_of.items())}
-    former = {planned[str(path)][0]: path for path in found if path not in stamp_of}
+    former = {planned[str(path)][0]: path for path in found if path not in key_of}
     return ImageIndex(
         key_of,
         {image.key: path_of[image.key] for image in plan.images() if image.key in path_of},

@@ -122,7 +122,7 @@ def _plan_files(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]
     for number in range(max((int(match[1]) for match in matches if match), default=0) + 2):
         path = plan_path(folder, number)
         try:
-            yield path, read_plan_file(path)
+            yield path, read_plan_file(path)[0]
         except (FileNotFoundError, CacheCorrupt, *PARSE_ERRORS):
             yield path, None
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from lookonce.errors import ModelError
-from lookonce.files import hash_file
-from lookonce.hub import FILES, locate
+from lookonce.errors import ModelError, explain_os_error
+from lookonce.hub import locate
 from lookonce.text import first_line
 
+SUPPORTED = ("qwen3_vl", "qwen3_vl_moe")
+"""Model types whose tower returns what a cache stores. The second is not tested."""
 TOWER_PREFIXES = ("model.visual.", "visual.")
 """Prefixes of the tower's tensor names: the current one, and that of the first published models."""
 
@@ -42,10 +42,15 @@ class ModelFolder:
         """Open the folder `name`, or the Hub model `name` at `revision`, which is downloaded unless `is_local`.
 
         Raises:
-            ModelError: there is no such folder or model, or it has no vision tower.
+            ModelError: there is no such folder or model, or it has no vision tower that is supported.
         """
         folder = locate(name, revision, is_local=is_local)
         config = _read_config(folder)
+        if getattr(config, "vision_config", None) is not None and config.model_type not in SUPPORTED:
+            raise ModelError(
+                f"{folder} has a model of type {config.model_type!r}, which lookonce does not support; "
+                f"supported: {', '.join(SUPPORTED)}; set `model.path` to a Qwen3-VL model"
+            )
         names = {tensor: file for tensor, file in _tensor_files(folder).items() if tensor.startswith(TOWER_PREFIXES)}
         if not names or getattr(config, "vision_config", None) is None:
             raise ModelError(
@@ -62,16 +67,6 @@ class ModelFolder:
     def absent_files(self) -> list[str]:
         """The names of missing files that should hold tensors."""
         return sorted({file.name for file in _tensor_files(self.folder).values() if not file.is_file()})
-
-    def content_hash(self) -> str:
-        """The xxh3 over the names and bytes of all files of the model: weights, configurations, tokenizer.
-
-        This reads all weights once; loading them afterwards is served from the page cache.
-        """
-        digest = xxhash.xxh3_128()
-        for path in sorted({path for pattern in FILES for path in self.folder.glob(pattern)}):
-            digest.update(f"{path.name} {hash_file(path)}\n".encode())
-        return digest.hexdigest()
 
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
@@ -95,7 +90,7 @@ def _open_tensors(path: Path) -> Any:
         with path.open("rb"):  # safe_open calls a file "No such file" that it may not read
             return safe_open(path, framework="pt")
     except PermissionError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}; allow it with: chmod u+r {path}") from None
+        raise ModelError(explain_os_error(error)) from None
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read {path}: {error}; copy or download it again") from None
 
@@ -103,6 +98,8 @@ def _open_tensors(path: Path) -> Any:
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    except PermissionError as error:
+        raise ModelError(explain_os_error(error)) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder} is not a model folder: {first_line(error)}") from None
     return config

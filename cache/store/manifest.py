@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from lookonce.cache.constants import BUILD_COMMAND, FORMAT_VERSION, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.plan import Plan, Shard
+from lookonce.cache.store.plan import Plan, PlannedImage, Shard, images_from_json, images_to_json
 from lookonce.cache.store.receipts import LEN_CHECKSUM_LINE, Failure, checksum_line
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
 from lookonce.files import create_text, write_text
+from lookonce.text import located
 
 MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
 PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError)
@@ -66,7 +67,8 @@ def read_manifest(folder: Path) -> Fingerprint:
         if version == FORMAT_VERSION:
             return _checked(Fingerprint.from_json(value["fingerprint"]), value.get("sha256"))
     except FileNotFoundError:
-        raise CacheError(f"{folder} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
+        where = located(folder)
+        raise CacheError(f"{where} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
     except PARSE_ERRORS as error:
         raise CacheCorrupt(f"{path} is broken ({error!r}); run: {REPAIR_COMMAND}") from None
     raise CacheError(
@@ -91,24 +93,30 @@ def read_plan(folder: Path) -> Plan:
     Raises:
         CacheCorrupt: a plan file is damaged.
     """
-    files = list(_plan_files(folder))
-    return Plan(tuple(shard for shards in files for shard in shards), num_files=len(files))
+    plan = Plan()
+    while (path := plan_path(folder, plan.num_files)).exists():
+        plan = plan.extended(*read_plan_file(path))
+    return plan
 
 
-def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard]) -> bool:
-    """Append `shards` to `plan`; False if another process has extended it meanwhile and it must be read again."""
-    return create_text(plan_path(folder, plan.num_files), plan_text(shards))
+def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> bool:
+    """Append to `plan` new shards, and files in which images of older shards were found again.
+
+    Returns False if another process has extended the plan meanwhile, so that it must be read again.
+    """
+    return create_text(plan_path(folder, plan.num_files), plan_text(shards, again))
 
 
-def plan_text(shards: Iterable[Shard]) -> str:
+def plan_text(shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> str:
     """A plan file as JSON, one shard per line, that begins with a checksum of what follows it."""
     lines = ",\n".join(f"    {json.dumps(shard.to_json())}" for shard in shards)
-    body = f'  "format_version": {FORMAT_VERSION},\n  "shards": [\n{lines}\n  ]\n}}\n'
+    found = f'  "found_again": {json.dumps(images_to_json(again))},\n' if again else ""
+    body = f'  "format_version": {FORMAT_VERSION},\n{found}  "shards": [\n{lines}\n  ]\n}}\n'
     return checksum_line(body.encode()) + body
 
 
-def read_plan_file(path: Path) -> tuple[Shard, ...]:
-    """The shards of one plan file.
+def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, ...]]:
+    """The shards of one plan file, and the images of older shards that were found again.
 
     Raises:
         CacheCorrupt: it is damaged.
@@ -117,14 +125,9 @@ def read_plan_file(path: Path) -> tuple[Shard, ...]:
     body = content[LEN_CHECKSUM_LINE:]
     if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
         raise CacheCorrupt(f"{path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
-    return tuple(Shard.from_json(shard) for shard in json.loads(content)["shards"])
-
-
-def _plan_files(folder: Path) -> Iterator[tuple[Shard, ...]]:
-    number = 0
-    while (path := plan_path(folder, number)).exists():
-        yield read_plan_file(path)
-        number += 1
+    value = json.loads(content)
+    again = images_from_json(value["found_again"]) if "found_again" in value else ()
+    return tuple(Shard.from_json(shard) for shard in value["shards"]), again
 
 
 def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Mapping[Path, str]) -> None:
@@ -136,6 +139,19 @@ def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Ma
         write_text(folder / QUARANTINE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     else:
         (folder / QUARANTINE).unlink(missing_ok=True)
+
+
+def read_quarantine(folder: Path) -> dict[str, str]:
+    """Why files could not be read in the last build, by file; images that were read and failed are in receipts."""
+    try:
+        lines = [json.loads(line) for line in (folder / QUARANTINE).read_text(encoding="utf-8").splitlines()]
+        return {line["file"]: line["reason"] for line in lines if line["key"] is None}
+    except FileNotFoundError:
+        return {}
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(
+            f"{folder / QUARANTINE} is broken ({error!r}); write it again with: {BUILD_COMMAND}"
+        ) from None
 
 
 NUM_DIFFERENCES = 8

@@ -4,14 +4,16 @@ Design: the plan is written before the first image is encoded and only ever appe
 restarted any number of times, divide the images in the same way. Images are cut into shards by planned size, in the
 order in which they are fastest to read. A cache that is asked for more images gets more shards; existing ones do not
 change. For each image the plan has the number of tokens, from the image's header, and the files in which it was found,
-so a worker can begin without hashing files; the stamps show which files may have changed. The cost is about 150 bytes
-per image.
+so workers and trainings can begin without hashing files; the stamps show which files may have changed. An extension
+also records other files of images that are planned already, such as those of a moved dataset. The cost is about 150
+bytes per image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from lookonce.datasets.stamps import Stamp
@@ -49,20 +51,29 @@ class Shard:
         return sum(image.num_tokens for image in self.images)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "keys": self.keys,
-            "num_tokens": [image.num_tokens for image in self.images],
-            "files": [list(image.files) for image in self.images],
-            "stamps": [list(image.stamps) for image in self.images],
-        }
+        return {"name": self.name, **images_to_json(self.images)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Shard:
-        keys, files = value["keys"], map(tuple, value["files"])
-        stamps = (tuple(stamp and tuple(stamp) for stamp in row) for row in value.get("stamps", [()] * len(keys)))
-        columns = zip(keys, value["num_tokens"], files, stamps, strict=True)
-        return cls(value["name"], tuple(PlannedImage(*column) for column in columns))
+        return cls(value["name"], images_from_json(value))
+
+
+def images_to_json(images: Sequence[PlannedImage]) -> dict[str, Any]:
+    """Images as columns: one list for each field."""
+    return {
+        "keys": [image.key for image in images],
+        "num_tokens": [image.num_tokens for image in images],
+        "files": [list(image.files) for image in images],
+        "stamps": [list(image.stamps) for image in images],
+    }
+
+
+def images_from_json(value: dict[str, Any]) -> tuple[PlannedImage, ...]:
+    """The images of `images_to_json`; stamps may be missing."""
+    keys, files = value["keys"], map(tuple, value["files"])
+    stamps = (tuple(stamp and tuple(stamp) for stamp in row) for row in value.get("stamps", [()] * len(keys)))
+    columns = zip(keys, value["num_tokens"], files, stamps, strict=True)
+    return tuple(PlannedImage(*column) for column in columns)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,9 @@ class Plan:
     shards: tuple[Shard, ...] = ()
     num_files: int = 0
     """The number of plan files; each extension adds one."""
+    found: tuple[PlannedImage, ...] = ()
+    """All images with the files in which they were found, in the order in which this was recorded: a later entry about
+    the same file is the valid one."""
 
     def extension(
         self, images: Sequence[PlannedImage], bytes_per_token: int, shard_bytes: int, taken: Iterable[str] = ()
@@ -82,8 +96,19 @@ class Plan:
         groups = cut(images, shard_bytes // bytes_per_token)
         return tuple(Shard(shard_name(first + number), group) for number, group in enumerate(groups))
 
+    def extended(self, shards: tuple[Shard, ...], again: tuple[PlannedImage, ...] = ()) -> Plan:
+        """This plan with one more plan file: new shards, and images of older shards that were found again."""
+        new = tuple(image for shard in shards for image in shard.images)
+        return Plan(self.shards + shards, self.num_files + 1, self.found + new + again)
+
     def images(self) -> Iterator[PlannedImage]:
         return (image for shard in self.shards for image in shard.images)
+
+    def files(self) -> dict[str, tuple[str, Stamp | None]]:
+        """The image key and the stamp of each file in which an image was found."""
+        return {
+            file: (image.key, stamp) for image in self.found for file, stamp in zip_longest(image.files, image.stamps)
+        }
 
 
 def shard_name(number: int) -> str:

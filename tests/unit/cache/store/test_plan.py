@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import CHARACTERS
 
 from lookonce.cache.store.manifest import extend_plan, plan_path, read_plan
 from lookonce.cache.store.plan import MAX_IMAGES, Plan, PlannedImage, Shard, cut, shard_name
@@ -22,24 +22,23 @@ IMAGES = st.lists(
         PlannedImage,
         st.text("0123456789abcdef", min_size=1, max_size=4),
         st.integers(0, 50),
-        st.lists(st.text(max_size=8), max_size=3).map(tuple),
+        st.lists(st.text(CHARACTERS, max_size=8), max_size=3).map(tuple),
     ),
-    max_size=30,
+    max_size=15,
     unique_by=lambda image: image.key,
 )
 LIMIT = st.integers(0, 100)
 
 
 def extended(plan: Plan, images: list[PlannedImage], max_tokens: int) -> Plan:
-    new = plan.extension(images, BYTES_PER_TOKEN, max_tokens * BYTES_PER_TOKEN)
-    return replace(plan, shards=plan.shards + new, num_files=plan.num_files + 1)
+    return plan.extended(plan.extension(images, BYTES_PER_TOKEN, max_tokens * BYTES_PER_TOKEN))
 
 
 PLANS = st.builds(
     lambda first, second, limit: extended(extended(Plan(), first, limit), second, limit), IMAGES, IMAGES, LIMIT
 )
 
-quick = settings(deadline=None, database=None)
+quick = settings(deadline=None, database=None, max_examples=60)
 
 
 def images(*num_tokens: int, prefix: str = "") -> list[PlannedImage]:
@@ -245,3 +244,21 @@ def test_taken_names_are_not_used_again():
     images = [PlannedImage("a" * 64, 1, ()), PlannedImage("b" * 64, 1, ())]
     added = Plan().extension(images, 1, 1, taken=["shard-00004", "shard-100000"])
     assert [shard.name for shard in added] == ["shard-100001", "shard-100002"]
+
+
+def test_files_found_again_are_read_back_and_the_last_entry_about_a_file_counts(tmp_path):
+    first = (PlannedImage("k1", 4, ("a.png", "b.png"), ((1, 1), None)), PlannedImage("k2", 4, ("c.png",), ((2, 2),)))
+    again = (PlannedImage("k2", 4, ("a.png",), ((2, 3),)), PlannedImage("k1", 4, ("d.png",), ((1, 5),)))
+    plan = Plan()
+    shards = plan.extension(first, 1, 100)
+    assert extend_plan(tmp_path, plan, shards)
+    assert extend_plan(tmp_path, read_plan(tmp_path), (), again)
+    plan = read_plan(tmp_path)
+    assert plan == Plan().extended(shards).extended((), again)
+    assert plan.files() == {
+        "a.png": ("k2", (2, 3)),
+        "b.png": ("k1", None),
+        "c.png": ("k2", (2, 2)),
+        "d.png": ("k1", (1, 5)),
+    }
+    assert [image.key for image in plan.images()] == ["k1", "k2"]

@@ -1,0 +1,76 @@
+"""Hashes of a model folder's content, by which a run recognises the model that it was trained on.
+
+Design: a fingerprint covers the vision tower, so training hashes all but the tower, whose tensors it never reads. The
+weights are read once for that; loading them afterwards is served from the page cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from lookonce.cache.model.model_folder import TOWER_PREFIXES
+from lookonce.errors import ModelError
+from lookonce.files import hash_file
+from lookonce.hub import FILES
+
+LEN_SIZE = 8
+"""A safetensors file begins with the length of its header, in that many bytes."""
+BLOCK_BYTES = 1 << 24
+
+
+def hash_model(folder: Path) -> str:
+    """The xxh3 over the names and bytes of all files of a model: weights, configurations, tokenizer."""
+    return _hash(folder, hash_file)
+
+
+def hash_language_model(folder: Path) -> str:
+    """The xxh3 over a model's files without the tensors of its vision tower.
+
+    Raises:
+        ModelError: a file of weights is broken.
+    """
+    return _hash(folder, lambda path: _hash_weights(path) if path.suffix == ".safetensors" else hash_file(path))
+
+
+def _hash(folder: Path, hash_one: Callable[[Path], str]) -> str:
+    digest = xxhash.xxh3_128()
+    for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
+        digest.update(f"{path.name} {hash_one(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _hash_weights(path: Path) -> str:
+    """The xxh3 over names, types, shapes and bytes of a file's tensors, without those of the tower."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        start, tensors = _read_header(path, file)
+        for name, tensor in tensors:
+            digest.update(json.dumps([name, tensor["dtype"], tensor["shape"]]).encode())
+            begin, end = tensor["data_offsets"]
+            for block in _blocks(file, start + begin, end - begin):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_header(path: Path, file: Any) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
+    """Where the data begins, and the tensors in the order of their data."""
+    try:
+        length = int.from_bytes(file.read(LEN_SIZE), "little")
+        header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+        tensors = [(name, value) for name, value in header.items() if name != "__metadata__"]
+        kept = [(name, value) for name, value in tensors if not name.startswith(TOWER_PREFIXES)]
+        return LEN_SIZE + length, sorted(kept, key=lambda tensor: tensor[1]["data_offsets"])
+    except (ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+        raise ModelError(f"cannot read {path}: {error!r}; copy or download it again") from None
+
+
+def _blocks(file: Any, offset: int, num_bytes: int) -> Iterator[bytes]:
+    file.seek(offset)
+    while num_bytes > 0 and (block := file.read(min(BLOCK_BYTES, num_bytes))):
+        num_bytes -= len(block)
+        yield block

@@ -1,0 +1,68 @@
+"""Hashes of a model: any change of a byte that training reads changes them, and moving the folder does not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from lookonce.cache.model.content_hash import hash_language_model, hash_model
+from lookonce.errors import ModelError
+
+HASHES = [hash_model, hash_language_model]
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def model(sample: Path, tmp_path: Path) -> Path:
+    """A copy of the sample's model."""
+    return Path(shutil.copytree(sample / "model", tmp_path / "model"))
+
+
+def change(folder: Path, tensor: str) -> None:
+    """Change one number of a tensor."""
+    weights = load_file(folder / WEIGHTS)
+    weights[tensor].view(-1)[-1] += 1
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+@pytest.mark.parametrize("hash_folder", HASHES)
+def test_a_moved_model_has_the_same_hash(sample, model, hash_folder):
+    assert hash_folder(model) == hash_folder(sample / "model")
+
+
+@pytest.mark.parametrize("hash_folder", HASHES)
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "config.json"])
+def test_each_file_counts(model, hash_folder, name):
+    before = hash_folder(model)
+    with (model / name).open("a") as file:
+        file.write(" ")
+    assert hash_folder(model) != before
+
+
+def test_each_tensor_of_the_language_model_counts(model):
+    names = [name for name in load_file(model / WEIGHTS) if not name.startswith("model.visual.")]
+    seen = [tuple(hash_folder(model) for hash_folder in HASHES)]
+    for name in names:
+        change(model, name)
+        seen.append(tuple(hash_folder(model) for hash_folder in HASHES))
+    for hashes in zip(*seen, strict=True):
+        assert len(set(hashes)) == len(names) + 1
+
+
+def test_the_hash_of_the_language_model_does_not_read_the_tower(model):
+    whole, rest = hash_model(model), hash_language_model(model)
+    change(model, next(name for name in load_file(model / WEIGHTS) if name.startswith("model.visual.")))
+    assert hash_model(model) != whole
+    assert hash_language_model(model) == rest
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00no json!", b"\xff" * 20, b"\x02" + bytes(7) + b"[]"]
+)
+def test_broken_weights_are_an_error(model, content):
+    (model / WEIGHTS).write_bytes(content)
+    with pytest.raises(ModelError, match=f"cannot read .*{WEIGHTS}"):
+        hash_language_model(model)
