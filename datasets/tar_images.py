@@ -31,7 +31,7 @@ from lookonce.datasets.records import Record, write_records
 from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shard
 from lookonce.disk_space import check_room
 from lookonce.errors import ImageError, UsageError
-from lookonce.files import TEMPORARY_MARK, temporary_name, write_text
+from lookonce.files import TEMPORARY_MARK, create_text, temporary_name
 from lookonce.text import count, rows, size
 
 INDEX = "images.ndjson"  # not .jsonl: `*.jsonl` are the records
@@ -199,17 +199,15 @@ def _write_index(folder: Path, index: str) -> None:
     path = folder / INDEX
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder to write to")
-    if path.exists():
-        if path.read_text(encoding="utf-8") != index:
-            raise UsageError(
-                f"{folder} holds other tar shards: of other images, of another size or with other questions; "
-                "name another folder"
-            )
-        return
-    others = [path.name for path in folder.iterdir() if TEMPORARY_MARK not in path.name] if folder.exists() else []
-    if others:
-        raise UsageError(f"{folder} is not empty ({sorted(others)[0]}) and has no {INDEX}; name another folder")
-    write_text(path, index)
+    names = [path.name for path in folder.iterdir() if TEMPORARY_MARK not in path.name] if folder.exists() else []
+    if names and INDEX not in names:
+        raise UsageError(f"{folder} is not empty ({sorted(names)[0]}) and has no {INDEX}; name another folder")
+    # Of several processes that write into one folder at once, one creates the index; the others must want the same.
+    if not create_text(path, index) and path.read_text(encoding="utf-8") != index:
+        raise UsageError(
+            f"{folder} holds other tar shards: of other images, of another size or with other questions; "
+            "name another folder"
+        )
 
 
 def _exists(path: Path, num_bytes: int) -> bool:
@@ -240,9 +238,10 @@ def _write_once(path: Path, records: Sequence[Record]) -> None:
     temporary = temporary_name(path)
     try:
         write_records(temporary, records)
-        if path.exists() and path.read_bytes() != temporary.read_bytes():
-            raise UsageError(f"{path} holds other records; move it away to have it written again")
-        os.replace(temporary, path)
+        os.link(temporary, path)
+    except FileExistsError:
+        if path.read_bytes() != temporary.read_bytes():
+            raise UsageError(f"{path} holds other records; move it away to have it written again") from None
     finally:
         temporary.unlink(missing_ok=True)
 

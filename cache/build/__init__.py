@@ -7,5 +7,6 @@ encode       run images through the tower
 worker       claim shards, encode and write them
 preemption   signals that ask to stop
 report       what a build did
+unusable     images that a build could not encode, with the reasons
 status       progress of a cache, and its workers
 """

@@ -7,9 +7,10 @@ some seconds.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,8 @@ class Estimate:
     pilot: Pilot | None
     build_seconds: float | None
     """Time that one worker on this machine needs for the missing images."""
+    worker_seconds: dict[int, float]
+    """Time that several workers like it need, by their number, which is at most that of the shards."""
     break_even_epochs: float | None
     """Number of epochs after which building the cache has cost less than running the tower for every question."""
 
@@ -118,14 +121,11 @@ class Estimate:
     def _time(self) -> list[tuple[str, str]]:
         if self.pilot is None or self.build_seconds is None:
             return []
-        several = ", ".join(f"{duration(self.build_seconds / number)} with {number}" for number in WORKERS)
-        rate = self.pilot.num_images / self.pilot.seconds
-        lines = [
-            (
-                "time",
-                f"{duration(self.build_seconds)} with one worker like this, {several} ({rate:.1f} images/s in a pilot)",
-            )
-        ]
+        each = ", one shard each" if self.num_new_shards in self.worker_seconds else ""
+        several = "".join(f", {duration(seconds)} with {number}" for number, seconds in self.worker_seconds.items())
+        alone = "; one shard is built by one worker" if self.num_new_shards == 1 else ""
+        rate = f"{self.pilot.num_images / self.pilot.seconds:.1f} images/s in a pilot"
+        lines = [("time", f"{duration(self.build_seconds)} with one worker like this{several}{each}{alone} ({rate})")]
         if self.break_even_epochs is not None:
             lines.append(("pays off", f"after {self.break_even_epochs:.2f} epochs"))
         return lines
@@ -173,8 +173,23 @@ def estimate(
         epoch_bytes=epoch_tokens * fingerprint.bytes_per_token,
         pilot=pilot,
         build_seconds=build_seconds,
+        worker_seconds=_worker_seconds(pilot, pending) if pilot else {},
         break_even_epochs=pilot.seconds_per_token * num_tokens / epoch_seconds if pilot and epoch_seconds else None,
     )
+
+
+def _worker_seconds(pilot: Pilot, shards: Sequence[Shard]) -> dict[int, float]:
+    """The time of several workers, by their number; more workers than shards would have nothing to do."""
+    numbers = sorted({min(number, len(shards)) for number in WORKERS} - {0, 1})
+    return {number: pilot.seconds_per_token * tokens_of_busiest(shards, number) for number in numbers}
+
+
+def tokens_of_busiest(shards: Iterable[Shard], num_workers: int) -> int:
+    """The tokens of the worker with most to do, if each takes the next shard when it has finished one."""
+    workers = [0] * num_workers
+    for shard in shards:
+        heapq.heappushpop(workers, workers[0] + shard.num_tokens)
+    return max(workers)
 
 
 def run_pilot(

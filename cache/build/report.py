@@ -58,7 +58,9 @@ class BuildReport:
         return ", ".join([*encoded, reused] if self.num_reused else encoded)
 
     def _state(self) -> str:
-        return f"{count(self.num_missing, 'image')} being encoded by other workers" if self.num_missing else "complete"
+        if self.num_missing:
+            return f"{count(self.num_missing, 'image')} being encoded by other workers"
+        return f"complete but for {count(len(self.quarantined), 'image')}" if self.quarantined else "complete"
 
 
 def report(

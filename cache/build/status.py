@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookonce.cache.store.claims import EXPIRY_S, Work, claimed_work
+from lookonce.cache.store.claims import Work, claimed_work
 from lookonce.cache.store.manifest import MANIFEST
 from lookonce.cache.store.receipts import Receipt, read_receipts
+from lookonce.claim_file import EXPIRY_S
 from lookonce.text import duration, rows, size, table
 
 WINDOW_S = 3600
@@ -71,7 +72,8 @@ class StatusReport:
         return self.num_images - self.num_done - self.num_quarantined
 
     def text(self) -> str:
-        state = "complete" if self.num_missing == 0 else f"{self.num_missing:,} still to encode"
+        complete = "complete but for those in quarantine" if self.num_quarantined else "complete"
+        state = complete if self.num_missing == 0 else f"{self.num_missing:,} still to encode"
         lines = [
             ("images", f"{self.num_done:,} of {self.num_images:,} encoded, {state}"),
             ("quarantined", f"{self.num_quarantined:,}"),

@@ -26,7 +26,7 @@ from lookonce.cache.build.preemption import StopSignals
 from lookonce.cache.build.report import BuildReport, report
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.claims import EXPIRY_S, Claim, Claims, Worker
+from lookonce.cache.store.claims import Claim, Claims, using
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.leftovers import sweep
 from lookonce.cache.store.manifest import ensure_manifest
@@ -34,6 +34,7 @@ from lookonce.cache.store.plan import Shard
 from lookonce.cache.store.receipts import finished_shards, has_receipt
 from lookonce.cache.store.shards import ShardWriter, remove_leftovers
 from lookonce.cache.store.stopwatch import Stopwatch
+from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import DiskFull, Stopped
@@ -85,22 +86,24 @@ def build_cache(
 
     Raises:
         CacheMismatch: the folder of this fingerprint holds another one.
+        CacheError: a repair or a garbage collection is changing the folder.
         DiskFull: there is no room; finished shards are kept.
         Stopped: a signal asked to stop.
     """
     folder = root / fingerprint.folder_name
     build: _Build | None = None
     try:
-        ensure_manifest(folder, fingerprint, options.provenance)
-        wanted, retry = planned_images(images, processor), options.retries
-        plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
-        finished = Finished.read(folder, **retry)
-        shards = pending_shards(plan, finished, images.path_of, images.former)
-        start = time.perf_counter()
-        build = _Build(folder, fingerprint, processor, images.former | images.path_of, load_tower, options, shards)
-        build.run()
-        seconds = time.perf_counter() - start
-        return report(folder, fingerprint, images, finished.images, build.built, build.stopwatch.seconds(), seconds)
+        with using(folder, "lookonce cache build", options.expiry_s):
+            ensure_manifest(folder, fingerprint, options.provenance)
+            wanted, retry = planned_images(images, processor), options.retries
+            plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
+            finished = Finished.read(folder, **retry)
+            shards = pending_shards(plan, finished, images.path_of, images.former)
+            start = time.perf_counter()
+            build = _Build(folder, fingerprint, processor, images.former | images.path_of, load_tower, options, shards)
+            build.run()
+            seconds = time.perf_counter() - start
+            return report(folder, fingerprint, images, finished.images, build.built, build.stopwatch.seconds(), seconds)
     except OSError as error:
         if not is_full(error):
             raise
@@ -136,7 +139,7 @@ class _Build:
             DiskFull: there is no room for another shard.
             Stopped: a signal asked to stop.
         """
-        worker = Worker.this_process("/".join(map(str, self.options.worker or ())))
+        worker = Process.this("/".join(map(str, self.options.worker or ())))
         check_room(self.folder, self.bytes_left())
         with StopSignals() as self._stop, Claims(self.folder, worker, self.options.expiry_s) as self._claims:
             self._bar = self._progress()

@@ -23,17 +23,20 @@ from lookonce.cache.maintenance.inventory import (
     is_ours,
     scratch_leftovers,
 )
-from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, Claims, Worker, remove_if_dead
+from lookonce.cache.store.claims import CLAIMS, OWNER, owning
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM
 from lookonce.cache.store.manifest import MANIFEST
 from lookonce.cache.store.receipts import RECEIPTS, has_receipt
 from lookonce.cache.store.shards import SHARDS
 from lookonce.cache.store.uses import USES
+from lookonce.claim_file import EXPIRY_S, remove_if_dead
 from lookonce.errors import CacheError, UsageError
-from lookonce.text import count, listed, size
+from lookonce.text import count, listed, located, size
 
 MIN_DIGITS = 8
 """Digits of a cache's name that are needed to delete it."""
+COMMAND = "lookonce cache gc"
+"""What a claim of this module names."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class GarbageReport:
     """Name of the cache that was deleted whole; empty if only leftovers were."""
     kept: list[Path] = field(default_factory=list)
     """Files of the deleted cache that lookonce did not write."""
+    in_use: list[str] = field(default_factory=list)
+    """Why the leftovers of some caches were not deleted: another process uses them."""
 
     @property
     def leftovers(self) -> list[Leftover]:
@@ -66,6 +71,8 @@ class GarbageReport:
         return f"{self.root}: {count(len(self.caches), 'cache')}, {size(total)}"
 
     def _advice(self) -> str:
+        if self.in_use:
+            return "\n".join(f"kept leftovers: {reason}" for reason in self.in_use)
         if self.deleted:
             kept = f"; kept what is not ours: {listed([str(path) for path in self.kept], 1)}" if self.kept else ""
             whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
@@ -89,22 +96,28 @@ def collect_garbage(
     if cache_id is not None and not delete:
         raise UsageError("--cache names the cache to delete; add --delete")
     if not root.is_dir():
-        raise CacheError(f"no folder of caches at {root}; name one, or a run file")
+        raise CacheError(f"no folder of caches at {located(root)}; name one, or a run file")
     found = list_caches(root, expiry_s)
     if not delete:
         return found
     if cache_id is not None:
         cache = choose(root, found.caches, cache_id)
-        paths, num_bytes = delete_cache(cache)
+        paths, num_bytes = delete_cache(cache, expiry_s)
         kept = [path for path in cache.folder.rglob("*") if path.is_file()] if cache.folder.exists() else []
         found.caches.remove(cache)
         return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=kept)
-    deleted = [left for cache in found.caches for left in delete_leftovers(cache, expiry_s)]
+    deleted, in_use = [], []
+    for cache in found.caches:
+        try:
+            deleted += delete_leftovers(cache, expiry_s)
+        except CacheError as error:
+            in_use.append(str(error))
     for left in found.scratch:
         shutil.rmtree(left.path)
     deleted += found.scratch
     num_bytes = sum(left.size_bytes for left in deleted)
-    return replace(list_caches(root, expiry_s), deleted=[left.path for left in deleted], deleted_bytes=num_bytes)
+    paths = [left.path for left in deleted]
+    return replace(list_caches(root, expiry_s), deleted=paths, deleted_bytes=num_bytes, in_use=in_use)
 
 
 def list_caches(root: Path, expiry_s: float) -> GarbageReport:
@@ -114,30 +127,30 @@ def list_caches(root: Path, expiry_s: float) -> GarbageReport:
 
 
 def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Leftover]:
-    """Delete the leftovers of a cache, unless they are in use again; returns the deleted ones."""
+    """Delete the leftovers of a cache, unless they are no longer leftovers; returns the deleted ones.
+
+    Raises:
+        CacheError: another process uses the cache.
+    """
     if not cache.leftovers:
         return []
-    with Claims(cache.folder, Worker.this_process("gc"), expiry_s) as claims:
-        return [leftover for leftover in cache.leftovers if _delete(leftover, claims)]
+    deleted = []
+    with owning(cache.folder, COMMAND, expiry_s) as check_owned:
+        for leftover in cache.leftovers:
+            check_owned()
+            if _delete(leftover, cache.folder, expiry_s):
+                deleted.append(leftover)
+    return deleted
 
 
-def _delete(leftover: Leftover, claims: Claims) -> bool:
+def _delete(leftover: Leftover, folder: Path, expiry_s: float) -> bool:
     path = leftover.path
     if leftover.kind == "dead claim":
-        return remove_if_dead(path, claims.expiry_s)
-    if leftover.kind == "temporary file":
-        path.unlink(missing_ok=True)
-        return True
-    claim = claims.take(path.stem, 0)
-    if claim is None:
-        return False
-    try:
-        if has_receipt(claims.folder.parent, path.stem):
-            return False
-        path.unlink(missing_ok=True)
-        return True
-    finally:
-        claims.release(claim)
+        return remove_if_dead(path, expiry_s)
+    if leftover.kind == "unfinished shard" and has_receipt(folder, path.stem):
+        return False  # it got its receipt after it was listed
+    path.unlink(missing_ok=True)
+    return True
 
 
 def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
@@ -161,12 +174,19 @@ def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
     return cache
 
 
-def delete_cache(cache: CacheInfo) -> tuple[list[Path], int]:
-    """Delete our files in a cache, and its folders if they are then empty; returns the files and their bytes."""
-    paths = [path for path in files_below(cache.folder) if is_ours(cache.folder, path)]
-    num_bytes = sum(path.lstat().st_size for path in paths)
-    for path in sorted(paths, key=lambda path: _deletion_order(cache.folder, path)):
-        path.unlink(missing_ok=True)
+def delete_cache(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> tuple[list[Path], int]:
+    """Delete our files in a cache, and its folders if they are then empty; returns the files and their bytes.
+
+    Raises:
+        CacheError: another process uses the cache.
+    """
+    with owning(cache.folder, COMMAND, expiry_s) as check_owned:
+        mine = cache.folder / CLAIMS / OWNER
+        paths = [path for path in files_below(cache.folder) if is_ours(cache.folder, path) and path != mine]
+        num_bytes = sum(path.lstat().st_size for path in paths)
+        for path in sorted(paths, key=lambda path: _deletion_order(cache.folder, path)):
+            check_owned()
+            path.unlink(missing_ok=True)
     for folder in (*(cache.folder / name for name in (RECEIPTS, SHARDS, CLAIMS, USES)), cache.folder):
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()

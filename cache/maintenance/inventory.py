@@ -18,13 +18,14 @@ from typing import Any, Literal
 
 from lookonce.cache.constants import REPAIR_COMMAND
 from lookonce.cache.maintenance.checks import without_advice
-from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, claimed_work
+from lookonce.cache.store.claims import CLAIMS, claimed_work
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index
 from lookonce.cache.store.leftovers import dead_claims, scratch_folders, temporary_files, unfinished_shards
 from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, PLAN, QUARANTINE, read_manifest, read_plan
 from lookonce.cache.store.receipts import RECEIPTS, finished_shards
 from lookonce.cache.store.shards import SHARDS
 from lookonce.cache.store.uses import USES, uses
+from lookonce.claim_file import EXPIRY_S
 from lookonce.errors import CacheError
 from lookonce.files import TEMPORARY_MARK
 from lookonce.text import count, listed, size
@@ -34,6 +35,7 @@ KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|plan-\d{{5,}}\.json|{re.escape(QUARANTINE)}"
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
     rf"|({RECEIPTS}|{CLAIMS})/shard-\d{{5,}}\.json|{SHARDS}/shard-\d{{5,}}\.safetensors"
+    rf"|{CLAIMS}/(user-[0-9a-f]{{32}}|owner)\.json"
 )
 """Matches the files of a cache by their path in it."""
 NUM_FOREIGN = 10

@@ -1,31 +1,32 @@
 """Repair a damaged cache: restore what can be restored, and remove the rest, which the next build encodes again.
 
 Design: a shard is removed only after each of its images was found again, with the right bytes, in the files of the run
-or in those that the plan names. It is claimed first, as if to build it, so no shard of a living worker is touched. The
-index is removed first and the receipt last: an interrupted repair leaves a receipt without its shard, which the next
-repair finds, and never a damaged shard that looks as if it had only lost its receipt.
+or in those that the plan names. A repair owns the cache: it is refused while another process uses it. The index is
+removed first and the receipt last: an interrupted repair leaves a receipt without its shard, which the next repair
+finds, and never a damaged shard that looks as if it had only lost its receipt.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, VERIFY_COMMAND
+from lookonce.cache.constants import BUILD_COMMAND, VERIFY_COMMAND
 from lookonce.cache.maintenance.checks import Problem
 from lookonce.cache.maintenance.damaged import ImageFiles, find_files, images_elsewhere, images_of_shard
 from lookonce.cache.maintenance.rebuild import is_confirmed, rebuild_plan, rebuild_receipt
 from lookonce.cache.maintenance.verify import Level, check_manifest, check_plan, verify, verify_shard
-from lookonce.cache.store.claims import EXPIRY_S, Claims, Worker, claimed_work
+from lookonce.cache.store.claims import owning
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, write_index
 from lookonce.cache.store.manifest import MANIFEST, ensure_manifest
 from lookonce.cache.store.plan import Plan, Shard
 from lookonce.cache.store.receipts import Receipt, finished_shards, receipt_path, to_text, write_receipt
 from lookonce.cache.store.shards import SHARDS, shard_path
+from lookonce.claim_file import EXPIRY_S
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import CacheCorrupt, CacheError
 from lookonce.files import write_text
@@ -87,13 +88,13 @@ def repair(
     images are not found again. `provenance` is for a manifest that must be written again.
 
     Raises:
-        CacheError: the folder has no shards.
+        CacheError: the folder has no shards, or another process uses it.
         CacheMismatch: the folder holds another cache.
     """
     if not (folder / SHARDS).exists():
         raise CacheError(f"{folder} holds no shards to repair; make them with: {BUILD_COMMAND}")
-    with Claims(folder, Worker.this_process("repair"), expiry_s) as claims:
-        work = _Repair(RepairReport(folder, level), fingerprint, images, drop, claims)
+    with owning(folder, "lookonce cache repair", expiry_s) as check_owned:
+        work = _Repair(RepairReport(folder, level), fingerprint, images, drop, check_owned)
         work.restore_manifest(provenance or {})
         if not finished_shards(folder):
             work.adopt_shards()
@@ -102,6 +103,7 @@ def repair(
         work.restore_receipts(found.problems)
         work.restore_plan()
         work.remove(found.damaged)
+        check_owned()
         work.write_index()
         return work.report, work.images_to_encode()
 
@@ -110,10 +112,15 @@ class _Repair:
     """A repair in progress; `report` is filled on the way."""
 
     def __init__(
-        self, report: RepairReport, fingerprint: Fingerprint, images: ImageIndex, drop: bool, claims: Claims
+        self,
+        report: RepairReport,
+        fingerprint: Fingerprint,
+        images: ImageIndex,
+        drop: bool,
+        check_owned: Callable[[], None],
     ) -> None:
         self.report, self._folder = report, report.folder
-        self._fingerprint, self._images, self._drop, self._claims = fingerprint, images, drop, claims
+        self._fingerprint, self._images, self._drop, self._check_owned = fingerprint, images, drop, check_owned
         self._to_encode: ImageFiles = {}
 
     def restore_manifest(self, provenance: Mapping[str, Any]) -> None:
@@ -129,21 +136,21 @@ class _Repair:
     def adopt_shards(self) -> None:
         """Write receipts for all shards, in a cache that has none left."""
         for path in sorted((self._folder / SHARDS).glob("*.safetensors")):
-            with self._claim(path.stem) as is_ours:
-                receipt = self._rebuild_receipt(path.stem) if is_ours else None
-                if receipt and write_receipt(self._folder, receipt):
-                    self.report.adopted.append(path.stem)
-                    self.report.num_problems += 1
+            receipt = self._rebuild_receipt(path.stem)
+            self._check_owned()
+            if receipt and write_receipt(self._folder, receipt):
+                self.report.adopted.append(path.stem)
+                self.report.num_problems += 1
 
     def restore_receipts(self, problems: Iterable[Problem]) -> None:
         """Write broken receipts again if their shards prove to be intact."""
         for name in dict.fromkeys(problem.shard for problem in problems if problem.part == "receipt"):
-            with self._claim(name) as is_ours:
-                receipt, path = self._rebuild_receipt(name) if is_ours else None, receipt_path(self._folder, name)
-                if receipt and path.exists() and is_confirmed(receipt, path.read_bytes()):
-                    self._remove_index()
-                    write_text(path, to_text(receipt))
-                    self.report.mended.append(path.name)
+            receipt, path = self._rebuild_receipt(name), receipt_path(self._folder, name)
+            if receipt and path.exists() and is_confirmed(receipt, path.read_bytes()):
+                self._check_owned()
+                self._remove_index()
+                write_text(path, to_text(receipt))
+                self.report.mended.append(path.name)
 
     def _rebuild_receipt(self, name: str) -> Receipt | None:
         """A receipt made from the shard, if the shard is complete."""
@@ -153,12 +160,10 @@ class _Repair:
             return None
 
     def restore_plan(self) -> None:
-        """Write broken and lost plan files again, unless a worker is alive and may be extending the plan."""
+        """Write broken and lost plan files again."""
         if not self._check_plan()[1]:
             return
-        if any(alive for _, _, alive in claimed_work(self._folder, self._claims.expiry_s)):
-            self.report.left["the plan"] = f"workers are alive; when they have ended, run again: {REPAIR_COMMAND}"
-            return
+        self._check_owned()
         file_of = {key: path for path, key in self._images.key_of.items()}
         self.report.mended += [path.name for path in rebuild_plan(self._folder, file_of)]
 
@@ -170,9 +175,8 @@ class _Repair:
         damaged = [name for name in shards if f"{name}.json" not in self.report.mended]
         planned = {shard.name: shard for shard in self._check_plan()[0].shards} if damaged else {}
         for name in damaged:
-            with self._claim(name) as is_ours:
-                if is_ours and self._is_damaged(name):  # another process may have repaired it meanwhile
-                    self._remove(planned.get(name, Shard(name, ())), set(damaged))
+            if self._is_damaged(name):  # it may have been restored since it was verified
+                self._remove(planned.get(name, Shard(name, ())), set(damaged))
 
     def _is_damaged(self, name: str) -> bool:
         sha256, level = self._fingerprint.sha256, self.report.level
@@ -186,6 +190,7 @@ class _Repair:
         if (lost or needed is None) and not self._drop:
             self.report.left[shard.name] = _why_left(needed, lost)
             return
+        self._check_owned()
         self._remove_index()
         shard_path(self._folder, shard.name).unlink(missing_ok=True)
         receipt_path(self._folder, shard.name).unlink(missing_ok=True)
@@ -193,20 +198,6 @@ class _Repair:
         self.report.num_again = len(self._to_encode)
         self.report.lost += lost
         self.report.removed.append(shard.name)
-
-    @contextlib.contextmanager
-    def _claim(self, name: str) -> Iterator[bool]:
-        """Claim a shard for the block; yields False if a worker has it."""
-        claim = self._claims.take(name, 0)
-        if claim is None:
-            self.report.left[name] = "a worker has claimed it"
-        else:
-            self.report.left.pop(name, None)
-        try:
-            yield claim is not None
-        finally:
-            if claim:
-                self._claims.release(claim)
 
     def _remove_index(self) -> None:
         for name in (INDEX, INDEX_CHECKSUM):

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
 from lookonce.cache.maintenance.checks import Problem, check_shard
 from lookonce.cache.maintenance.scan import StoppableThreads
-from lookonce.cache.store.claims import Claim, Claims, Worker
+from lookonce.cache.store.claims import Claim, Claims, using
 from lookonce.cache.store.direct_io import write_all
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.index import Index, write_index
@@ -29,6 +29,7 @@ from lookonce.cache.store.manifest import MANIFEST, QUARANTINE, mismatch_message
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import Receipt, read_receipt, receipt_path
 from lookonce.cache.store.shards import remove_leftovers, shard_path
+from lookonce.claim_file import Process
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import CacheError, CacheMismatch
 from lookonce.files import create_text, flush, follow_umask, is_full, temporary_name, write_text
@@ -78,7 +79,8 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
     and copies damaged ones again.
 
     Raises:
-        CacheError: the source is not a cache, has nothing to stage, or has a broken receipt.
+        CacheError: the source is not a cache, has nothing to stage, or has a broken receipt; or a repair or a garbage
+            collection is changing one of the folders.
         CacheMismatch: the target has another cache of the same name.
         DiskFull: there is no room.
     """
@@ -89,10 +91,11 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
     staging = _Staging(source, folder, _sizes(source, fingerprint, keys), verify)
     try:
         check_room(folder, staging.bytes_left())
-        copy_small_files(source, folder, fingerprint)
-        report = staging.run()
-        write_index(folder, fingerprint.sha256)
-        return report
+        with using(source, "lookonce cache stage"), using(folder, "lookonce cache stage"):
+            copy_small_files(source, folder, fingerprint)
+            report = staging.run()
+            write_index(folder, fingerprint.sha256)
+            return report
     except OSError as error:
         if not is_full(error):
             raise
@@ -164,7 +167,7 @@ class _Staging:
         todo = [name for name, is_staged in zip(self._sizes, staged, strict=True) if not is_staged]
         total = sum(self._sizes[name] for name in todo)
         self._bar = tqdm(total=total, desc="stage", unit="B", unit_scale=True, leave=False, disable=None)
-        with Claims(self._folder, Worker.this_process("stage")) as self._claims, self._bar:
+        with Claims(self._folder, Process.this("stage")) as self._claims, self._bar:
             self._copy_all(todo)
         num_broken = len({problem.shard for problem in self._problems})
         return StagingReport(

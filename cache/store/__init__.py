@@ -8,7 +8,7 @@ plan               which images belong to which shard
 shards             features as safetensors files
 receipts           what a finished shard holds
 direct_io          large writes that bypass the page cache
-claims             which worker is building which shard
+claims             which worker is building which shard, and which processes use the cache
 uses               which runs read a cache
 leftovers          what killed processes leave behind
 index              the offset of each image, for millions of images

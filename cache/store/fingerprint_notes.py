@@ -1,12 +1,12 @@
-"""Fingerprints recorded with what they were computed from, for read-only commands: status, verify, stage.
+"""Fingerprints recorded with what they were computed from, for commands that do not read the tower: status, train.
 
 Design: computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU
 time, more from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and
 settings, libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its
 files, because a version number would have to be raised by hand. The times include that of the last status change
 (ctime), which no program can set; a chmod costs computing the fingerprint again. As with images' stamps, a file that
-was modified just before is not trusted. Builds and training compute the fingerprint from the tower all the same. There
-is one small file for each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
+was modified just before is not trusted. Builds compute the fingerprint from the tower all the same. There is one small
+file for each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from lookonce.cache.store.claims import CLAIMS, EXPIRY_S, age, claimed_work, remove_if_dead
+from lookonce.cache.store.claims import CLAIMS, claimed_work
 from lookonce.cache.store.receipts import finished_shards
 from lookonce.cache.store.shards import SHARDS
+from lookonce.claim_file import EXPIRY_S, age, is_dead, remove_if_dead
 from lookonce.files import SCRATCH, TEMPORARY_MARK, writer_host
 
 SCRATCH_EXPIRY_S = 3600
@@ -39,7 +40,10 @@ def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
 
 def dead_claims(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
     """The files of dead claims."""
-    return (folder / CLAIMS / f"{work.shard}.json" for work, _, alive in claimed_work(folder, expiry_s) if not alive)
+    for path in sorted((folder / CLAIMS).glob("*.json")):
+        with contextlib.suppress(FileNotFoundError):
+            if is_dead(path, expiry_s):
+                yield path
 
 
 def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:

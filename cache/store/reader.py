@@ -22,10 +22,11 @@ import xxhash
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.index import Index, file_stats
-from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, mismatch_message, read_manifest
+from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, mismatch_message, read_manifest, read_plan
 from lookonce.cache.store.receipts import Entry, Failure
 from lookonce.cache.store.shards import SHARDS, shard_path
-from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing
+from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
+from lookonce.text import located
 from lookonce.threads import NUM_THREADS
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class VisionCache:
                 if num_read == 0:
                     raise self._corrupt(shard, key, "are truncated")
                 filled += num_read
+        except PermissionError as error:
+            raise CacheError(explain_os_error(error)) from None
         except OSError as error:
             raise self._corrupt(shard, key, f"cannot be read ({error.strerror})") from None
         if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
@@ -168,8 +171,16 @@ class VisionCache:
 
     def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
         return CacheCorrupt(
-            f"the features of image {key} in {shard_path(self.folder, shard)} {how}; run: {REPAIR_COMMAND}"
+            f"the features of image {self._named(key)} in {shard_path(self.folder, shard)} {how}; run: {REPAIR_COMMAND}"
         )
+
+    def _named(self, key: str) -> str:
+        """An image key for a message, with a file that has the image by the plan."""
+        with contextlib.suppress(CacheError, OSError, *PARSE_ERRORS):  # a damaged plan must not hide the message
+            for image in read_plan(self.folder).images():
+                if image.key == key and image.files:
+                    return f"{key} ({image.files[0]})"
+        return key
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_threads", "_process")}
@@ -203,7 +214,7 @@ def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> V
         CacheMismatch: all caches below `root` have other fingerprints; the message names the fields that differ.
         CacheError: `root` has no caches.
     """
-    what = f"no cache in {root.absolute()} fits this model and these pixels"
+    what = f"no cache in {located(root)} fits this model and these pixels"
     folder = root / fingerprint.folder_name
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
@@ -213,7 +224,7 @@ def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> V
     others = list(_readable_manifests(root))
     if others:
         raise CacheMismatch(mismatch_message(others, fingerprint, what))
-    raise CacheError(f"no cache in {root.absolute()}; build it with: {BUILD_COMMAND}")
+    raise CacheError(f"no cache in {located(root)}; build it with: {BUILD_COMMAND}")
 
 
 def _readable_manifests(root: Path) -> Iterator[Fingerprint]:

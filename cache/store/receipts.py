@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def write_receipt(folder: Path, receipt: Receipt) -> bool:
 
 def to_text(receipt: Receipt) -> str:
     """A receipt as JSON, one image per line, that begins with a checksum of what follows it."""
-    value = {"format_version": FORMAT_VERSION, **asdict(receipt)}
+    dicts = {name: {key: vars(item) for key, item in vars(receipt)[name].items()} for name in ("images", "failed")}
+    value = {"format_version": FORMAT_VERSION, **vars(receipt), **dicts}  # asdict copies, which takes twice the time
     body = ",\n".join(f"  {json.dumps(name)}: {_lines(item)}" for name, item in value.items()) + "\n}\n"
     return checksum_line(body.encode()) + body
 

@@ -22,7 +22,7 @@ from lookonce.datasets.prepare.definition import Definition, TextSection
 from lookonce.datasets.readers.image_column import image_columns
 from lookonce.datasets.readers.parquet import open_parquet, read_rows, row_group_starts
 from lookonce.datasets.readers.tar import DAMAGED, read_samples
-from lookonce.datasets.readers.text import Rows, decode_json, is_array, read_array, read_csv, read_head, read_jsonl
+from lookonce.datasets.readers.text import decode_json, is_array, read_array, read_csv, read_head, read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.text import first_line
 
@@ -153,12 +153,8 @@ def json_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk
 
 
 def _read_json(path: Path, name: str) -> Iterator[RawRow]:
-    if is_array(read_head(path)):
-        numbered = enumerate(read_array(path, name), start=1)
-        rows: Rows = ((f"{name}, entry {number}", value) for number, (_, value) in numbered)
-    else:
-        rows = read_jsonl(path, name)
-    for origin, value in rows:
+    read = read_array if is_array(read_head(path)) else read_jsonl
+    for origin, value in read(path, name):
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
         yield RawRow(value, None, origin)

@@ -8,6 +8,7 @@ columns `question`, `answer` and `image`.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -206,6 +207,11 @@ def find_definition(name: str) -> Definition:
             f"no known dataset is called {name!r}; {hint}known are {', '.join(known_datasets())}, or name "
             "a YAML file of your own (datasets/README.md says how to write one)"
         )
+    return _read_known(name)
+
+
+@functools.cache
+def _read_known(name: str) -> Definition:
     return read_definition(FOLDER / f"{name}.yaml")
 
 

@@ -1,5 +1,6 @@
 """The finished chunks of an unfinished `prepare`, from which the next one resumes.
 
+    DIR/.prepare/claim.json             the process that prepares the folder
     DIR/.prepare/settings.json          the dataset definition, the source and the options
     DIR/.prepare/portion-00012.json     the rows of a chunk, and the images that came with them
 
@@ -12,7 +13,6 @@ records are written; `report.json` then says what was prepared.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lookonce.claim_file import FolderClaim
 from lookonce.datasets.prepare.images import Stored, clear_leftovers
 from lookonce.datasets.prepare.rows import Row
 from lookonce.differences import differences
@@ -43,19 +44,14 @@ class Journal:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A lock: inside this context, no other process prepares this folder.
+        """Inside this context, no other process prepares this folder.
 
         Raises:
-            UsageError: another process holds it.
+            UsageError: another process does.
         """
-        self.work.mkdir(parents=True, exist_ok=True)
-        with (self.work / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(
-                    f"{self.folder} is being prepared by another process; wait until it has ended"
-                ) from None
+        with FolderClaim(self.work / "claim.json", "lookonce data prepare") as claim:
+            if used_by := claim.take():
+                raise UsageError(f"{self.folder} is in use by {used_by}; wait until it has ended, or stop it")
             yield
 
     def begin(self, settings: Mapping[str, Any]) -> None:

@@ -81,12 +81,11 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         "source": source.identity(),
     }
     journal = Journal(folder)
-    if (folder / REPORT).exists():
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        check_settings(folder, report["settings"], settings)
-        journal.clear()  # left if the process was killed after the report
-        return Prepared(folder, report, is_new=False)
+    if complete := _find_complete(folder, settings, journal):
+        return complete
     with journal.held():
+        if complete := _find_complete(folder, settings, journal):  # by another process, since
+            return complete
         journal.begin(settings)
         extract(source, definition, options.num_variants, journal)
         rows, columns = journal.read()
@@ -96,6 +95,16 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         write_json(folder / REPORT, report)
         journal.clear()
     return Prepared(folder, report, is_new=True)
+
+
+def _find_complete(folder: Path, settings: dict[str, Any], journal: Journal) -> Prepared | None:
+    """The complete dataset that the folder holds; None if it holds none."""
+    if not (folder / REPORT).exists():
+        return None
+    report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    check_settings(folder, report["settings"], settings)
+    journal.clear()  # left if the process was killed after the report
+    return Prepared(folder, report, is_new=False)
 
 
 def resolve(definition: Definition, options: Options) -> Definition:

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,13 +18,15 @@ from PIL import Image
 from lookonce.cache.build.report import BuildReport
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.cache.store.claims import CLAIMS, Claim, Claims, Worker
+from lookonce.cache.store.claims import CLAIMS, Claim, Claims
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.reader import VisionCache
+from lookonce.claim_file import Process
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.files import TEMPORARY_MARK
+from support.saved_cache import SavedCache
 
 PATCH_DIM, NUM_LEVELS = 1536, 4
 SHARD_BYTES = 600_000
@@ -87,6 +89,8 @@ class Site:
     """Image files in a folder, and the caches they go into."""
 
     Tower, PowerCut = FakeTower, PowerCut
+    saved: ClassVar[dict[object, SavedCache]] = {}
+    """Caches that `build_once` has built, by their images."""
     no_tower = staticmethod(no_tower)
 
     def __init__(self, path: Path, model: Path) -> None:
@@ -113,6 +117,18 @@ class Site:
         return build_cache(
             self.path / root, self.fingerprint, self.processor, images, load_tower, self.options(**options)
         )
+
+    def build_once(self, images: ImageIndex) -> Path:
+        """The folder of a new cache; it is copied if another test has built one of the same images."""
+        assert not self.folder().exists()
+        names = frozenset((path.relative_to(self.path), key) for path, key in images.key_of.items())
+        content = (self.fingerprint.sha256, names)
+        if content in self.saved:
+            self.saved[content].write(self.folder(), self.path, self.fingerprint.sha256)
+        else:
+            self.build(images)
+            self.saved[content] = SavedCache.of(self.folder(), self.path)
+        return self.folder()
 
     def stored(self, root: str = "caches") -> dict[str, bytes]:
         """All features of a cache, with checksums compared."""
@@ -160,8 +176,8 @@ def take(tmp_path: Path) -> Iterator[Callable[..., Claim | None]]:
     """Claims a shard for a worker, without a heartbeat."""
     held: list[Claim] = []
 
-    def take(worker: Worker | None = None, shard: str = "shard-00003", expiry_s: float = 60.0) -> Claim | None:
-        claim = Claims(tmp_path, worker or Worker.this_process("1/4"), expiry_s).take(shard, 5)
+    def take(worker: Process | None = None, shard: str = "shard-00003", expiry_s: float = 60.0) -> Claim | None:
+        claim = Claims(tmp_path, worker or Process.this("1/4"), expiry_s).take(shard, 5)
         held.extend([claim] if claim else [])
         return claim
 

@@ -87,3 +87,59 @@ def preloaded() -> Iterator[Preloaded]:
     found = Preloaded()
     yield found
     found.close()
+
+
+PAUSED = """
+import os, sys, time
+from pathlib import Path
+from pkgutil import resolve_name
+from lookonce.cli import main
+
+owner, _, name = sys.argv[1].rpartition(".")
+real = getattr(resolve_name(owner), name)
+
+def paused(*args, **options):
+    Path(f"paused-{os.getpid()}").touch()
+    while not Path("go").exists():
+        time.sleep(0.02)
+    return real(*args, **options)
+
+setattr(resolve_name(owner), name, paused)
+main(sys.argv[2:])
+"""
+"""Runs a command that stops at a function until there is a file `go`."""
+
+
+@dataclass
+class Paused:
+    """Starts commands in processes of their own, each of which stops at a function."""
+
+    preloaded: Preloaded
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.processes: list[Process] = []
+
+    def __call__(self, at: str, *words: str) -> Process:
+        """A process that runs `lookonce *words` in the folder and has come to the function `at` (module:name)."""
+        process = self.preloaded.start(PAUSED, at, *words, folder=self.folder, name=f"paused{len(self.processes)}")
+        self.processes.append(process)
+        process.wait_until((self.folder / f"paused-{process.pid}").exists)
+        return process
+
+    def go_on(self) -> None:
+        """Let all of them continue."""
+        (self.folder / "go").touch()
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def paused(preloaded: Preloaded, tmp_path: Path) -> Iterator[Paused]:
+    found = Paused(preloaded, tmp_path)
+    yield found
+    found.kill()

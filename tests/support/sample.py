@@ -16,6 +16,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from support.saved_cache import SavedCache
 
 ROOT = Path(__file__).parents[2]
 REAL_DATA = Path(os.environ.get("LOOKONCE_REAL_DATA", ROOT.parent / "shared"))
@@ -75,6 +76,13 @@ def built(make_run_in: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Vis
     inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("built")))
     inputs.build()
     return inputs.open_cache()
+
+
+@pytest.fixture(scope="session")
+def copy_built(built: VisionCache, sample: Path) -> Callable[[Path, Path], None]:
+    """Copies the sample's cache into a folder of caches, for the images of a copy of the sample."""
+    saved = SavedCache.of(built.folder, sample)
+    return lambda caches, copy: saved.write(caches / built.folder.name, copy, built.fingerprint.sha256)
 
 
 @pytest.fixture

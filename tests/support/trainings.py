@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.selftest.passes import ieee_float32
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.workflow.train import train
 
@@ -116,10 +117,5 @@ def random_lora() -> Callable[..., Any]:
 @pytest.fixture(scope="module")
 def exact_float32() -> Iterator[None]:
     """Multiplies float32 matrices without TensorFloat-32, which an earlier training may have allowed."""
-    settings = (torch.backends, torch.backends.cuda.matmul)
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    yield
-    for setting, precision in zip(settings, before, strict=True):
-        setting.fp32_precision = precision
+    with ieee_float32():
+        yield

@@ -1,16 +1,36 @@
-"""Claim the run folder and find the checkpoint to resume from."""
+"""Begin, resume or extend a run in its folder, and stop if another process takes the folder over.
+
+Design: a training that is extended must end like a longer one from the start. What a step trains does not depend on the
+steps that follow, but its learning rate may. So the rates of all steps that the checkpoint contains are compared for
+both lengths: they are equal with `constant`, and with `constant_with_warmup` after a number of warm-up steps, but not
+with schedules that fall until the last step. The best checkpoint is chosen at the end of a training, so a run with
+`load_best_model_at_end` is not extended. What the shorter training gave is moved to `steps-N/` in the run folder, the
+files that mark a run as finished first.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
+from lookonce.cache.store.leftovers import temporary_files
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import RunFolderError
-from lookonce.run.folder import RunFolder
+from lookonce.run.claim import RunClaim
+from lookonce.run.config import RunFile
+from lookonce.run.folder import LENGTH, STATE, RunFolder, step_of
 from lookonce.run.inputs import RunInputs
-from lookonce.text import Notify
+from lookonce.text import Notify, quiet
+from lookonce.train.loop.checkpoints import find_checkpoint
+from lookonce.train.loop.scheduler import other_rate
+
+RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "adapter")
+ELSEWHERE = "train from the start, in another `output` or with --restart"
 
 
 @dataclass(frozen=True)
@@ -20,15 +40,26 @@ class Start:
     is_trained: bool
     """Whether the adapter is already trained, so that only its evaluation is left."""
     checkpoint: Path | None
-    """The checkpoint to resume from; None to start at the first step."""
+    """The checkpoint to resume from, or the last one of a finished training; None to start at the first step."""
+
+    @classmethod
+    def of(cls, folder: RunFolder, run: RunFile, restart: bool, notify: Notify) -> Start:
+        if restart:
+            return cls(False, None)
+        is_trained = folder.trained.exists() and not folder.has_other_length(run)
+        return cls(is_trained, folder.last_checkpoint if is_trained else find_checkpoint(folder, notify))
 
 
 def is_finished(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], resume: bool) -> bool:
-    """Whether the folder holds this run, finished.
+    """Whether the folder holds this run, finished; with `resume`, a run of another length is not.
 
     Raises:
-        RunFolderError: it holds another run, or this run unfinished and `resume` is false.
+        RunFolderError: it holds another run, or this run unfinished and `resume` is false, or cannot be extended.
     """
+    if resume and folder.has_other_length(inputs.run):
+        folder.check(inputs.run, identity, may_differ=LENGTH)
+        check_extension(folder, inputs.run)
+        return False
     folder.check(inputs.run, identity)
     if folder.is_finished:
         return True
@@ -41,15 +72,83 @@ def is_finished(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], 
     return False
 
 
-def claim(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], restart: bool, notify: Notify) -> Start:
-    """Claim the folder for this run; `restart` first moves the run in it away."""
-    if restart and (moved := folder.move_away()):
+def begin(owner: RunClaim, inputs: RunInputs, identity: dict[str, Any], restart: bool, notify: Notify) -> None:
+    """Record this run in its folder; `restart` first moves the run in it away."""
+    if restart and (moved := owner.move_away()):
         notify(f"moved the previous run to {moved}")
-    folder.claim(inputs.run, identity)
-    note_use(inputs.cache_folder, folder.folder)
-    start = Start(folder.trained.exists(), folder.last_checkpoint)
-    if start.is_trained:
-        notify("adapter already trained; running evaluation")
-    elif start.checkpoint:
-        notify(f"resuming from {start.checkpoint.name}")
-    return start
+    owner.check()
+    for path in temporary_files(owner.folder):  # of killed processes
+        path.unlink(missing_ok=True)
+    folder = RunFolder(owner.folder)
+    if folder.has_other_length(inputs.run) and (kept := keep_results(folder)):
+        notify(f"moved the results of the shorter training to {kept}")
+    folder.claim(inputs.run, identity, may_differ=LENGTH)
+    note_use(inputs.cache_folder, owner.folder)
+
+
+def check_extension(folder: RunFolder, run: RunFile) -> None:
+    """Check that the training in a folder can be continued to the length that `run` asks for.
+
+    Raises:
+        RunFolderError: there is no checkpoint, or a training of that length would have begun in another way.
+    """
+    checkpoint = find_checkpoint(folder, quiet)
+    if checkpoint is None:
+        raise RunFolderError(
+            f"{folder.checkpoints} holds no complete checkpoint, so the training cannot be extended; {ELSEWHERE}"
+        )
+    step, before, wanted = step_of(checkpoint), _num_steps(checkpoint), _wanted_steps(run, checkpoint)
+    cannot = f"{folder.folder} holds a training of {before:,} steps, which cannot be continued to {wanted:,}"
+    if wanted < step:
+        raise RunFolderError(f"{cannot}: its last checkpoint is after step {step:,}; {ELSEWHERE}")
+    if run.train.load_best_model_at_end:
+        raise RunFolderError(f"{cannot}: with train.load_best_model_at_end it chose among its steps; {ELSEWHERE}")
+    if found := other_rate(run.train, before, wanted, step):
+        raise RunFolderError(
+            f"{cannot}: with train.scheduler: {run.train.scheduler} and train.warmup: {run.train.warmup:g} the "
+            f"learning rate of a step depends on the number of all steps ({found}); {ELSEWHERE}. A training with "
+            "`constant`, or with `constant_with_warmup` and a whole number of warm-up steps, can be continued"
+        )
+
+
+def keep_results(folder: RunFolder) -> Path | None:
+    """Move the results of a shorter training to `steps-N/`; returns that folder, or None if there are none."""
+    checkpoint = find_checkpoint(folder, quiet)
+    found = [folder.folder / name for name in RESULTS if (folder.folder / name).exists()]
+    if not found or checkpoint is None:
+        return None
+    target = folder.folder / f"steps-{_num_steps(checkpoint)}"
+    target.mkdir(exist_ok=True)
+    for path in found:
+        path.rename(target / path.name)
+    return target
+
+
+def _num_steps(checkpoint: Path) -> int:
+    """The number of steps of the training that wrote a checkpoint."""
+    return int(json.loads((checkpoint / STATE).read_text())["max_steps"])
+
+
+def _wanted_steps(run: RunFile, checkpoint: Path) -> int:
+    """The number of steps that a run file asks for; the checkpoint says how many are in an epoch."""
+    state = json.loads((checkpoint / STATE).read_text())
+    return run.train.steps or math.ceil(run.train.epochs * round(state["global_step"] / state["epoch"]))
+
+
+class CurrentIntervals(TrainerCallback):
+    """Applies `logging_steps`, `eval_steps` and `save_steps` of the run file; a checkpoint restores its own ones."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
+class StopIfTakenOver(TrainerCallback):
+    """Ends a training whose run folder another process has taken over; the first callback, so it writes nothing."""
+
+    def __init__(self, owner: RunClaim) -> None:
+        self._owner = owner
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._owner.check()
+
+    on_step_end = on_log = on_evaluate = on_epoch_end = on_train_begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,16 @@ def test_seconds_are_reported_by_kind_of_work(site, images):
 # The real tower.
 
 
-def real_build(sample: Path, root: Path, images: ImageIndex, dtype: str, shard_bytes: int = 10**6) -> VisionCache:
-    model_folder, processor = ModelFolder.open(str(sample / "model")), ImageProcessor(sample / "model")
+@functools.cache
+def load(model: Path, dtype: str) -> tuple[Fingerprint, ImageProcessor, Tower]:
+    model_folder, processor = ModelFolder.open(str(model)), ImageProcessor(model)
     fingerprint = Fingerprint.of(model_folder, processor, dtype)
+    return fingerprint, processor, Tower(model_folder, fingerprint.storage.compute)
+
+
+def real_build(sample: Path, root: Path, images: ImageIndex, dtype: str, shard_bytes: int = 10**6) -> VisionCache:
+    fingerprint, processor, tower = load(sample / "model", dtype)
     options = BuildOptions(shard_bytes)
-    tower = Tower(model_folder, fingerprint.storage.compute)
     return VisionCache.open(build_cache(root, fingerprint, processor, images, lambda: tower, options).folder)
 
 

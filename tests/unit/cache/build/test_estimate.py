@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from lookonce.cache.build import estimate as module
-from lookonce.cache.build.estimate import Estimate, Pilot, estimate, histogram
+from lookonce.cache.build.estimate import Estimate, Pilot, estimate, histogram, tokens_of_busiest
+from lookonce.cache.store.plan import PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import check_room, with_margin
@@ -67,7 +68,7 @@ def test_during_a_build_the_rest_is_missing(site, images):
 
 
 def test_after_a_build_nothing_is_missing(site, images):
-    site.build(images)
+    site.build_once(images)
     report = make_estimate(site, images)
     assert (report.num_done, report.num_new_shards, report.missing_bytes) == (6, 0, 0)
 
@@ -158,7 +159,7 @@ def test_a_pilot_encodes_some_images_of_all_sizes_and_leaves_nothing_behind(site
 
 
 def test_a_pilot_does_not_change_a_cache(site, images):
-    site.build(images)
+    site.build_once(images)
     before = mtimes(site.path)
     report = make_estimate(site, images, load_tower=site.Tower, num_pilot=100)
     assert mtimes(site.path).keys() == before.keys()
@@ -203,6 +204,35 @@ def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch
     assert make_estimate(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
 
 
+def shards_of(*tokens: int) -> list[Shard]:
+    return [Shard(f"{n}", (PlannedImage(f"{n}", number, ()),)) for n, number in enumerate(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_workers", "busiest"),
+    [((), 4, 0), ((5,), 1, 5), ((5,), 4, 5), ((5, 5, 5), 2, 10), ((1, 1, 9, 1), 2, 10), ((3,) * 17, 16, 6)],
+)
+def test_a_shard_is_the_work_of_one_worker(tokens, num_workers, busiest):
+    assert tokens_of_busiest(shards_of(*tokens), num_workers) == busiest
+
+
+@pytest.mark.parametrize(
+    ("shard_bytes", "text"),
+    [
+        (10**12, "38.0 s with one worker like this; one shard is built by one worker"),
+        (
+            1,
+            "38.0 s with one worker like this, 13.0 s with 4, 12.5 s with 6, one shard each",
+        ),
+    ],
+)
+def test_no_more_workers_are_promised_than_there_are_shards(site, images, monkeypatch, shard_bytes, text):
+    """One shard of 3.4 s was said to take 0.2 s with 16 workers."""
+    monkeypatch.setattr(module, "run_pilot", lambda *_: Pilot(10, num_tokens=20, seconds=10.0, tower_seconds=4.0))
+    report = make_estimate(site, images, [], site.Tower, num_pilot=2, shard_bytes=shard_bytes)
+    assert f"  time      {text} (1.0 images/s in a pilot)" in report.text().splitlines()
+
+
 # The text of the report.
 
 
@@ -232,7 +262,10 @@ def test_the_text_of_an_estimate(site, images):
         "  104-203   0",
         f"  204-303  {'#' * 40} 6,400",
     ]
-    timed = replace(report, pilot=Pilot(8, 2000, 4.0, 2.0), build_seconds=72.0, break_even_epochs=0.125)
+    times = {4: 18.0, 16: 4.5}
+    timed = replace(
+        report, pilot=Pilot(8, 2000, 4.0, 2.0), build_seconds=72.0, worker_seconds=times, break_even_epochs=0.125
+    )
     assert timed.text().splitlines()[5:7] == [
         "  time      1 min 12 s with one worker like this, 18.0 s with 4, 4.5 s with 16 (2.0 images/s in a pilot)",
         "  pays off  after 0.12 epochs",

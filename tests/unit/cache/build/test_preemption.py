@@ -18,8 +18,9 @@ from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.build.preemption import StopSignals
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.claims import Claims
 from lookonce.cache.store.manifest import read_plan
+from lookonce.claim_file import Process
 from lookonce.cli import main
 from lookonce.errors import Stopped
 
@@ -105,7 +106,7 @@ def test_a_build_that_waits_for_others_stops_on_a_signal(site, images, monkeypat
     monkeypatch.setattr(build_module, "POLL_S", 0.02)
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(0))
-    others = Claims(site.folder(), replace(Worker.this_process(), machine="elsewhere"))
+    others = Claims(site.folder(), replace(Process.this(), machine="elsewhere"))
     claims = [others.take(shard.name, 1) for shard in read_plan(site.folder()).shards]
     timer = threading.Timer(0.2, send, [WARNING])
     timer.start()

@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 
 from lookonce.cache.build import worker as build_module
-from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.claims import Claims
 from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.receipts import has_receipt
 from lookonce.cache.store.shards import remove_leftovers
+from lookonce.claim_file import Process
 from lookonce.files import TEMPORARY_MARK
 
 NUM_IMAGES = 8
-ELSEWHERE = replace(Worker.this_process(), machine="elsewhere", name="elsewhere")
+ELSEWHERE = replace(Process.this(), machine="elsewhere", name="elsewhere")
 """A worker on another machine: only its claim shows whether it is alive."""
 
 

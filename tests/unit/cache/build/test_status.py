@@ -10,13 +10,14 @@ import pytest
 
 from lookonce.cache.build import status as module
 from lookonce.cache.build.status import StatusReport, WorkerStatus, status
-from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.claims import Claims
 from lookonce.cache.store.receipts import read_receipts, receipt_path
+from lookonce.claim_file import Process
 from lookonce.errors import CacheCorrupt
 from lookonce.run.inputs import RunInputs
 
 NUM_IMAGES = 8
-ME = Worker.this_process("1/4")
+ME = Process.this("1/4")
 
 
 def interrupt(site, images) -> int:
@@ -62,11 +63,11 @@ def test_bad_images_are_counted_apart_including_those_to_be_retried(site, images
     site.build(more)
     report = status(site.folder(), more.path_of)
     assert (report.num_done, report.num_quarantined, report.num_missing) == (8, 1, 0)
-    assert "8 of 9 encoded, complete" in report.text()
+    assert "8 of 9 encoded, complete but for those in quarantine" in report.text()
 
 
 def test_only_the_images_asked_for_are_counted(site, images):
-    site.build(images)
+    site.build_once(images)
     report = status(site.folder(), [*list(images.path_of)[:2], "f" * 64])
     assert (report.num_images, report.num_done, report.num_missing) == (3, 2, 1)
 
@@ -165,7 +166,7 @@ def test_the_rate_is_that_of_the_last_hour_while_a_worker_lives(site, images, mo
 
 
 def test_a_damaged_receipt_is_an_error(site, images):
-    site.build(images)
+    site.build_once(images)
     path = receipt_path(site.folder(), "shard-00000")
     path.write_text(path.read_text().replace("shard-00000", "shard-00001"))
     with pytest.raises(CacheCorrupt, match=r"shard-00000\.json is damaged"):

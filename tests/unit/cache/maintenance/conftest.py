@@ -20,17 +20,16 @@ from lookonce.datasets.images import ImageIndex
 @pytest.fixture
 def folder(site: Any, images: ImageIndex) -> Path:
     """A cache of several shards."""
-    site.build(images)
-    assert len(finished_shards(site.folder())) > 2
-    return Path(site.folder())
+    folder = Path(site.build_once(images))
+    assert len(finished_shards(folder)) > 2
+    return folder
 
 
 @pytest.fixture
 def folder_with_quarantine(site: Any, images: ImageIndex) -> Path:
     """A cache of several shards with an image in quarantine."""
     (site.path / "bad.png").write_text("no image")
-    site.build(site.index(*images.key_of, site.path / "bad.png"))
-    return Path(site.folder())
+    return Path(site.build_once(site.index(*images.key_of, site.path / "bad.png")))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.maintenance.rebuild import is_confirmed, rebuild_receipt
-from lookonce.cache.store.claims import Claims, Worker
 from lookonce.cache.store.manifest import MANIFEST, PLAN, plan_path, read_plan
 from lookonce.cache.store.plan import Shard
 from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path
@@ -176,15 +175,6 @@ def test_unfinished_shards_of_a_rebuilt_plan_are_empty_and_built_again(site, ima
     run_repair(images)
     assert read_plan(folder).shards[1] == Shard(DAMAGED, ())
     site.build(images)
-
-
-def test_a_plan_is_not_rebuilt_while_a_worker_is_alive(site, images, folder, run_repair, flip):
-    flip(folder / PLAN, 100)
-    content = (folder / PLAN).read_bytes()
-    with Claims(folder, Worker.this_process()) as claims:
-        assert claims.take("shard-00009", 1)
-        report = run_repair(images)
-    assert list(report.left) == ["the plan"] and (folder / PLAN).read_bytes() == content
 
 
 def test_all_kinds_of_damage_at_once(site, images, folder, before, run_repair, flip):

@@ -32,7 +32,7 @@ class Slightly:
 
 
 def test_features_of_the_same_tower_are_bit_for_bit_equal(site, images):
-    site.build(images)
+    site.build_once(images)
     report = recompute_images(site, images)
     assert (report.num_compared, report.num_skipped, report.worst_error, report.problems) == (8, 0, 0.0, [])
     assert report.errors.keys() == images.path_of.keys()
@@ -66,7 +66,7 @@ def test_features_of_another_image_are_found(site, images, monkeypatch):
 
 
 def test_changed_and_missing_files_are_skipped_and_counted(site, images):
-    site.build(images)
+    site.build_once(images)
     changed, gone, *_ = images.path_of.values()
     site.noise(changed.name, seed=99)
     gone.unlink()
@@ -76,13 +76,13 @@ def test_changed_and_missing_files_are_skipped_and_counted(site, images):
 
 
 def test_a_seed_draws_the_same_images_and_another_seed_others(site, images):
-    site.build(images)
+    site.build_once(images)
     draws = [set(recompute_images(site, images, num_images=3, seed=seed).errors) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2] and len(draws[0]) == 3
 
 
 def test_damaged_bytes_are_a_problem_like_others(site, images):
-    site.build(images)
+    site.build_once(images)
     path = shard_path(site.folder(), "shard-00000")
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     report = recompute_images(site, images)
@@ -91,7 +91,7 @@ def test_damaged_bytes_are_a_problem_like_others(site, images):
 
 
 def test_features_of_another_shape_have_an_infinite_error(site, images, monkeypatch):
-    site.build(images)
+    site.build_once(images)
     monkeypatch.setattr(type(site.processor), "read", lambda self, path: (torch.zeros(16, 1536), (1, 4, 4)))
     report = recompute_images(site, images, num_images=1)
     assert report.worst_error == float("inf") and report.problems
@@ -100,7 +100,7 @@ def test_features_of_another_shape_have_an_infinite_error(site, images, monkeypa
 def test_another_fingerprint_or_a_missing_cache_is_refused(site, images):
     with pytest.raises(CacheError, match="is not a cache"):
         recompute_images(site, images)
-    site.build(images)
+    site.build_once(images)
     mine = site.fingerprint
     site.use("bfloat16")
     theirs, site.fingerprint = site.fingerprint, mine
@@ -109,7 +109,7 @@ def test_another_fingerprint_or_a_missing_cache_is_refused(site, images):
 
 
 def test_no_image_is_compared_if_the_cache_has_none(site, images):
-    site.build(images)
+    site.build_once(images)
     (site.path / "new").mkdir()
     report = recompute_images(site, site.index(site.noise("new/x.png", 77)))
     assert (report.num_compared, report.worst_image, report.problems) == (0, "", [])
@@ -118,7 +118,7 @@ def test_no_image_is_compared_if_the_cache_has_none(site, images):
 
 
 def test_the_text_when_all_images_are_skipped(site, images):
-    site.build(images)
+    site.build_once(images)
     for path in images.path_of.values():
         path.unlink()
     report = recompute_images(site, images)

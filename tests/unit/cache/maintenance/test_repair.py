@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 
 from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.claims import Claims, Worker
-from lookonce.cache.store.manifest import PLAN, extend_plan, read_plan
+from lookonce.cache.store.claims import Claims
+from lookonce.cache.store.manifest import MANIFEST, PLAN, extend_plan, read_plan
 from lookonce.cache.store.plan import Shard
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import finished_shards, read_receipt, receipt_path
 from lookonce.cache.store.shards import shard_path
+from lookonce.claim_file import Process
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
 
@@ -140,15 +142,16 @@ def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair, flip)
     assert run_repair(index).removed == [shard]
 
 
-def test_shards_of_a_living_worker_are_not_touched(site, images, folder, run_repair, flip):
+def test_a_cache_with_a_living_worker_is_not_repaired(site, images, folder, run_repair, flip):
     flip(shard_path(folder, DAMAGED))
     flip(receipt_path(folder, "shard-00002"), 3)
-    stamps = site.stamps()
-    with Claims(folder, Worker.this_process()) as claims:
-        taken = [claims.take(name, 1) for name in (DAMAGED, "shard-00002")]
-        report = run_repair(images)
-        assert all(taken) and site.stamps() == stamps
-    assert report.left == {name: "a worker has claimed it" for name in (DAMAGED, "shard-00002")}
+    (folder / MANIFEST).write_text("{")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with Claims(folder, Process.this()) as claims:
+        assert claims.take("shard-00009", 1)
+        with pytest.raises(CacheError, match=f"in use by .*process {os.getpid()} on .*; wait until it has ended"):
+            run_repair(images)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_cache_of_another_fingerprint_is_not_repaired(site, images, folder):

@@ -20,8 +20,7 @@ from lookonce.errors import UsageError
 @pytest.fixture
 def cache(site, images):
     (site.path / "bad.png").write_text("no image")
-    site.build(site.index(*images.key_of, site.path / "bad.png"))
-    return VisionCache.open(site.folder())
+    return VisionCache.open(site.build_once(site.index(*images.key_of, site.path / "bad.png")))
 
 
 @pytest.mark.parametrize("digits", [64, 40, 16, 12, 4])

@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from lookonce.cache.store import claims
-from lookonce.cache.store.claims import Claims, Worker, age, is_dead, read_work
+from lookonce.cache.store.claims import Claims, read_work
+from lookonce.claim_file import Process, age, is_dead
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
-ME = Worker.this_process("1/4")
+ME = Process.this("1/4")
 
 
 # Processes.
@@ -28,8 +29,9 @@ ME = Worker.this_process("1/4")
 CHILD = """
 import sys, time
 from pathlib import Path
-from lookonce.cache.store.claims import Claims, Worker
-claims = Claims(Path(sys.argv[1]), Worker.this_process("child"))
+from lookonce.cache.store.claims import Claims
+from lookonce.claim_file import Process
+claims = Claims(Path(sys.argv[1]), Process.this("child"))
 print(all([claims.take(shard, 1) for shard in sys.argv[2:]]), flush=True)
 time.sleep(600)
 """
@@ -82,7 +84,7 @@ def test_processes_of_other_machines_are_not_looked_up_here(take) -> None:
 
 
 def test_setting_the_clock_of_a_machine_does_not_kill_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, boot_time = Worker.this_process(), psutil.boot_time()
+    worker, boot_time = Process.this(), psutil.boot_time()
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
     assert psutil.boot_time() == boot_time + 3600
     assert not worker.is_gone()

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.store import claims
-from lookonce.cache.store.claims import Claims, Work, Worker, claimed_work, read_work
+from lookonce.cache.store.claims import Claims, Work, claimed_work, read_work
+from lookonce.claim_file import Process
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
-ME = Worker.this_process("1/4")
+ME = Process.this("1/4")
 
 
 # Taking a claim.
@@ -61,7 +61,7 @@ def test_a_released_claim_can_be_taken_again(tmp_path: Path, claim_file: Path) -
 def test_a_claim_names_worker_shard_and_progress(take, claim_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "4", "RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    claim = take(Worker.this_process("4/16"))
+    claim = take(Process.this("4/16"))
     assert claim
     claim.update("encoding", 3)
     claim.beat()
@@ -88,7 +88,7 @@ def test_a_worker_knows_its_slurm_job(
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert Worker.this_process().job == expected
+    assert Process.this().job == expected
 
 
 # Losing a claim.
@@ -144,7 +144,7 @@ def test_a_living_claim_is_not_removed_even_if_it_reuses_the_inode_of_the_dead_o
         pytest.skip("this filesystem does not reuse inodes")
 
     with monkeypatch.context() as slow:
-        slow.setattr(claims, "is_dead", check_slowly)
+        slow.setattr("lookonce.claim_file.is_dead", check_slowly)
         assert Claims(tmp_path, ME).take(SHARD, 5) is None
     assert living[-1].is_held()
 
@@ -164,8 +164,9 @@ def test_a_dead_claim_that_another_worker_removes_first_is_taken_over(
 RACER = """
 import json, sys
 from pathlib import Path
-from lookonce.cache.store.claims import Claims, Worker
-claims = Claims(Path(sys.argv[1]), Worker.this_process("racer"))
+from lookonce.cache.store.claims import Claims
+from lookonce.claim_file import Process
+claims = Claims(Path(sys.argv[1]), Process.this("racer"))
 print("ready", flush=True)
 sys.stdin.readline()
 taken = [claim for number in range(int(sys.argv[2])) if (claim := claims.take(f"shard-{number:05d}", 1))]

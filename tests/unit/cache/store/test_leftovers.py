@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.store import leftovers
-from lookonce.cache.store.claims import Claim, Claims, Worker
+from lookonce.cache.store.claims import Claim, Claims
 from lookonce.cache.store.leftovers import (
     SCRATCH_EXPIRY_S,
     dead_claims,
@@ -24,10 +24,11 @@ from lookonce.cache.store.leftovers import (
 )
 from lookonce.cache.store.receipts import Receipt, write_receipt
 from lookonce.cache.store.uses import note_use, use_path, uses
+from lookonce.claim_file import Process
 from lookonce.files import scratch_folder, writer_host
 
 EXPIRY_S = 60.0
-ME = Worker.this_process()
+ME = Process.this()
 DEAD = replace(ME, born=0.0)
 HERE, HOST = os.getpid(), writer_host()
 
@@ -46,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def claim(folder: Path, shard: str, worker: Worker) -> Claim:
+def claim(folder: Path, shard: str, worker: Process) -> Claim:
     found = Claims(folder, worker, EXPIRY_S).take(shard, 1)
     assert found
     return found
@@ -182,7 +183,7 @@ def test_a_file_or_link_with_the_name_of_a_scratch_folder_is_not_one(tmp_path, g
 
 
 def test_sweeping_changes_nothing_else(folder, site, images):
-    site.build(images)
+    site.build_once(images)
     before = {path: path.stat().st_mtime_ns for path in site.folder().rglob("*") if path.is_file()}
     sweep(site.folder(), EXPIRY_S)
     sweep(site.folder() / "nowhere", EXPIRY_S)
@@ -212,7 +213,7 @@ def test_a_worker_first_removes_what_another_left_of_its_shard(site, images):
 
 
 def test_a_build_with_nothing_to_do_removes_leftovers_too(site, images, gone):
-    site.build(images)
+    site.build_once(images)
     write(site.folder() / "receipts" / f"shard-00000.json.tmp-{HOST}-{gone}-0a1b2c3d")
     claim(site.folder(), "shard-00000", DEAD)
     site.build(images, site.no_tower)

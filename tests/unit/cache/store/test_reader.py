@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from lookonce.cache.store.index import write_index
+from lookonce.cache.store.manifest import extend_plan
+from lookonce.cache.store.plan import Plan, PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.receipts import Failure, read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
@@ -226,6 +228,20 @@ def test_a_receipt_whose_numbers_disagree_is_refused(small, check):
         CacheCorrupt, match=f"{small.keys[0]} .* have 512 bytes in the receipt, expected 127,872; run: {REPAIR}"
     ):
         VisionCache.open(small.folder, check=check)[small.keys[0]]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_damaged_image_is_named_by_its_key_and_by_a_file_of_the_plan(small, planned):
+    """It was named by its key alone, by which its owner does not know it."""
+    if planned:
+        image = PlannedImage(small.keys[0], 16, ("/frames/a.jpg", "/frames/copy.jpg"))
+        extend_plan(small.folder, Plan(), [Shard("shard-00000", (image,))])
+    entry = VisionCache.open(small.folder).entry(small.keys[0])[1]
+    flip_a_byte(shard_path(small.folder, "shard-00000"), entry.offset)
+    with pytest.raises(CacheCorrupt) as caught:
+        VisionCache.open(small.folder)[small.keys[0]]
+    named = f"{small.keys[0]} (/frames/a.jpg)" if planned else small.keys[0]
+    assert str(caught.value).startswith(f"the features of image {named} in {small.folder}")
 
 
 def test_a_receipt_of_another_cache_is_refused(small):

@@ -172,11 +172,11 @@ def test_a_file_is_not_closed_while_another_thread_reads_from_it(small, tmp_path
 
 
 def test_the_number_of_open_files_is_bounded(small, tmp_path):
-    keys = synthetic_cache(small, tmp_path, num_shards=2000, images_per_shard=1)
+    keys = synthetic_cache(small, tmp_path, num_shards=4 * NUM_OPEN, images_per_shard=1)
     cache = VisionCache.open(tmp_path)
     for number, key in enumerate(keys):
         assert not cache[key].any()
-        assert number % 500 or num_open_files(tmp_path) <= NUM_OPEN
+        assert number % NUM_OPEN or num_open_files(tmp_path) <= NUM_OPEN
     cache.get_many(keys)
     assert num_open_files(tmp_path) == NUM_OPEN
     assert NUM_OPEN < 256, "the smallest limit of systems in use"

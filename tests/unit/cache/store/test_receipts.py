@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import TEXT
 
 from lookonce.cache.constants import FORMAT_VERSION
 from lookonce.cache.store import receipts
@@ -51,12 +52,12 @@ RECEIPT = Receipt(
 NUMBERS = st.integers(0, 2**63)
 FLOATS = st.floats(allow_nan=False)
 FLOAT_TUPLES = st.lists(FLOATS, max_size=4).map(tuple)
-ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, st.tuples(NUMBERS, NUMBERS, NUMBERS), st.text(), FLOAT_TUPLES)
+ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, st.tuples(NUMBERS, NUMBERS, NUMBERS), TEXT, FLOAT_TUPLES)
 RECEIPTS = st.builds(
     Receipt,
-    *(st.just("shard-00007"), st.text(), NUMBERS, NUMBERS, st.text(), st.text(), FLOATS, FLOATS),
+    *(st.just("shard-00007"), TEXT, NUMBERS, NUMBERS, TEXT, TEXT, FLOATS, FLOATS),
     images=st.dictionaries(st.sampled_from(KEYS), ENTRIES),
-    failed=st.dictionaries(st.text(), st.builds(Failure, st.text(), st.text(), st.booleans())),
+    failed=st.dictionaries(TEXT, st.builds(Failure, TEXT, TEXT, st.booleans())),
 )
 
 

@@ -1,0 +1,290 @@
+"""Claim files: a living process says by one that it uses a shard or a folder, and other processes keep away.
+
+Design: a claim file is created exclusively, so only one of several processes gets it. Its holder rewrites it every few
+seconds (the heartbeat). A claim without a heartbeat for `expiry_s` seconds is dead, and so is one whose process has
+ended on this machine; other processes may take over a dead claim. Ages are computed from file modification times alone,
+so the clocks of the machines need not agree. There are no locks (unreliable on network filesystems), no database and no
+messages.
+
+A claim file is created by a hard link from a complete file, so it always names its holder, whenever that is killed. The
+holder keeps the file open: the claim is still its own while the path leads to the same inode. A process that was
+suspended for longer than `expiry_s` may have lost its claim, so it asks `is_held` before it writes what others may be
+writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from lookonce.environment import machine
+from lookonce.files import temporary_name
+
+EXPIRY_S = 180
+"""Longer than network filesystems cache file times (60 s on NFS by default)."""
+HEARTBEATS_PER_EXPIRY = 9
+CLAIM_BYTES = 1024
+"""Every claim file is padded to this size, so that it can be rewritten in place."""
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, as its claim files and progress files describe it."""
+
+    name: str
+    """A name for people: "3/8", or host and process id."""
+    host: str
+    pid: int
+    machine: str
+    """Distinguishes machines and containers that have the same host name."""
+    born: float
+    """When the process started, in seconds since the machine's boot, which setting the clock does not change. Process
+    ids are reused; the pair of id and start is not."""
+    job: str
+    """The Slurm job with its array task and number of restarts; empty outside Slurm."""
+
+    @classmethod
+    def this(cls, name: str = "") -> Process:
+        pid = os.getpid()
+        return cls(
+            name or f"{socket.gethostname()}:{pid}",
+            socket.gethostname(),
+            pid,
+            machine(),
+            _born(pid),
+            _job(),
+        )
+
+    def is_gone(self) -> bool:
+        """Whether the process has ended: its own machine knows, and this job if Slurm has started it again since."""
+        if _is_earlier(self.job, _job()):
+            return True
+        if self.machine != machine():
+            return False
+        try:
+            is_zombie = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+            return bool(is_zombie or abs(_born(self.pid) - self.born) > 1)
+        except psutil.NoSuchProcess:
+            return True
+
+
+class ClaimFile:
+    """A claim file that this process has created."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Create it; raises FileExistsError if another process was faster."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        temporary = temporary_name(path)
+        self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            self.write(content)
+            os.link(temporary, path)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Rewrite it in place, which is the heartbeat."""
+        os.pwrite(self._descriptor, json.dumps(content).encode()[:CLAIM_BYTES].ljust(CLAIM_BYTES), 0)
+        os.fsync(self._descriptor)  # network filesystems delay writes, and the modification time with them
+
+    def is_held(self) -> bool:
+        """Whether this process still holds the claim."""
+        try:
+            return os.stat(self.path).st_ino == os.fstat(self._descriptor).st_ino
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        if self.is_held():
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+class Heart:
+    """A thread that calls `beat` several times in `expiry_s` seconds."""
+
+    def __init__(self, beat: Callable[[], None], expiry_s: float) -> None:
+        self._beat, self._every_s = beat, expiry_s / HEARTBEATS_PER_EXPIRY
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="claims", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            with contextlib.suppress(OSError):  # a disk that is full now may have room at the next heartbeat
+                self._beat()
+
+
+class FolderClaim:
+    """A claim on a folder, once `take` has got it; a context manager that releases it."""
+
+    def __init__(self, path: Path, command: str, expiry_s: float = EXPIRY_S) -> None:
+        """`path` is the claim file; `command` says what the process does: "lookonce train"."""
+        self.path, self.expiry_s = path, expiry_s
+        self._content = {"worker": asdict(Process.this()), "command": command, "started": time.time()}
+        self._file: ClaimFile | None = None
+        self._heart = Heart(self._beat, expiry_s)
+
+    def __enter__(self) -> FolderClaim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._heart.stop()
+            self._file.release()
+        self._file = None
+
+    def take(self) -> str:
+        """Take the claim, also from a dead process; if a living one holds it, returns which one.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        if self.path.exists() and not remove_if_dead(self.path, self.expiry_s):
+            return holder(self.path, self.expiry_s)
+        try:
+            self._file = ClaimFile(self.path, self._content)
+        except FileExistsError:
+            return holder(self.path, self.expiry_s)
+        self._heart.start()
+        return ""
+
+    def is_lost(self) -> bool:
+        """Whether another process has taken over what this one had taken."""
+        if self._file is None or self._file.is_held():
+            return False
+        try:  # on some filesystems a hard link has another inode
+            return bool(json.loads(self.path.read_text()) != self._content)
+        except (FileNotFoundError, ValueError):
+            return True
+
+    def follow(self, path: Path) -> None:
+        """Note that the claim file has moved to `path` with its folder."""
+        assert self._file
+        self.path = self._file.path = path
+
+    def _beat(self) -> None:
+        assert self._file
+        self._file.write(self._content)
+
+
+def holder(path: Path, expiry_s: float) -> str:
+    """The process that holds a claim file, for a message, and when its claim ends if it was killed."""
+    try:
+        content = json.loads(path.read_text())
+        process = Process(**content["worker"])
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(content.get("started", 0)))
+        silent_s = age(path)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return "a process whose claim file cannot be read"
+    job = f", job {process.job}" if process.job else ""
+    text = f"`{content.get('command', 'lookonce')}`: process {process.pid} on {process.host}{job}, since {since}"
+    if process.machine == machine():
+        return text
+    silent_s = max(silent_s, 0.0)
+    return f"{text} (its heartbeat is {silent_s:.0f} s old; if it was killed, its claim ends after {expiry_s:g} s)"
+
+
+def remove_if_dead(path: Path, expiry_s: float) -> bool:
+    """Remove a claim file if it is dead; False if it is not."""
+    try:
+        seen = path.stat()
+        if not is_dead(path, expiry_s):
+            return False
+        renamed = temporary_name(path)
+        os.rename(path, renamed)
+        if _identity(renamed.stat()) != _identity(seen):  # another process took it over meanwhile: restore it
+            with contextlib.suppress(FileExistsError):
+                os.link(renamed, path)
+        renamed.unlink()
+    except FileNotFoundError:  # released meanwhile, or another process removed the renamed file
+        pass
+    return True
+
+
+def is_dead(path: Path, expiry_s: float) -> bool:
+    """Whether the holder of a claim file has ended, or the last heartbeat is older than `expiry_s`."""
+    process = read_process_file(path, lambda worker, **_: worker)
+    return (process is not None and process.is_gone()) or age(path) > expiry_s
+
+
+def is_living(path: Path, expiry_s: float) -> bool:
+    """Whether there is a claim file and a living process holds it."""
+    try:
+        return not is_dead(path, expiry_s)
+    except FileNotFoundError:
+        return False
+
+
+def read_process_file(path: Path, make: Callable[..., Content]) -> Content | None:
+    """What `make` returns for the keys of a JSON file, one of which is `worker`; None if missing or unreadable."""
+    try:
+        value = json.loads(path.read_text())
+        return make(**value | {"worker": Process(**value["worker"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def age(path: Path) -> float:
+    """Seconds since a file was modified, by the filesystem's clock."""
+    pulse = temporary_name(path.parent / "pulse")
+    try:
+        pulse.touch()
+        return pulse.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        raise
+    except OSError:  # a read-only folder or a full disk
+        return time.time() - path.stat().st_mtime
+    finally:
+        with contextlib.suppress(OSError):
+            pulse.unlink()
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    """Identifies a file. The inode alone does not: its number may be reused at once."""
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _born(pid: int) -> float:
+    boot_time = psutil.boot_time()
+    return float(psutil.Process(pid).create_time() - boot_time)
+
+
+def _job() -> str:
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
+    restarts = os.environ.get("SLURM_RESTART_COUNT")
+    return f"{job} (restart {restarts})" if job and restarts else job
+
+
+def _is_earlier(job: str, mine: str) -> bool:
+    """Whether `job` is an earlier start of the Slurm job `mine`; Slurm starts a job again when it has ended."""
+    (name, restarts), (my_name, my_restarts) = _restarts(job), _restarts(mine)
+    return bool(name) and name == my_name and restarts < my_restarts
+
+
+def _restarts(job: str) -> tuple[str, int]:
+    name, _, number = job.rstrip(")").partition(" (restart ")
+    return name, int(number or 0)

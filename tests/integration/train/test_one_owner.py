@@ -1,0 +1,200 @@
+"""A run folder has one owner: what changes it is refused while another living process uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lookonce.claim_file import Process
+from lookonce.errors import LookonceError, RunFolderError
+from lookonce.eval.answers.predict import predict
+from lookonce.eval.run import evaluate_run
+from lookonce.run.config import RunFile
+from lookonce.run.folder import CLAIM, RunFolder
+from lookonce.status.status import find_training
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+AT_INPUTS = "lookonce.train.train:Session.open"
+AT_STEP = "lookonce.train.loop.metrics_log:MetricsLog.on_step_begin"
+AT_ADAPTER = "lookonce.train.loop.distributed:Ranks.disband"
+AT_ANSWERS = "lookonce.workflow.train.evaluate"
+AT_EVAL = "lookonce.eval.run.evaluate"
+TRAIN = ("train", "run.yaml")
+
+
+@pytest.fixture(scope="module")
+def options(built) -> dict[str, dict[str, object]]:
+    few = {"max_new_tokens": 1, "batch_size": 64}
+    return {"cache": {"dir": str(built.folder.parent)}, "train": {"steps": 2, "save_steps": 1}, "eval": few}
+
+
+@pytest.fixture
+def run(make_run, options, tmp_path: Path) -> RunFile:
+    found = make_run(**options)
+    (tmp_path / "run.yaml").write_text(found.to_yaml())
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(make_run_in, options, tmp_path_factory) -> Path:
+    """The folder of the same run, finished."""
+    run = make_run_in(tmp_path_factory.mktemp("trained"), **options)
+    train(run, **QUIET)
+    return run.output
+
+
+@pytest.fixture
+def finished(run: RunFile, trained: Path) -> RunFile:
+    """The run, finished."""
+    shutil.copytree(trained, run.output)
+    return run
+
+
+@pytest.fixture
+def changes(run: RunFile) -> dict[str, Callable[[], object]]:
+    """What changes a run folder."""
+    return {
+        "train": lambda: train(run, **QUIET),
+        "train --resume": lambda: train(run, resume=True, **QUIET),
+        "train --restart": lambda: train(run, restart=True, **QUIET),
+        "eval": lambda: evaluate_run(run.output),
+    }
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The files of a folder, without those that its owner rewrites while it waits."""
+    names = {CLAIM, "progress.json"}
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in names}
+
+
+@pytest.mark.parametrize(
+    ("at", "words", "allowed"),
+    [
+        (AT_INPUTS, TRAIN, ()),
+        (AT_STEP, TRAIN, ()),
+        (AT_ANSWERS, TRAIN, ()),
+        (AT_STEP, (*TRAIN, "--restart"), ()),
+        (AT_EVAL, ("eval", "run"), ("train", "train --resume")),  # the run is finished: they only print its summary
+    ],
+)
+def test_a_folder_in_use_is_not_changed_by_another_process(run, trained, paused, changes, at, words, allowed):
+    if words != TRAIN:
+        shutil.copytree(trained, run.output)
+    process = paused(at, *words)
+    before = contents(run.output)
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(json.loads((run.output / CLAIM).read_text())["started"]))
+    named = (
+        rf"in use by `lookonce {words[0]}`: process {process.pid} on \S+, since {since}:\d\d; wait until it has ended"
+    )
+    for name in changes.keys() - set(allowed):
+        if name == "eval" and not (run.output / "run.json").exists():
+            continue  # nothing to evaluate yet
+        with pytest.raises(RunFolderError, match=named):
+            changes[name]()
+        assert contents(run.output) == before, name
+    assert not run.output.with_name("run.old-2").exists()
+    paused.go_on()
+    assert process.wait() == 0, process.error
+    assert (run.output / "summary.json").exists() and not (run.output / CLAIM).exists()
+
+
+@pytest.mark.parametrize("change", ["train --resume", "train --restart", "eval"])
+def test_a_killed_owner_frees_the_folder_at_once(run, paused, changes, change):
+    process = paused(AT_ANSWERS, *TRAIN)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert (run.output / CLAIM).exists()
+    changes[change]()
+    assert not (run.output / CLAIM).exists()
+
+
+@pytest.mark.parametrize(
+    ("at", "words"), [(AT_INPUTS, TRAIN), (AT_STEP, TRAIN), (AT_ANSWERS, TRAIN), (AT_EVAL, ("eval", "run"))]
+)
+def test_a_signalled_owner_leaves_no_claim(run, trained, paused, at, words):
+    if words != TRAIN:
+        shutil.copytree(trained, run.output)
+    process = paused(at, *words)
+    os.kill(process.pid, signal.SIGTERM)
+    if at == AT_STEP:
+        paused.go_on()
+    assert process.wait() == 75 and not (run.output / CLAIM).exists(), process.error
+    assert run.output.exists() == (at != AT_INPUTS)
+
+
+@pytest.mark.parametrize("change", ["train", "train --resume", "train --restart", "eval"])
+def test_an_owner_on_another_machine_is_alive_until_its_heartbeat_expires(finished, changes, backdate, change):
+    run = finished
+    if change.startswith("train"):
+        (run.output / "summary.json").unlink()
+    there = replace(Process.this(), machine="elsewhere", host="node7", pid=4711, job="12_3")
+    content = {"worker": asdict(there), "command": "lookonce train", "started": 0.0}
+    (run.output / CLAIM).write_text(json.dumps(content))
+    before = contents(run.output)
+    with pytest.raises(RunFolderError, match=r"process 4711 on node7, job 12_3, since .* heartbeat is 0 s old"):
+        changes[change]()
+    assert contents(run.output) == before
+    backdate(run.output / CLAIM, run.cache.claim_s + 1)
+    if change == "train":
+        with pytest.raises(RunFolderError, match="add --resume"):
+            changes[change]()
+    else:
+        changes[change]()
+    assert not (run.output / CLAIM).exists()
+
+
+@pytest.mark.parametrize("at", [AT_STEP, AT_ADAPTER, AT_ANSWERS])
+def test_a_suspended_owner_that_lost_its_claim_ends_without_writing(run, paused, backdate, at):
+    process = paused(at, *TRAIN)
+    os.kill(process.pid, signal.SIGSTOP)
+    backdate(run.output / CLAIM, run.cache.claim_s + 1)
+    train(run, restart=True, **QUIET)
+    before = contents(run.output) | {run.output: (run.output / "progress.json").read_bytes()}
+    paused.go_on()
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait() == 1
+    assert "was taken over by another process or moved while this one was suspended" in process.error
+    assert contents(run.output) | {run.output: (run.output / "progress.json").read_bytes()} == before
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": {"path": "nowhere"}}, "no model folder"),
+        ({"data": {"train": "nowhere.jsonl"}}, "no records file"),
+        ({"cache": {"max_pixels": 9_999}}, "no cache"),
+        ({"batch": {"tokens_per_pack": 8}}, "no supervised token"),
+    ],
+)
+def test_a_failed_start_changes_nothing(run, make_run, options, trained, wrong, message, restart):
+    if restart:
+        shutil.copytree(trained, run.output)
+    before = contents(run.output)
+    mistaken = make_run(**{name: options.get(name, {}) | wrong.get(name, {}) for name in options | wrong})
+    with pytest.raises(LookonceError, match=message):
+        train(mistaken, restart=restart, **QUIET)
+    assert contents(run.output) == before and run.output.exists() == restart
+    assert not (run.output / CLAIM).exists()
+
+
+def test_reading_is_allowed_while_a_folder_is_in_use(finished, paused):
+    run = finished
+    paused(AT_EVAL, "eval", "run")
+    assert predict(RunFolder(run.output), [], "Is there text?") is not None
+    assert find_training(RunFolder(run.output), 180).state == "finished"
+
+
+def test_status_shows_a_training_that_is_reading_its_inputs(run, paused):
+    paused(AT_INPUTS, *TRAIN)
+    phase = find_training(RunFolder(run.output), 180)
+    assert (phase.state, phase.phase) == ("running", "loading")
