@@ -22,7 +22,7 @@ from lookonce.datasets.images import UNDECODABLE, bytes_key
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
 from lookonce.files import temporary_name
-from lookonce.text import count, rows
+from lookonce.text import count, located, rows
 
 UNKNOWN_SUFFIX = ".bin"
 """The suffix of embedded bytes that are not a known image format; reading them as an image reports that."""
@@ -53,6 +53,8 @@ class ConvertReport:
     """Embedded images that were not there before."""
     num_unknown: int
     """Embedded images whose format is unknown."""
+    num_coerced: int = 0
+    """Answers that were numbers or booleans, now text."""
 
     def text(self) -> str:
         several, none = self.num_several_images, self.num_text_only
@@ -64,6 +66,8 @@ class ConvertReport:
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
             ("images", f"{self.num_images:,} files named" + (f"; {kinds}" if kinds else "")),
         ]
+        if self.num_coerced:
+            lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
         if self.num_embedded:
             there = self.num_embedded - self.num_written
             unknown = f", {self.num_unknown:,} of no known format" if self.num_unknown else ""
@@ -124,25 +128,28 @@ def convert(
     target_format: FormatName | None = None,
     image_root: Path | None = None,
     target_root: Path | None = None,
+    coerce_answers: bool = False,
     overwrite: bool = False,
 ) -> ConvertReport:
     """Write the records of `source` to `target` in another format, or in another type of file.
 
     The image paths of `source` are relative to `image_root`, those of `target` to `target_root`. Without it they are
-    relative to its own folder, and images elsewhere get absolute paths.
+    relative to its own folder, and images elsewhere get absolute paths. `coerce_answers` writes answers that are
+    numbers or booleans as text.
 
     Raises:
         UsageError: there is no `source`; or `target` exists, has an unknown suffix, or is an archive with images of the
             records.
         RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
-    _check_paths(source, target, overwrite)
+    check_paths(source, target, overwrite)
     written_format = format_of_file(target, target_format)
     extractor = Extractor((target_root or target.parent) / IMAGES)
-    file = RecordsFile(source, image_root, format=source_format, keep=extractor.keep)
+    keep = extractor.keep
+    file = RecordsFile(source, image_root, format=source_format, keep=keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
     images = {image for record in records for image in record.images}
-    _check_not_among(target, images)
+    check_not_among(target, images)
     write_records(target, records, target_root, format=target_format, absolute=target_root is None)
     return ConvertReport(
         source,
@@ -158,6 +165,7 @@ def convert(
         len(extractor.written),
         extractor.num_new,
         sum(path.suffix == UNKNOWN_SUFFIX for path in extractor.written.values()),
+        file.num_coerced,
     )
 
 
@@ -165,9 +173,14 @@ def _count(records: list[Record], num_images: int) -> int:
     return sum(len(record.images) >= num_images for record in records)
 
 
-def _check_paths(source: Path, target: Path, overwrite: bool) -> None:
+def check_paths(source: Path, target: Path, overwrite: bool) -> None:
+    """Check the two files of a command that reads records and writes others.
+
+    Raises:
+        UsageError: there is no `source`; or `target` is the same file, exists, or has an unknown suffix.
+    """
     if not source.is_file():
-        raise UsageError(f"no records file at {source.absolute()}; name a JSONL, JSON, CSV or parquet file")
+        raise UsageError(f"no records file at {located(source)}; name a JSONL, JSON, CSV or parquet file")
     allowed = (".jsonl", *SUFFIXES)
     if target.suffix.lower() not in allowed:
         raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(allowed)}")
@@ -177,7 +190,12 @@ def _check_paths(source: Path, target: Path, overwrite: bool) -> None:
         raise UsageError(f"{target} exists; name another file, or replace it with --overwrite")
 
 
-def _check_not_among(target: Path, images: set[Path]) -> None:
+def check_not_among(target: Path, images: set[Path]) -> None:
+    """Check that a file to be written is not an image of the records, or an archive of them.
+
+    Raises:
+        UsageError: it is.
+    """
     path = Path(os.path.abspath(target))
     if path.exists() and any(image == path or path in image.parents for image in images):
         raise UsageError(f"{target} holds images of these records; name another file to write")

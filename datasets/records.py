@@ -9,8 +9,9 @@ The others are in formats/. A format defines the keys of a record and is recogni
 The file may be JSONL, a JSON array, CSV or parquet, recognised by its first bytes and, for CSV, by its name.
 
 Design: strict. A malformed record is an error that names file, line and what was expected, because a record that is
-silently skipped is missing from the training set. What is written is read back before the file gets its name, so that a
-format that cannot hold a record refuses it, for whatever reason; that costs as much as reading does.
+silently skipped is missing from the training set. A caller that reports all of them passes `broken`. What is written is
+read back before the file gets its name, so that a format that cannot hold a record refuses it, for whatever reason;
+that costs as much as reading does.
 
 Image paths are relative to the records file or to an image root, or absolute (formats/image_refs.py), and may lead into
 an archive (archives.py); links inside the root are followed, since shared image folders are often links. Images are not
@@ -35,9 +36,10 @@ from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of
 from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
-from lookonce.datasets.readers.text import Rows, is_array, read_array, read_head, read_jsonl
-from lookonce.errors import RecordsError, UsageError
+from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
+from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
+from lookonce.text import located
 
 __all__ = ["Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -45,7 +47,7 @@ Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 """The type of file by suffix; all others are JSONL."""
 TABLES = (".csv", ".tsv")
-READ: dict[Container, Callable[[Path], Rows]] = {
+READ: dict[Container, Callable[..., Rows]] = {
     "jsonl": read_jsonl,
     "array": read_array,
     "csv": read_table,
@@ -65,52 +67,83 @@ EXPECTED = "expected one JSON object per line, an array of them, CSV with a head
 
 
 def read_records(
-    path: Path, image_root: Path | None = None, *, format: FormatName | None = None, keep: Keep | None = None
+    path: Path,
+    image_root: Path | None = None,
+    *,
+    format: FormatName | None = None,
+    keep: Keep | None = None,
+    coerce_answers: bool = False,
 ) -> list[Record]:
     """The records of a file, in order.
 
     Image paths are relative to `image_root` and may not lead out of it; by default they are relative to the folder of
     the records file. `format` is the expected format instead of that of the first record. `keep` stores the bytes of
-    embedded images without a path, and returns the path of the new file.
+    embedded images without a path, and returns the path of the new file. `coerce_answers` reads answers that are
+    numbers or booleans as text.
 
     Raises:
         RecordsError: the file is missing, empty, or a record of it is malformed or has another format.
     """
-    return list(RecordsFile(path, image_root, format=format, keep=keep))
+    return list(RecordsFile(path, image_root, format=format, keep=keep, coerce_answers=coerce_answers))
 
 
 class RecordsFile:
     """The records of a file, one at a time; each iteration reads the file again."""
 
     def __init__(
-        self, path: Path, image_root: Path | None = None, *, format: FormatName | None = None, keep: Keep | None = None
+        self,
+        path: Path,
+        image_root: Path | None = None,
+        *,
+        format: FormatName | None = None,
+        keep: Keep | None = None,
+        coerce_answers: bool = False,
+        broken: Broken = refuse,
     ) -> None:
-        self.path, self.format = path, format
+        """`broken` takes malformed records and their errors; by default the first one is raised."""
+        self.path, self.format, self.num_coerced = path, format, 0
         """Without an expected format it is that of the first record, once that was read."""
-        self._new_reader = partial(Reader, Finder(path, image_root, keep), format)
+        self._new_reader = partial(Reader, Finder(path, image_root, keep), format, coerce=coerce_answers)
+        self._broken = broken
 
     def __iter__(self) -> Iterator[Record]:
-        reader, is_empty = self._new_reader(), True
+        reader, self._is_empty = self._new_reader(), True
         for origin, value in self._values():
-            record, is_empty = reader.read(value, origin), False
-            self.format = reader.format
+            self._is_empty = False
+            try:
+                record = reader.read(value, origin)
+            except RecordsError as error:
+                self._report(origin, error)
+                continue
+            finally:
+                self.format, self.num_coerced = reader.format, reader.num_coerced
             yield record
-        if is_empty:
-            raise RecordsError(f"{self.path} has no records; {EXPECTED}")
+        if self._is_empty:
+            self._broken(str(self.path), RecordsError(f"{self.path} has no records; {EXPECTED}"))
+
+    def _report(self, origin: str, error: RecordsError) -> None:
+        self._is_empty = False
+        self._broken(origin, error)
 
     def _values(self) -> Rows:
         path = self.path
         try:
-            yield from READ[_container(path)](path)
+            yield from READ[container_of(path)](path, broken=self._report)
         except FileNotFoundError:
-            where = path.absolute()
-            raise RecordsError(f"no records file at {where}; check the `data` section of the run file") from None
+            raise RecordsError(missing_file(path)) from None
+        except PermissionError as error:
+            raise RecordsError(explain_os_error(error)) from None
         except (OSError, UnicodeDecodeError) as error:
             kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
             raise RecordsError(f"cannot read {path}: {error}; expected a {kind} file in UTF-8") from None
 
 
-def _container(path: Path) -> Container:
+def missing_file(path: Path) -> str:
+    """What to say of a records file that does not exist."""
+    return f"no records file at {located(path)}; check the `data` section of the run file"
+
+
+def container_of(path: Path) -> Container:
     """The type of a file: by its name if it is CSV, else by its first bytes."""
     head = read_head(path)
     if head.startswith(PARQUET_MAGIC):

@@ -30,7 +30,11 @@ from lookonce.datasets.audit.vocabulary import (
     vocabularies,
 )
 from lookonce.datasets.images import Size
+from lookonce.datasets.malformed import by_kind
 from lookonce.text import count
+
+NUM_KINDS = 10
+"""The text shows this many kinds of malformed records."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class FileCounts:
     name: str
     path: str
     num_records: int
+    """Records that can be read."""
+    num_malformed: int
     num_questions: int
     num_several_turns: int
     """Records with several turns."""
@@ -49,7 +55,7 @@ class FileCounts:
     num_paths: int
     """Distinct image paths."""
     num_images: int
-    """Images with distinct content."""
+    """Distinct images among those that can be read."""
     num_unusable: int
     """Paths whose images are missing or cannot be decoded."""
 
@@ -65,8 +71,10 @@ class Audit:
     baselines: tuple[Baseline, ...]
     vocabulary: tuple[Vocabulary, ...]
     num_distinct_questions: int
+    num_images: int
+    """Distinct images, over all files, among those that can be read."""
     questions_per_image: Mapping[int, int]
-    """For each number of questions, how many images have it, over all files."""
+    """For each number of questions, how many images have it, over all files, also images that cannot be read."""
     sizes: Mapping[Size, int]
     """For each width and height, how many distinct images have it; unreadable images are not counted."""
 
@@ -79,8 +87,8 @@ class Audit:
         return sum(finding.level == level for finding in self.findings)
 
     @property
-    def num_images(self) -> int:
-        """The number of distinct images over all files."""
+    def num_named_images(self) -> int:
+        """Images that are asked about: distinct ones that can be read, and the paths of those that cannot."""
         return sum(self.questions_per_image.values())
 
     @property
@@ -112,6 +120,7 @@ def audit(corpus: Corpus) -> Audit:
     answers = count_answers(questions)
     leaks = find_leaks(corpus, questions)
     findings = [
+        *find_malformed(corpus),
         *find_image_problems(corpus),
         *(leak.finding() for leak in leaks),
         *find_repeats(questions),
@@ -129,9 +138,29 @@ def audit(corpus: Corpus) -> Audit:
         baselines=tuple(baselines([file.name for file in corpus.files], questions)),
         vocabulary=tuple(vocabularies(answers)),
         num_distinct_questions=len(answers),
+        num_images=len({info.key for info in corpus.images.values() if info.key}),
         questions_per_image=dict(sorted(Counter(per_image.values()).items())),
         sizes=dict(Counter(used.values()).most_common()),
     )
+
+
+def find_malformed(corpus: Corpus) -> list[Finding]:
+    """Find records that cannot be read, and count the answers that were read though they are not text."""
+    kinds = by_kind(one for file in corpus.files for one in file.malformed)
+    number = sum(len(kind.places) for kind in kinds)
+    items = [asdict(kind) | {"count": len(kind.places), "text": kind.text()} for kind in kinds]
+    found = findings_from(
+        "malformed",
+        "error",
+        items,
+        f"{count(number, 'malformed record')}, which training refuses; `lookonce data clean` writes the others",
+        lambda item: str(item["text"]),
+        count=number,
+        num_examples=NUM_KINDS,
+    )
+    coerced = sum(file.num_coerced for file in corpus.files)
+    says = f"{count(coerced, 'answer')} read from numbers or booleans, as `data.coerce_answers: true` does in a run"
+    return found + ([Finding("coerced-answers", "note", coerced, says)] if coerced else [])
 
 
 def find_image_problems(corpus: Corpus) -> list[Finding]:
@@ -206,12 +235,13 @@ def _count(file: CorpusFile, corpus: Corpus, questions: Sequence[QuestionAnswer]
         name=file.name,
         path=str(file.path),
         num_records=len(records),
+        num_malformed=len(file.malformed),
         num_questions=sum(len(record.turns) for record in records),
         num_several_turns=sum(len(record.turns) > 1 for record in records),
         num_text_only=sum(not record.images for record in records),
         num_several_images=sum(len(record.images) > 1 for record in records),
         num_paths=len(paths),
-        num_images=len({corpus.identity(path) for path in paths}),
+        num_images=len({corpus.images[path].key for path in paths} - {""}),
         num_unusable=sum(bool(corpus.images[path].problem) for path in paths),
     )
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lookonce.datasets.audit.image_info import ImageInfo, inspect_images
-from lookonce.datasets.records import Record, read_records
+from lookonce.datasets.malformed import Collector, Malformed
+from lookonce.datasets.records import Record, RecordsFile
 from lookonce.errors import UsageError
 
 TRAIN = "train"
@@ -22,6 +23,23 @@ class CorpusFile:
     """The last parts of the path, as many as tell it from the other files."""
     path: Path
     records: Sequence[Record]
+    malformed: Sequence[Malformed] = ()
+    """The records that cannot be read."""
+    num_coerced: int = 0
+    """Answers that are numbers or booleans, read as text."""
+
+    @classmethod
+    def read(cls, name: str, path: Path, image_root: Path | None, *, coerce_answers: bool) -> CorpusFile:
+        """Read a file; malformed records are kept aside.
+
+        Raises:
+            RecordsError: there is no such file, or it cannot be read as text.
+        """
+        malformed = Collector()
+        file = RecordsFile(path, image_root, coerce_answers=coerce_answers, broken=malformed)
+        records = list(file)
+        named = [one._replace(place=name + one.place.removeprefix(str(path))) for one in malformed]
+        return cls(name, path, records, named, file.num_coerced)
 
     def origin(self, record: Record) -> str:
         """Return where the record is, with the short name of the file: "train.jsonl:12"."""
@@ -37,11 +55,18 @@ class Corpus:
     images: Mapping[Path, ImageInfo]
 
     @classmethod
-    def read(cls, paths: Sequence[Path], image_root: Path | None = None, *, decode: bool = False) -> Corpus:
-        """Read the files, and inspect every image once.
+    def read(
+        cls,
+        paths: Sequence[Path],
+        image_root: Path | None = None,
+        *,
+        decode: bool = False,
+        coerce_answers: bool = False,
+    ) -> Corpus:
+        """Read the files, and inspect every image once. `coerce_answers` reads numbers and booleans as answers.
 
         Raises:
-            RecordsError: a file is missing or broken.
+            RecordsError: a file is missing, or cannot be read as text.
             UsageError: a file is given twice.
         """
         twice = [path for number, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:number]}]
@@ -50,7 +75,8 @@ class Corpus:
         paths = sorted(paths, key=lambda path: not path.name.startswith(TRAIN))
         names = short_names(paths)
         files = [
-            CorpusFile(name, path, read_records(path, image_root)) for name, path in zip(names, paths, strict=True)
+            CorpusFile.read(name, path, image_root, coerce_answers=coerce_answers)
+            for name, path in zip(names, paths, strict=True)
         ]
         images = {image for file in files for record in file.records for image in record.images}
         return cls(tuple(files), inspect_images(images, decode=decode))

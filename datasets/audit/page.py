@@ -41,7 +41,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
 
 
 def _heading(audit: Audit, names: str) -> Element:
-    per_image = audit.num_questions / max(audit.num_images, 1)
+    per_image = audit.num_questions / max(audit.num_named_images, 1)
     best = audit.baselines[-1] if audit.baselines else None
     tiles = [
         ("questions", f"{audit.num_questions:,}"),

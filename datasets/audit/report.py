@@ -14,6 +14,8 @@ NUM_QUESTIONS = 25
 NUM_SIZES = 8
 MAX_BARS = 20
 """The text lists this many questions, image sizes and bars of a histogram."""
+RARE = ("malformed", "unusable", "no image", "several images")
+"""Columns of the table of files that are often all zero."""
 
 
 def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
@@ -34,8 +36,10 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
 def summary(audit: Audit) -> str:
     """Return a sentence or two: how much there is, and how many findings of each level."""
     files = "" if len(audit.files) == 1 else f" in {count(len(audit.files), 'file')}"
-    text = f"{count(audit.num_questions, 'question')} about {count(audit.num_images, 'image')}{files}."
-    return f"{text} {verdict(audit)}"
+    num_unread = audit.num_named_images - audit.num_images
+    unread = f", {num_unread:,} of which cannot be read" if num_unread else ""
+    images = f"{count(audit.num_named_images, 'image')}{unread}"
+    return f"{count(audit.num_questions, 'question')} about {images}{files}. {verdict(audit)}"
 
 
 def verdict(audit: Audit) -> str:
@@ -47,22 +51,21 @@ def verdict(audit: Audit) -> str:
 
 
 def file_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Return header and lines of a table of the files."""
-    numbers = [
-        (
-            file.num_records,
-            file.num_questions,
-            file.num_paths,
-            file.num_images,
-            file.num_unusable,
-            file.num_text_only,
-            file.num_several_images,
-        )
-        for file in audit.files
-    ]
-    header = ("file", "records", "questions", "image names", "distinct", "unusable", "no image", "several images")
-    lines = [(file.name, *(f"{n:,}" for n in line)) for file, line in zip(audit.files, numbers, strict=True)]
-    return header, list(lines)
+    """Return header and lines of a table of the files; columns of what is rare are left out if they are all zero."""
+    columns = {
+        "records": [file.num_records for file in audit.files],
+        "malformed": [file.num_malformed for file in audit.files],
+        "questions": [file.num_questions for file in audit.files],
+        "image names": [file.num_paths for file in audit.files],
+        "distinct": [file.num_images for file in audit.files],
+        "unusable": [file.num_unusable for file in audit.files],
+        "no image": [file.num_text_only for file in audit.files],
+        "several images": [file.num_several_images for file in audit.files],
+    }
+    columns = {name: numbers for name, numbers in columns.items() if name not in RARE or any(numbers)}
+    lines = zip(*columns.values(), strict=True)
+    header = ("file", *columns)
+    return header, [(file.name, *(f"{n:,}" for n in line)) for file, line in zip(audit.files, lines, strict=True)]
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -79,7 +82,7 @@ def _per_image(audit: Audit) -> str:
     numbers = [(str(number), images) for number, images in audit.questions_per_image.items()]
     if not numbers:
         return ""
-    mean = sum(n * images for n, images in audit.questions_per_image.items()) / audit.num_images
+    mean = sum(n * images for n, images in audit.questions_per_image.items()) / audit.num_named_images
     if len(numbers) > MAX_BARS:
         numbers = binned(audit.questions_per_image, MAX_BARS)
     return f"questions per image ({mean:.1f} on average): number of images\n{bars(numbers)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lookonce.datasets.formats.checks import Row, items, kind, need, optional_text, text
+from lookonce.datasets.formats.checks import Row, answer_text, items, kind, need, optional_text, text
 from lookonce.datasets.formats.dialogue import image_references, to_messages, to_record
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.image_tags import add_tags
@@ -22,7 +22,8 @@ KEYS = ("instruction", "input", "output", "history")
 
 def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record in LLaMA-Factory's Alpaca format."""
-    instruction, output = (text(need(row, key, origin), key, origin) for key in ("instruction", "output"))
+    instruction = text(need(row, "instruction", origin), "instruction", origin)
+    output = answer_text(need(row, "output", origin), "output", origin)
     more = optional_text(row.get("input"), "input", origin)
     turns = [_pair(pair, origin) for pair in items(row.get("history") or [], "history", origin)]
     turns.append(Turn(instruction if more is None else f"{instruction}\n{more}", output))
@@ -32,7 +33,7 @@ def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
 def _pair(value: Any, origin: str) -> Turn:
     if not isinstance(value, list) or len(value) != 2:
         raise RecordsError(f"{origin}: `history` must be pairs of a question and an answer, got {kind(value)}")
-    return Turn(text(value[0], "history", origin), text(value[1], "history", origin))
+    return Turn(text(value[0], "history", origin), answer_text(value[1], "history", origin))
 
 
 def write_alpaca(record: Record, images: list[str]) -> Row:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 from lookonce.errors import RecordsError
@@ -23,6 +25,25 @@ def text(value: Any, key: str, origin: str) -> str:
     if not value.isascii() and not is_utf8(value):
         raise RecordsError(f"{origin}: `{key}` holds half a character (a lone surrogate): {ascii(value)[:MAX_SHOWN]}")
     return value
+
+
+def answer_text(value: Any, key: str, origin: str) -> str:
+    """Like `text`, for an answer: a number or a boolean is refused with what to do about it.
+
+    Raises:
+        RecordsError: it is not a text, or an empty one.
+    """
+    if is_number(value):
+        raise RecordsError(
+            f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or set "
+            "`data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
+        )
+    return text(value, key, origin)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number or a boolean of JSON; NaN and infinity are not."""
+    return isinstance(value, bool | int) or isinstance(value, float) and math.isfinite(value)
 
 
 def optional_text(value: Any, key: str, origin: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.checks import Row, kind, need, optional_text, text
+from lookonce.datasets.formats.checks import Row, answer_text, kind, need, optional_text, text
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.image_tags import MOVE_IMAGES, TAG, check_num_tags, remove_tags
 from lookonce.datasets.formats.record import Record, Turn
@@ -127,7 +127,7 @@ def _to_turns(messages: Sequence[Message], system: str | None, origin: str) -> t
         raise RecordsError(f"{origin}: the last question has no answer; training needs one")
     pairs = zip(messages[::2], messages[1::2], strict=True)
     return system, tuple(
-        Turn(text(user.content, "question", origin), text(assistant.content, "answer", origin))
+        Turn(text(user.content, "question", origin), answer_text(assistant.content, "answer", origin))
         for user, assistant in pairs
     )
 

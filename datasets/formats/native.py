@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lookonce.datasets.formats.checks import Row, items, kind, need, text
+from lookonce.datasets.formats.checks import Row, answer_text, items, kind, need, text
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
@@ -85,4 +85,4 @@ def _turn(value: Any, origin: str) -> Turn:
 
 
 def _question_and_answer(value: Row, origin: str) -> Turn:
-    return Turn(text(value["question"], "question", origin), text(value["answer"], "answer", origin))
+    return Turn(text(value["question"], "question", origin), answer_text(value["answer"], "answer", origin))

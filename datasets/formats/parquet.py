@@ -17,7 +17,7 @@ from lookonce.datasets.formats.checks import Row
 from lookonce.datasets.formats.text_files import Named, encode
 from lookonce.datasets.readers.image_column import ImageColumn, find_image_column
 from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_rows, read_values
-from lookonce.datasets.readers.text import Rows
+from lookonce.datasets.readers.text import Broken, Rows, refuse
 from lookonce.errors import ImageError, RecordsError
 from lookonce.text import first_line
 
@@ -25,7 +25,7 @@ JSON_COLUMN = "metadata"
 """The column of canonical records that is JSON text: a column has one type, and metadata may have any."""
 
 
-def read_parquet(path: Path) -> Rows:
+def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
     """A record per row, counted from 0 as in the paths of embedded images.
 
     Raises:
@@ -45,7 +45,13 @@ def read_parquet(path: Path) -> Rows:
                     values["image"] = Path(os.path.abspath(path), str(number))
                 elif columns.image in values:
                     values["image"] = values.pop(columns.image)
-                yield f"{path}: row {number}", _opened(values, f"{path}: row {number}")
+                origin = f"{path}: row {number}"
+                try:
+                    values = _opened(values, origin)
+                except RecordsError as error:
+                    broken(origin, error)
+                else:
+                    yield origin, values
     except ImageError as error:
         raise RecordsError(f"{path}: {error}") from None
     except ArrowException as error:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from lookonce.datasets.formats.alpaca import read_alpaca, write_alpaca
 from lookonce.datasets.formats.checks import Row, kind
+from lookonce.datasets.formats.coerce import coerce_answers
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.llava import read_conversations, write_llava, write_sharegpt
 from lookonce.datasets.formats.messages import read_messages, write_messages, write_openai, write_parts
@@ -87,9 +88,9 @@ def _format_of_messages(row: Row) -> FormatName:
 class Reader:
     """Reads the records of one file, which must all have formats of one kind."""
 
-    def __init__(self, finder: Finder, format: FormatName | None = None) -> None:
-        """Without `format`, the first record decides."""
-        self.finder = finder
+    def __init__(self, finder: Finder, format: FormatName | None = None, *, coerce: bool = False) -> None:
+        """Without `format`, the first record decides. `coerce` reads numbers and booleans as answers."""
+        self.finder, self.coerce, self.num_coerced = finder, coerce, 0
         self.format: FormatName | None = format
         """The format of the file; None until the first record is read, unless it was given."""
         self._read = FORMATS[format].read if format else None
@@ -102,7 +103,8 @@ class Reader:
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
-        if self._read is not None:
+        if self._read is not None and self.format is not None:
+            self._coerce(value, self.format)
             return self._read(value, self.finder, origin)
         found = format_of(value)
         self.format = self.format or found
@@ -113,7 +115,12 @@ class Reader:
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
                 f"{found}; keep them in two files"
             )
+        self._coerce(value, found)
         return FORMATS[found].read(value, self.finder, origin)
+
+    def _coerce(self, value: Row, format: FormatName) -> None:
+        if self.coerce:
+            self.num_coerced += coerce_answers(value, FORMATS[format].kind)
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

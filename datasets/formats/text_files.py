@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.formats.checks import Row, is_utf8
-from lookonce.datasets.readers.text import Rows, read_csv
+from lookonce.datasets.readers.text import Broken, Rows, read_csv, refuse
 from lookonce.errors import RecordsError
 
 Named = Iterable[tuple[str, Row]]
 """Rows to write, and what to call each in a message."""
 
 
-def read_table(path: Path, delimiter: str = ",") -> Rows:
+def read_table(path: Path, delimiter: str = ",", broken: Broken = refuse) -> Rows:
     """A record per row of CSV; an empty cell is a key that the record does not have."""
-    for origin, cells in read_csv(path, delimiter=delimiter):
+    for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
         yield origin, {name: cell for name, cell in cells.items() if cell}
 
 

@@ -1,8 +1,13 @@
 """Text files: CSV, JSON arrays and JSONL. Each row comes with its origin, "train.jsonl:12".
 
-Design: JSONL and CSV are read line by line. The text of an array is in memory and one entry at a time is decoded, so
-that errors name the line. Lines end at line feeds only; U+2028 and similar characters are part of a text. CSV is that
-of Python and spreadsheets (RFC 4180), with a header; all cells are texts.
+Design: JSONL and CSV are read line by line. The text of an array is in memory and one record at a time is decoded; its
+records are counted from 1 ("train.json: record 12"), since all of them may be on one line. Lines end at line feeds
+only; U+2028 and similar characters are part of a text. CSV is that of Python and spreadsheets (RFC 4180), with a
+header; all cells are texts.
+
+The first row that cannot be read is an error. A caller that wants to know all of them passes `broken`; reading then
+continues with the next row. After wrong JSON in an array, or wrong quotes in CSV, where the next row begins is unknown,
+and reading ends.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,8 @@ from lookonce.errors import RecordsError
 
 Rows = Iterator[tuple[str, Any]]
 """The origin of each row for messages, and its value."""
+Broken = Callable[[str, RecordsError], None]
+"""Takes the origin of a row that cannot be read, and the error; the row is skipped unless this raises."""
 HEAD_BYTES = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECODE = json.JSONDecoder().raw_decode
@@ -36,13 +43,32 @@ def is_array(head: bytes) -> bool:
     return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
 
 
-def read_jsonl(path: Path, name: str | None = None) -> Rows:
+def refuse(origin: str, error: RecordsError) -> None:
+    """Raise the error: the first row that cannot be read ends the reading."""
+    raise error from None
+
+
+def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> Rows:
     """One value per line; blank lines are skipped. `name` replaces the path in messages, also below."""
     name = name or str(path)
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield f"{name}:{number}", decode_json(line.rstrip("\n"), f"{name}:{number}")
+            origin, line = f"{name}:{number}", line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            if not line.strip():
+                continue
+            try:
+                value = decode_json(_decode_text(line, origin), origin)
+            except RecordsError as error:
+                broken(origin, error)
+            else:
+                yield origin, value
+
+
+def _decode_text(line: bytes, origin: str) -> str:
+    try:
+        return line.removesuffix(b"\n").decode()
+    except UnicodeDecodeError as error:
+        raise RecordsError(f"{origin}: cannot be read ({error}); expected a JSONL file in UTF-8") from None
 
 
 def decode_json(text: str, origin: str) -> Any:
@@ -59,30 +85,36 @@ def decode_json(text: str, origin: str) -> Any:
         raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
 
 
-def read_array(path: Path, name: str | None = None) -> Rows:
-    """The entries of one JSON array."""
+def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> Rows:
+    """The records of one JSON array."""
     name, text = name or str(path), path.read_text(encoding="utf-8-sig")
-    position, line, counted = _skip_space(text, _skip_space(text, 0) + 1), 1, 0
+    position, number = _skip_space(text, _skip_space(text, 0) + 1), 0
     is_open = text[position : position + 1] != "]"
     while is_open:
-        line, counted = line + text.count("\n", counted, position), position
-        value, end = _decode_entry(text, position, f"{name}:{line}", name)
-        yield f"{name}:{line}", value
+        number += 1
+        origin = f"{name}: record {number}"
+        try:
+            value, end = _decode_record(text, position, origin)
+        except RecordsError as error:
+            return broken(origin, error)
+        yield origin, value
         position = _skip_space(text, end)
         is_open = text[position : position + 1] == ","
         position = _skip_space(text, position + 1) if is_open else position
     if text[position : position + 1] != "]":
-        raise RecordsError(f"{name}: expected a comma or ] after the entry of line {line}; is the file cut off?")
-    if text[position + 1 :].strip():
-        raise RecordsError(f"{name}: text after the end of the array; expected one array, or one object per line")
+        broken(name, RecordsError(f"{name}: expected a comma or ] after record {number}; is the file cut off?"))
+    elif text[position + 1 :].strip():
+        hint = "expected one array, or one object per line"
+        broken(name, RecordsError(f"{name}: text after the end of the array; {hint}"))
 
 
-def _decode_entry(text: str, position: int, origin: str, name: str) -> tuple[Any, int]:
+def _decode_record(text: str, position: int, origin: str) -> tuple[Any, int]:
     """The value that begins at `position`, and where it ends."""
     try:
         return DECODE(text, position)
     except json.JSONDecodeError as error:
-        raise RecordsError(f"{name}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
+        place = f"at line {error.lineno}, column {error.colno}"
+        raise RecordsError(f"{origin}: not JSON ({error.msg} {place})") from None
     except (ValueError, RecursionError) as error:
         raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
 
@@ -93,7 +125,7 @@ def _skip_space(text: str, position: int) -> int:
     return match.end()
 
 
-def read_csv(path: Path, name: str | None = None, delimiter: str = ",") -> Rows:
+def read_csv(path: Path, name: str | None = None, delimiter: str = ",", broken: Broken = refuse) -> Rows:
     """The cells of each row by the names in the header; blank lines are skipped."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     name, start = name or str(path), 1
@@ -104,11 +136,13 @@ def read_csv(path: Path, name: str | None = None, delimiter: str = ",") -> Rows:
             _check_header(header, name)
             start = rows.line_num + 1
             for cells in rows:
-                if cells:
-                    yield f"{name}:{start}", _row(header, cells, f"{name}:{start}")
-                start = rows.line_num + 1
+                origin, start = f"{name}:{start}", rows.line_num + 1
+                if len(cells) == len(header):
+                    yield origin, dict(zip(header, cells, strict=True))
+                elif cells:
+                    broken(origin, _wrong_number(header, cells, origin))
         except csv.Error as error:
-            raise RecordsError(f"{name}:{start}: not CSV ({error})") from None
+            broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({error})"))
 
 
 def _check_header(header: list[str], name: str) -> None:
@@ -116,9 +150,7 @@ def _check_header(header: list[str], name: str) -> None:
         raise RecordsError(f"{name}:1: two columns are called {twice[0]!r}; expected different names")
 
 
-def _row(header: list[str], cells: list[str], origin: str) -> dict[str, str]:
-    if len(cells) != len(header):
-        raise RecordsError(
-            f"{origin}: expected {len(header)} cells as in the header, got {len(cells)}; are commas quoted?"
-        )
-    return dict(zip(header, cells, strict=True))
+def _wrong_number(header: list[str], cells: list[str], origin: str) -> RecordsError:
+    return RecordsError(
+        f"{origin}: expected {len(header)} cells as in the header, got {len(cells)}; are commas quoted?"
+    )

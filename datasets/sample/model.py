@@ -23,6 +23,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from lookonce.datasets.sample.tokenizer import write_tokenizer
 from lookonce.errors import UsageError
+from lookonce.files import follow_umask
 from lookonce.text import first_line
 
 _VISION_2B = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
@@ -104,6 +105,7 @@ def write_model(
         random_model(config, seed, dtype, device).save_pretrained(folder)
     limits = (TINY_MIN_PIXELS, TINY_MAX_PIXELS) if size == "tiny" else (MIN_PIXELS, MAX_PIXELS)
     write_image_processor(folder, *limits)
+    follow_umask(folder)
 
 
 def make_config(size: str, ids: dict[str, int]) -> Qwen3VLConfig:

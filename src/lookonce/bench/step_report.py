@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lookonce.text import duration, table
+from lookonce.text import count, duration, table
 
-KVASIR_EPOCH = 41_079
-"""Training samples of Kvasir-VQA, split by image 70/15/15."""
 HEADER = (
     "",
     "samples/s",
@@ -78,6 +76,8 @@ class StepReport:
 
     measured: list[Measured]
     samples_per_step: int
+    samples_per_epoch: int
+    """Training samples of the run."""
     tflops: float | None
     """TFLOP/s that the GPU reaches in large matrix products."""
     num_ranks: int = 1
@@ -93,7 +93,8 @@ class StepReport:
         notes = [f"  {one.variant}: {one.description} ({one.num_steps} steps)" for one in self.measured]
         missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
         rate = [f"  MFU: matrix products' share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
-        epoch = f"  epoch: {KVASIR_EPOCH:,} samples, Kvasir-VQA's training split; before: compilation and first steps"
+        samples = count(self.samples_per_epoch, "training sample")
+        epoch = f"  epoch: the {samples} of this run; before: compilation and first steps"
         shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
         steps = f"  {self.samples_per_step} samples per step{shared}"
         return "\n".join(
@@ -110,7 +111,7 @@ class StepReport:
             _percent(one.mfu),
             _percent(one.wait_share),
             _gigabytes(one.peak_gb),
-            duration(one.ms_per_sample * KVASIR_EPOCH / 1e3),
+            duration(one.ms_per_sample * self.samples_per_epoch / 1e3),
             duration(one.warm_up_seconds),
             f"{one.losses[0]:.4f}",
         )
@@ -119,6 +120,7 @@ class StepReport:
         return {
             "ways": [one.to_json() for one in self.measured],
             "samples_per_step": self.samples_per_step,
+            "samples_per_epoch": self.samples_per_epoch,
             "tflops": self.tflops,
             "num_ranks": self.num_ranks,
             "missing": self.missing,

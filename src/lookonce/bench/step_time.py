@@ -66,7 +66,8 @@ def bench_step(
     for number, variant in enumerate(variants, start=1):
         measured.append(_measure(variant, session, examples, num_steps, rate, notify))
         missing = tuple(later.name for later in variants[number:])
-        yield StepReport([*measured], samples_per_step, rate and rate / 1e12, environment.num_ranks(), missing)
+        num_ranks = environment.num_ranks()
+        yield StepReport([*measured], samples_per_step, len(examples), rate and rate / 1e12, num_ranks, missing)
 
 
 def _measure(

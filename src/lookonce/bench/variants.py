@@ -26,13 +26,14 @@ from transformers import Trainer
 from lookonce import environment
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
+from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import Batch, FeatureSource, Pixels
 from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.session import Session, cached_features, make_trainer
-from lookonce.train.loop.trainer import training_arguments
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
 PLAIN_ROWS = 4
@@ -107,7 +108,6 @@ def set_up(
         "eval_strategy": "no",
         "save_strategy": "no",
         "load_best_model_at_end": False,
-        "report_to": "none",
     }
     if variant.mode is None:
         return model, _stock_trainer(session, model, examples, folder, arguments)
@@ -115,7 +115,7 @@ def set_up(
     if variant.has_tower:
         source = Pixels(inputs.processor, inputs.images.path_of)
     settings = training_arguments(run, folder, **arguments)
-    return model, make_trainer(session, model, settings, examples, source=source, notify=notify)
+    return model, make_trainer(session, model, settings, examples, startup=Startup(notify), source=source)
 
 
 def _run_of(variant: Variant, run: RunFile) -> RunFile:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from xml.etree.ElementTree import Element
 
 from lookonce.page.markup import node, svg
-from lookonce.text import share, shown
+from lookonce.text import one_line, share
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 22, 46
 """The margins, in SVG units; the numbers and names of the axes are in them."""
-LETTER = 6.4
-"""The approximate width of a letter of the plots' text, in SVG units; `%` is as wide as two."""
+FONT, NAME_FONT = 12, 13
+"""The sizes of the plots' text in SVG units; the style sheet has them too."""
+NARROW, WIDE = frozenset(" !'(),-./:;I[]fijlrt|"), frozenset("#%&+<=>@MW_mw~")
+"""Characters that are narrower or wider than others, in DejaVu Sans, which is wider than most fonts."""
 MAX_COLUMN = 64
 """The largest width of a column."""
 NUM_SHADES = 5
 """A bar shows this many shares by themselves, and the rest as one."""
 NUM_TICKS = 5
+MIN_LETTERS = 4
+"""A text is shortened to no fewer letters than this."""
 
 
 def binned(counts: Mapping[int, int], max_bins: int) -> list[tuple[str, int]]:
@@ -45,7 +51,7 @@ def columns(numbers: Sequence[tuple[str, int]], x_name: str, y_name: str, height
         return base - (base - TOP) * value / ticks[-1]
 
     parts = [*_grid(ticks, y_of)]
-    every = math.ceil(max((len(name) for name, _ in numbers), default=1) * LETTER * 1.2 / step)
+    every = math.ceil(max((text_width(name) for name, _ in numbers), default=1) * 1.1 / step)
     for index, (name, number) in enumerate(numbers):
         x, y = LEFT + index * step, y_of(number)
         width = min(step * 0.8, MAX_COLUMN)
@@ -54,7 +60,7 @@ def columns(numbers: Sequence[tuple[str, int]], x_name: str, y_name: str, height
         parts.append(node("rect", title, class_="bar", **{key: _n(value) for key, value in box.items()}))
         if index % every == 0:
             parts.append(_text(name, x + step / 2, base + 17, "middle"))
-        if number and len(f"{number:,}") * LETTER <= step:
+        if number and text_width(f"{number:,}") <= step:
             parts.append(_text(f"{number:,}", x + step / 2, y - 5, "middle", "value"))
     return svg(WIDTH, height, *parts, *_axis_names(x_name, y_name, height), label=f"{y_name} by {x_name}")
 
@@ -65,7 +71,8 @@ def shares(lines: Sequence[tuple[str, int, Sequence[tuple[str, int]]]], label: s
     parts: list[Element] = []
     for index, (name, total, largest) in enumerate(lines):
         top = index * step
-        parts.append(_text(shown(name, 110), 0, top + 14, "start", "name"))
+        room = WIDTH - text_width(f"{total:,}") - 2 * FONT
+        parts.append(_text(_cut(name, room, NAME_FONT), 0, top + 14, "start", "name"))
         parts.append(_text(f"{total:,}", WIDTH, top + 14, "end"))
         rest = total - sum(amount for _, amount in largest[:NUM_SHADES])
         drawn = [(*one, f"shade{shade}") for shade, one in enumerate(largest[:NUM_SHADES], start=1)]
@@ -118,12 +125,34 @@ def _share(words: str, amount: int, total: int, x: float, y: float, width: float
     """Draw a share of a bar, with as much of its label as fits; its own <svg> element cuts off the rest."""
     percent = f"{share(amount, total):.0%}"
     box = node("rect", node("title", f"{words}: {amount:,} ({percent})"), class_=shade, width="100%", height="100%")
-    room = int((width - 12) / LETTER) - 1  # one letter less, for the width of `%`
-    label = f"{words} {percent}"
-    if len(label) > room:
-        label = f"{shown(words, room - 4)} {percent}" if room >= 11 else percent if room >= len(percent) else ""
+    room = width - 12
+    label = _cut(words, room - text_width(f" {percent}"), FONT)
+    label = f"{label} {percent}" if label else percent if text_width(percent) <= room else ""
     inside = [_text(label, 6, height / 2 + 4, "start", "inside")] if label else []
     return node("svg", box, *inside, x=_n(x), y=_n(y), width=_n(max(width - 1.5, 0.5)), height=_n(height))
+
+
+def text_width(text: str, font: float = FONT) -> float:
+    """The width of a text in a wide font, in SVG units."""
+    return font * sum(_em(char) for char in text)
+
+
+def _em(char: str) -> float:
+    if char in NARROW:
+        return 0.41
+    if char in WIDE or char > "\u2000":
+        return 1.0
+    return 0.79 if char.isupper() else 0.64
+
+
+def _cut(words: str, room: float, font: float) -> str:
+    """As much of a text as fits, with dots for the rest; empty if less than `MIN_LETTERS` do."""
+    words = one_line(words)
+    if text_width(words, font) <= room:
+        return words
+    ends = accumulate(font * _em(char) for char in words)
+    fitting = bisect_right(list(ends), room - text_width("...", font))
+    return f"{words[:fitting].rstrip()}..." if fitting >= MIN_LETTERS else ""
 
 
 def _grid(ticks: Sequence[int], y_of: Callable[[float], float]) -> list[Element]:

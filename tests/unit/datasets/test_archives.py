@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable, Mapping
@@ -158,30 +156,6 @@ def test_rows_with_bytes_and_no_path_are_found_by_number(tmp_path: Path, writer:
     writer.table(tmp_path / "x.parquet", 1, frame=pa.array([{"bytes": b"a"}, {"bytes": b"b"}], kind))
     (data, error) = dict(read_many([tmp_path / "x.parquet" / "1", tmp_path / "x.parquet" / "a.jpg"])).values()
     assert data == b"b" and "the archive has no such member, or is cut off before it" in str(error)
-
-
-CODE = """
-import sys
-from pathlib import Path
-from lookonce.datasets.images import index_images
-from lookonce.datasets.records import Record
-
-folder = Path(sys.argv[1])
-index_images([Record((folder / "good.jpg",), ())])
-print(*{"webdataset", "pyarrow", "torch"} & set(sys.modules))
-paths = [archive / "0" for archive in sorted(folder.glob("*.*[rt]"))]
-print(len(paths), len(index_images([Record(tuple(paths), ())]).key_of))
-"""
-
-
-def test_libraries_are_imported_with_the_first_archive_on_any_number_of_threads(tmp_path: Path, writer: Any) -> None:
-    for number in range(4):
-        writer.tar(tmp_path / f"{number}.tar", {"0": b"tar"})
-        writer.plain(tmp_path / f"{number}.parquet", {"0": b"parquet"})
-    (tmp_path / "good.jpg").write_bytes(b"good")
-    command = [sys.executable, "-W", "error", "-c", CODE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["", "8 8"], done.stderr
 
 
 def test_archives_are_opened_lazily_once_each_and_one_after_the_other(

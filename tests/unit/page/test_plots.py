@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.page.plots import LETTER, binned, columns, points, shares
+from lookonce.page.plots import binned, columns, points, shares, text_width
 
 
 def test_plots_of_nothing_and_of_large_numbers_are_drawn():
@@ -38,11 +38,25 @@ def test_the_shares_of_a_bar_fill_it():
     assert all(end <= start < end + 3 for (_, end), (start, _) in zip(edges, edges[1:], strict=False))
 
 
-@pytest.mark.parametrize("amount", range(1, 40))
-def test_the_label_of_a_share_fits_into_it(amount):
-    part = shares([("question", 100, [("Is it?", amount)])], "x").find("svg")
-    words = part.findtext("text") or ""
-    assert 6 + LETTER * (len(words) + words.count("%")) <= float(part.get("width"))
+@pytest.mark.parametrize("words", ["Is it?", "WWWW MMMM", "illicit fillet", "小さなポリープがあります", "x" * 9000])
+@pytest.mark.parametrize("amount", [*range(1, 40), 99])
+def test_the_label_of_a_share_fits_into_it(amount, words):
+    part = shares([("question", 100, [(words, amount)])], "x").find("svg")
+    label = part.findtext("text") or ""
+    assert 6 + text_width(label) <= float(part.get("width"))
+    assert label.startswith(words[:4]) or label in (f"{amount}%", "")
+
+
+def test_wide_letters_need_more_room_than_narrow_ones():
+    """The label WWW was drawn into a bar for three letters of average width, and clipped."""
+    wide, narrow = (shares([("?", 100, [(words, 7)])], "x").findtext("svg/text") for words in ("WWW", "lil"))
+    assert (wide, narrow) == ("7%", "lil 7%")
+
+
+@pytest.mark.parametrize("name", ["Is it?", "WHERE IS THE ABNORMALITY? " * 9, "異常はありますか？" * 20])
+def test_the_name_of_a_bar_ends_before_its_total(name):
+    name, total, *_ = shares([(name, 1234, [("yes", 1)])], "x").findall("text")
+    assert text_width(name.text, 13) + text_width(total.text) < 960
 
 
 @given(st.dictionaries(st.integers(0, 10_000), st.integers(1, 9), min_size=1), st.integers(1, 40))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lookonce.commands.data.group import IMAGE_ROOT, RECORDS, data
+from lookonce.commands.data.group import COERCE, IMAGE_ROOT, RECORDS, data
 from lookonce.commands.options import JSON, PATH, emit, notify
 from lookonce.errors import UsageError
 
@@ -22,6 +22,7 @@ COUNT = click.IntRange(1)
 @data.command("audit")
 @RECORDS
 @IMAGE_ROOT
+@COERCE
 @click.option("--decode", is_flag=True, help="Decode whole images, which finds truncated ones.")
 @click.option("--strict", is_flag=True, help="Exit 1 if there is a finding of level error.")
 @click.option("--html", type=PATH, metavar="FILE", help="Also write an HTML page with plots and a contact sheet.")
@@ -38,6 +39,7 @@ COUNT = click.IntRange(1)
 def audit(
     records: tuple[Path, ...],
     image_root: Path | None,
+    coerce_answers: bool,
     decode: bool,
     strict: bool,
     html: Path | None,
@@ -50,11 +52,12 @@ def audit(
 ) -> None:
     """Show what is in records, what is wrong with them, and which images the files share.
 
-    Several files are compared as splits. The one whose name begins with train, else the first, is trained on. Missing
-    and broken images, images that several files share, contradictions, and records that training refuses are errors.
-    All other findings are warnings or notes.
+    Several files are compared as splits. The one whose name begins with train, else the first, is trained on. Malformed
+    records, missing and broken images, images that several files share, contradictions, and records that training
+    refuses are errors. All other findings are warnings or notes. `lookonce data clean` leaves out malformed records and
+    those of broken images.
 
-    The exit code is 0 whatever is found, unless --strict is given.
+    The exit code is 0 whatever is found in files that exist, unless --strict is given.
 
     With --tokenizer, also counts the tokens of records, of images, and of an epoch with and without shared prefixes.
 
@@ -81,7 +84,7 @@ def audit(
 
     if tokenizer is None and (image_tokens or max_pixels or any(batch.values())):
         raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
-    corpus = Corpus.read(records, image_root, decode=decode)
+    corpus = Corpus.read(records, image_root, decode=decode, coerce_answers=coerce_answers)
     report = run_audit(corpus)
     stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, batch) if tokenizer else None
     sections, texts, tokens = [], [], {}

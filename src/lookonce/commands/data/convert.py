@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.data.group import data
+from lookonce.commands.data.group import COERCE, data
 from lookonce.commands.options import JSON, PATH, emit
 from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 
@@ -34,6 +34,7 @@ FORMAT = click.Choice(FORMAT_NAMES)
     help="Folder that image paths in OUT are relative to; by default the folder of OUT, and images elsewhere get "
     "absolute paths.",
 )
+@COERCE
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
 def convert(
@@ -43,6 +44,7 @@ def convert(
     source_format: FormatName | None,
     image_root: Path | None,
     target_root: Path | None,
+    coerce_answers: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -79,6 +81,7 @@ def convert(
         target_format=target_format,
         image_root=image_root,
         target_root=target_root,
+        coerce_answers=coerce_answers,
         overwrite=overwrite,
     )
     emit(asdict(report), report.text(), as_json)

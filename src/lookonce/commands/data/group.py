@@ -13,14 +13,21 @@ IMAGE_ROOT = click.option(
     help="Folder that image paths are relative to; by default the folder of each records file.",
 )
 
+COERCE = click.option(
+    "--coerce-answers",
+    is_flag=True,
+    help="Read answers that are numbers or booleans as text, like data.coerce_answers in the run file.",
+)
+
 
 @click.group()
 def data() -> None:
-    """Prepare, convert and check records, and put their images into tar shards.
+    """Prepare, convert, check and clean records, and put their images into tar shards.
 
     \b
     Examples:
       lookonce data prepare kvasir-vqa data/kvasir
       lookonce data audit data/kvasir/train.jsonl data/kvasir/val.jsonl
+      lookonce data clean train.jsonl train-clean.jsonl
       lookonce data convert llava.json train.jsonl
     """

@@ -135,6 +135,52 @@ def test_a_file_without_images_has_a_report(folder, look):
     assert "1 question about 0 images" in to_text(look(folder / "train.jsonl"))
 
 
+def malformed_file(folder, write):
+    path = write(folder / "train.jsonl", CLEAN)
+    rows = [{"image_filename": "a.png", "question": f"Is it {n}?", "answer": n} for n in range(5)]
+    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows) + '{"question"\n')
+    return path
+
+
+def test_all_malformed_records_are_reported_by_kind(folder, write, look, finding_of):
+    """An audit ended at the first one."""
+    result = look(malformed_file(folder, write))
+    finding = finding_of(result, "malformed")
+    assert (finding.level, finding.count, result.files[0].num_malformed, result.num_questions) == ("error", 6, 6, 3)
+    assert [item["count"] for item in finding.items] == [5, 1]
+    assert "5 times: `answer` must be text that is not empty, got 0; put it into quotes" in finding.examples[0]
+    assert "(train.jsonl:4, train.jsonl:5, train.jsonl:6 and 2 more)" in finding.examples[0]
+    assert list(finding.items[0]["places"]) == [f"train.jsonl:{line}" for line in range(4, 9)]
+    assert "malformed" in to_text(result).splitlines()[3]
+
+
+def test_coerced_answers_are_counted(folder, write, look, finding_of):
+    result = look(malformed_file(folder, write), coerce_answers=True)
+    assert (finding_of(result, "coerced-answers").count, finding_of(result, "malformed").count) == (5, 1)
+    assert result.num_questions == 8
+
+
+def test_a_file_of_malformed_records_has_a_report(folder, look):
+    (folder / "train.json").write_text('[{"answer": 1}, 2]')
+    result = look(folder / "train.json")
+    assert "0 questions about 0 images" in to_text(result) and "train.json: record 1" in to_text(result)
+
+
+def test_images_that_cannot_be_read_are_not_counted_as_distinct(folder, write, look):
+    """An audit called 975 images distinct when none could be read."""
+    rows = [(f"nowhere-{n}.png", "Is there text?", "yes") for n in range(3)]
+    none = look(write(folder / "train.jsonl", rows))
+    assert (none.num_images, none.files[0].num_images, none.files[0].num_unusable) == (0, 0, 3)
+    assert "3 questions about 3 images, 3 of which cannot be read." in to_text(none)
+    some = look(write(folder / "train.jsonl", rows + CLEAN))
+    assert (some.num_images, some.files[0].num_images, some.num_named_images) == (2, 2, 5)
+
+
+def test_the_table_of_files_leaves_out_columns_of_what_is_rare(folder, write, look):
+    header = to_text(look(write(folder / "train.jsonl", CLEAN))).splitlines()[3]
+    assert header.split() == ["file", "records", "questions", "image", "names", "distinct"]
+
+
 def test_the_package_lists_its_modules(root):
     package = root / "datasets" / "audit"
     listed = re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse((package / "__init__.py").read_text())), re.M)

@@ -6,6 +6,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.strategies import TEXT
 
 from lookonce.datasets.audit.labels import plain, same_labels
 
@@ -17,6 +18,6 @@ def test_order_separators_and_case_leave_labels_the_same(labels, rng: random.Ran
     assert same_labels(written) == same_labels("; ".join(labels))
 
 
-@given(st.text())
+@given(TEXT)
 def test_plain_text_stays_unchanged(text):
     assert plain(plain(text)) == plain(text)

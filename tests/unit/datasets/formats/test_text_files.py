@@ -13,28 +13,28 @@ from lookonce.errors import RecordsError
 GOOD = json.dumps({"image_filename": "a.jpg", "question": "Q", "answer": "A"})
 
 
-def test_an_array_is_read_like_jsonl_with_the_line_of_each_record(tmp_path: Path) -> None:
+def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     path.write_text(f"\ufeff\n [{json.dumps(json.loads(GOOD), indent=1)},\n\n{GOOD}\n]\n", "utf-8")
     records = read_records(path)
     assert [record.turns[0].question for record in records] == ["Q", "Q"]
-    assert records[0].origin == f"{path}:2"
-    assert records[1].origin == f"{path}:{path.read_text('utf-8').count(chr(10)) - 1}"
+    assert [record.origin for record in records] == [f"{path}: record 1", f"{path}: record 2"]
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         ("[]", "train.json has no records; expected one JSON object per line, an array of them, CSV"),
-        ("[1]", "train.json:1: expected a JSON object, got 1"),
-        ('[{"turns": 1},', "train.json:1: `turns` must be a list"),
-        ("[\n{} {}]", "train.json:2: "),
-        ("[\n\n{", "train.json:3: not JSON (Expecting property name"),
-        ("[{}", "train.json:1: "),
-        ("[" * 100_000, "train.json:1: not JSON that can be read"),
+        ("[1]", "train.json: record 1: expected a JSON object, got 1"),
+        (f'[{GOOD}, {{"turns": 1}},', "train.json: record 2: `turns` must be a list"),
+        ("[\n{} {}]", "train.json: record 1: "),
+        (f"[\n{GOOD},\n{{", "train.json: record 2: not JSON (Expecting property name"),
+        (f"[\n{GOOD},\n{{", "at line 3, column 2)"),
+        ("[{}", "train.json: record 1: "),
+        ("[" * 100_000, "train.json: record 1: not JSON that can be read"),
     ],
 )
-def test_a_bad_array_is_refused_with_file_and_line(tmp_path: Path, content: str, expected: str) -> None:
+def test_a_bad_array_is_refused_with_file_and_number(tmp_path: Path, content: str, expected: str) -> None:
     path = tmp_path / "train.json"
     path.write_text(content)
     with pytest.raises(RecordsError) as refusal:
@@ -45,9 +45,9 @@ def test_a_bad_array_is_refused_with_file_and_line(tmp_path: Path, content: str,
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (f"[{GOOD}", "train.json: expected a comma or ] after the entry of line 1; is the file cut off?"),
-        (f"[{GOOD} {GOOD}]", "expected a comma or ] after the entry of line 1"),
-        (f"[{GOOD},]", "train.json:1: not JSON (Expecting value"),
+        (f"[{GOOD}", "train.json: expected a comma or ] after record 1; is the file cut off?"),
+        (f"[{GOOD} {GOOD}]", "expected a comma or ] after record 1"),
+        (f"[{GOOD},]", "train.json: record 2: not JSON (Expecting value"),
         (f"[{GOOD}]\n[{GOOD}]", "train.json: text after the end of the array"),
     ],
 )

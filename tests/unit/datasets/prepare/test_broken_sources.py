@@ -18,8 +18,8 @@ def made(folder: Path, source: Path, **options) -> Prepared:
 BROKEN = {
     "cut parquet": ("a.parquet", b"PAR1 and no end", "a.parquet cannot be read"),
     "cut JSONL": ("a.jsonl", b'{"question": "a"\n', "a.jsonl:1: not JSON"),
-    "JSONL of lists": ("a.jsonl", b"[1]\n[2]\n", "a.jsonl, entry 1: expected a JSON object, got int"),
-    "JSON of numbers": ("a.json", b"[1, 2]", "a.json, entry 1: expected a JSON object, got int"),
+    "JSONL of lists": ("a.jsonl", b"[1]\n[2]\n", "a.jsonl: record 1: expected a JSON object, got int"),
+    "JSON of numbers": ("a.json", b"[1, 2]", "a.json: record 1: expected a JSON object, got int"),
     "other columns": ("a.jsonl", b'{"q": "a", "answer": "b"}\n', "a.jsonl:1: expected a column `question`, got"),
     "no answer": ("a.jsonl", b'{"question": "a"}\n', "name it in the dataset's YAML file: columns: {answer"),
     "latin-1": ("a.csv", "question,answer\nOù,là\n".encode("latin-1"), "a.csv cannot be read"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -94,30 +93,39 @@ def test_an_image_that_was_removed_in_between_is_written_again(tmp_path, made, m
     assert finished(tmp_path / "out") == expected
 
 
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+import pyarrow.parquet
+from lookonce.datasets.prepare import chunks, images
+from lookonce.datasets.prepare.definition import find_definition
+from lookonce.datasets.prepare.run import Options, prepare
+find_definition("kvasir-vqa")  # what every child would do again
+chunks.CHUNK_ROWS, write = 20, images._write
+images._write = lambda path, data: (time.sleep(0.002), write(path, data))
+for attempt in range(1, 100):
+    if not (child := os.fork()):
+        prepare("kvasir-vqa", Path(sys.argv[2]), Options(sys.argv[1]))
+        os._exit(0)
+    time.sleep(0.03 * attempt)
+    os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(code, flush=True)
+    if code == 0:
+        break
+"""
+"""A program that kills a preparation later and later, until it ends by itself. It forks, since to import takes longer
+than to prepare."""
+
+
 def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path, write_source):
-    source = write_source(tmp_path / "in", num_images=200, num_files=8)
+    source = write_source(tmp_path / "in", num_images=80, num_files=8)
     expected = content(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
-    code = (
-        "import sys; from pathlib import Path; from lookonce.datasets.prepare import chunks, images\n"
-        "from lookonce.datasets.prepare.run import Options, prepare\n"
-        "import time; chunks.CHUNK_ROWS = 50; write = images._write\n"
-        "images._write = lambda path, data: (time.sleep(0.002), write(path, data))\n"
-        "print('ready', flush=True)\n"
-        "prepare('kvasir-vqa', Path(sys.argv[2]), Options(sys.argv[1]))"
-    )
-    kills = 0
-    for attempt in range(40):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(source), str(tmp_path / "out")], stdout=subprocess.PIPE
-        )
-        assert process.stdout and process.stdout.readline()
-        time.sleep(0.1 + 0.3 * attempt)
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        process.stdout.close()
-        if (tmp_path / "out" / "report.json").exists() and not (tmp_path / "out" / WORK).exists():
-            break
-    assert kills > 0 and content(tmp_path / "out") == expected
+    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    *killed, last = done.stdout.split()
+    assert last == "0" and len(killed) > 1 and set(killed) == {str(-signal.SIGKILL)}, done.stderr
+    assert finished(tmp_path / "out") == expected
 
 
 def test_a_complete_dataset_is_not_changed(tmp_path, made):
@@ -171,6 +179,19 @@ def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, made):
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path, made):
-    with Journal(tmp_path / "out").held(), pytest.raises(UsageError, match="is being prepared by another process"):
+    with Journal(tmp_path / "out").held(), pytest.raises(UsageError, match="is in use by `lookonce data prepare`"):
         made()
     assert made().is_new
+
+
+def test_a_folder_that_another_process_completed_meanwhile_is_not_prepared_again(tmp_path, made, monkeypatch):
+    first, held = [], Journal.held
+
+    def slow(journal):
+        if not first:
+            first.append(None)
+            first[0] = made()
+        return held(journal)
+
+    monkeypatch.setattr(Journal, "held", slow)
+    assert not made().is_new and first[0].is_new

@@ -13,22 +13,26 @@ from lookonce.datasets.readers.text import is_array, read_array, read_csv, read_
 from lookonce.errors import RecordsError
 
 ROWS = [{"a": "1", "b": "x, y"}, {"a": "", "b": 'a "quote"\nand a line'}, {"a": "\u2028", "b": "é"}]
-READERS: dict[str, tuple[Callable[..., Any], str, list[int]]] = {
-    "CSV": (read_csv, 'a,b\n1,"x, y"\n,"a ""quote""\nand a line"\n\n\u2028,é\n', [2, 3, 6]),
-    "JSONL": (read_jsonl, "\n".join([json.dumps(ROWS[0]), "", *(json.dumps(row) for row in ROWS[1:])]), [1, 3, 4]),
-    "array": (read_array, json.dumps(ROWS, indent=1, ensure_ascii=False), [2, 6, 10]),
+READERS: dict[str, tuple[Callable[..., Any], str, list[str]]] = {
+    "CSV": (read_csv, 'a,b\n1,"x, y"\n,"a ""quote""\nand a line"\n\n\u2028,é\n', [":2", ":3", ":6"]),
+    "JSONL": (
+        read_jsonl,
+        "\n".join([json.dumps(ROWS[0]), "", *(json.dumps(row) for row in ROWS[1:])]),
+        [":1", ":3", ":4"],
+    ),
+    "array": (read_array, json.dumps(ROWS, indent=1, ensure_ascii=False), [": record 1", ": record 2", ": record 3"]),
 }
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "BOM"])
-@pytest.mark.parametrize(("read", "text", "lines"), READERS.values(), ids=READERS)
-def test_rows_come_with_their_line(
-    tmp_path: Path, read: Callable[..., Any], text: str, lines: list[int], mark: str
+@pytest.mark.parametrize(("read", "text", "places"), READERS.values(), ids=READERS)
+def test_rows_come_with_their_place(
+    tmp_path: Path, read: Callable[..., Any], text: str, places: list[str], mark: str
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text(mark + text, encoding="utf-8", newline="")
-    assert list(read(path)) == [(f"{path}:{line}", row) for line, row in zip(lines, ROWS, strict=True)]
-    assert [origin for origin, _ in read(path, "name")] == [f"name:{line}" for line in lines]
+    assert list(read(path)) == [(f"{path}{place}", row) for place, row in zip(places, ROWS, strict=True)]
+    assert [origin for origin, _ in read(path, "name")] == [f"name{place}" for place in places]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +42,7 @@ def test_rows_come_with_their_line(
         (read_csv, "a,a\n1,2\n", "name:1: two columns are called 'a'"),
         (read_csv, 'a\n"b"c\n', "name:2: not CSV"),
         (read_jsonl, "{}\n{\n", "name:2: not JSON (Expecting property name"),
-        (read_array, "[1,\n2", "name: expected a comma or ] after the entry of line 2; is the file cut off?"),
+        (read_array, "[1,\n2", "name: expected a comma or ] after record 2; is the file cut off?"),
         (read_array, "[1] 2", "name: text after the end of the array"),
     ],
 )
@@ -49,6 +53,27 @@ def test_malformed_files_are_refused_with_name_and_line(
     with pytest.raises(RecordsError) as refusal:
         list(read(tmp_path / "a.txt", "name"))
     assert str(refusal.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "kept", "places"),
+    [
+        (read_csv, "a,b\n1\n1,2\n1,2,3\n", 1, ["name:2", "name:4"]),
+        (read_csv, 'a\n1\n"b"c\n2\n', 1, ["name:3"]),
+        (read_jsonl, "{\n\n{}\n\xff\n{}\n[\n", 2, ["name:1", "name:4", "name:6"]),
+        (read_array, "[1, 2, {3}, 4]", 2, ["name: record 3"]),
+        (read_array, "[1, 2", 2, ["name"]),
+        (read_array, "[1] 2", 1, ["name"]),
+    ],
+)
+def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_is_known(
+    tmp_path: Path, read: Callable[..., Any], text: str, kept: int, places: list[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
+    broken: list[tuple[str, RecordsError]] = []
+    rows = list(read(tmp_path / "a.txt", "name", broken=lambda *found: broken.append(found)))
+    assert (len(rows), [origin for origin, _ in broken]) == (kept, places)
+    assert all(str(error).startswith(f"{origin}: ") for origin, error in broken)
 
 
 def test_a_large_cell_is_read(tmp_path: Path) -> None:

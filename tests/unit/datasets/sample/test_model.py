@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, Qwen2VLImageProcessorPil, Qwen3VLForConditionalGeneration
 
 from lookonce.datasets.sample.draw import draw
-from lookonce.datasets.sample.model import random_model
+from lookonce.datasets.sample.model import random_model, write_model
 from lookonce.datasets.sample.scene import DEFAULT_SEED, SIZES, make_scenes
 from lookonce.datasets.sample.tokenizer import SPECIAL_TOKENS
 
@@ -30,6 +31,17 @@ def test_the_seed_decides_the_weights(sample: Path, seed: int) -> None:
     assert written.keys() == drawn.keys()
     matrices = [name for name, weight in written.items() if weight.ndim > 1]
     assert {torch.equal(written[name], drawn[name]) for name in matrices} == {seed == DEFAULT_SEED}
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_colleagues_may_read_the_model(sample: Path, tmp_path: Path, has_tokenizer: bool) -> None:
+    umask = os.umask(0o022)
+    try:
+        write_model(tmp_path / "model", tokenizer=sample / "model" if has_tokenizer else None)
+    finally:
+        os.umask(umask)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "model").iterdir()}
+    assert "model.safetensors" in modes and set(modes.values()) == {"0o644"}, modes
 
 
 @pytest.mark.parametrize(
