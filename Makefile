@@ -1,28 +1,37 @@
 # Everything from a fresh clone: `make train`. RUN names another run file, PYTHON another interpreter.
 RUN ?= experiments/sample.yaml
 PYTHON ?= python3
+# The versions that `make setup` installs: those that were tested on a GPU where nvidia-smi lists one.
+GPU = $(shell nvidia-smi -L 2>/dev/null | grep -m 1 ^GPU)
+CONSTRAINTS ?= $(if $(GPU),constraints-gpu.txt,constraints.txt)
 
 SAMPLE_RUN := experiments/sample.yaml
 BIN := .venv/bin
 READY := .venv/.ready
 LOOKONCE := $(BIN)/lookonce
+FOUND = $(if $(GPU),found a GPU,found no GPU)
+# Set if CONSTRAINTS was named and .venv has another set.
+OTHER_SET := $(if $(filter command environment,$(origin CONSTRAINTS)),$(filter-out $(shell cat $(READY) 2>/dev/null),$(CONSTRAINTS)))
 # Each process runs one test file at a time, on one thread, so that the processes do not compete for cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# In this order, so that no process is left with a file of a minute when the others have ended.
+LONGEST_FIRST := --no-loadscope-reorder tests/integration tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample cache train eval test unit coverage slurm-test check format docs docs-pages clean
+.PHONY: help again setup sample cache train eval test unit coverage slurm-test check format docs docs-pages clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  RUN=path.yaml names another run file (now: $(RUN))"
 
-setup: $(READY)  ## Make .venv with the tested versions of everything
+setup: $(READY)  ## Make .venv with the tested versions of everything (CONSTRAINTS=file names another set)
 
-$(READY): constraints.txt pyproject.toml
+$(READY): constraints.txt constraints-gpu.txt pyproject.toml $(if $(OTHER_SET),again)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lookonce needs Python 3.11 or later; name one with PYTHON=")'
+	@echo "$(FOUND): installing the versions in $(CONSTRAINTS)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,track]'
-	@touch $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev,docs,track]'
+	@echo $(CONSTRAINTS) > $@
 
 sample: $(READY)  ## Write the sample set and its tiny model to data/sample
 	$(LOOKONCE) sample data/sample
@@ -38,13 +47,13 @@ eval: $(READY)  ## Evaluate what RUN has trained on its test split
 	$(LOOKONCE) eval $(RUN) --split test
 
 test: $(READY)  ## Run all tests except those of slurm/, in parallel
-	$(PYTEST) tests/unit tests/integration
+	$(PYTEST) $(LONGEST_FIRST)
 
 unit: $(READY)  ## Run only the unit tests
 	$(PYTEST) tests/unit
 
 coverage: $(READY)  ## Run all tests and list the modules with uncovered lines (subprocesses do not count)
-	$(PYTEST) --cov --cov-report=term tests/unit tests/integration
+	$(PYTEST) --cov --cov-report=term $(LONGEST_FIRST)
 
 slurm-test: $(READY)  ## Test slurm/ under a real Slurm, which is installed first if possible (Debian, root)
 	tests/slurm/install.sh

@@ -83,7 +83,7 @@ def test_opening_a_local_model_makes_no_request_to_the_hub(hub):
         (
             {"path": "owner/other"},
             None,
-            "owner/other' is neither a folder here nor a model on the Hub that you may access",
+            "owner/other' is neither a folder in .* nor a model on the Hub that you may access",
         ),
         ({"path": NAME, "revision": "v9"}, None, "has no revision 'v9'; set `model.revision`"),
         (

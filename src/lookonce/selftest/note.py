@@ -1,0 +1,76 @@
+"""Results of the self-test that were noted on this machine, so that it runs once on each combination.
+
+A combination is what decides which kernels run: the GPU and its driver, torch and its compiler, transformers, and this
+program. Each has a file of its own in the user's cache folder, $XDG_CACHE_HOME/lookonce/selftest (~/.cache without the
+variable). A file that cannot be read or written is not an error: the self-test then runs again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+
+from lookonce.environment import device_name, library_version, library_versions
+from lookonce.files import write_json
+from lookonce.selftest.report import Report
+from lookonce.selftest.ways import Way
+
+MODULE = Path("/sys/module/nvidia/version")
+"""The driver's version, where Linux shows its module; nvidia-smi takes a second."""
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+VARIABLE = "LOOKONCE_SELFTEST"
+"""The environment variable that switches the self-test before trainings off."""
+
+
+def combination() -> dict[str, str]:
+    """The device, its driver and the library versions; what is missing is "none"."""
+    libraries = library_versions() | {"triton": library_version("triton"), "cuda": torch.version.cuda}
+    names = ("torch", "cuda", "triton", "transformers", "lookonce")
+    found = {"device": device_name(), "driver": _driver() if torch.cuda.is_available() else None}
+    return {name: value or "none" for name, value in (found | {name: libraries[name] for name in names}).items()}
+
+
+def _driver() -> str | None:
+    with contextlib.suppress(OSError):
+        return MODULE.read_text().strip()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=60, check=True)
+        return next(iter(done.stdout.split()), None)
+    return None
+
+
+def note_path(found: dict[str, str]) -> Path | None:
+    """The file of a combination; None without a home folder."""
+    digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+    with contextlib.suppress(RuntimeError):
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(cache) / "lookonce" / "selftest" / f"{digest}.json"
+    return None
+
+
+def save_note(report: Report) -> None:
+    """Note a result, if the folder can be written to."""
+    path = note_path(report.combination)
+    with contextlib.suppress(OSError):
+        if path:
+            write_json(path, report.to_json())
+
+
+def noted_exact(found: dict[str, str]) -> list[list[str]]:
+    """The settings of each way that was noted as exact with a combination; empty without a note."""
+    path = note_path(found)
+    with contextlib.suppress(OSError, ValueError):
+        noted = json.loads(path.read_text()) if path else {}
+        if isinstance(noted, dict) and noted.get("combination") == found:
+            return list(noted.get("exact", []))
+    return []
+
+
+def is_noted_exact(found: dict[str, str], way: Way) -> bool:
+    return way.settings in noted_exact(found)

@@ -1,0 +1,121 @@
+"""What the self-test compared: how large each difference is, how large it may be, and what follows for training.
+
+Design: no difference has a fixed limit. It may be `FACTOR` times the spread, which is measured in the same run as the
+difference between exact ways: stock rows alone and several together, with another attention of PyTorch's, or in the
+precision of training beside a higher one. Faults change results much more than rounding does, so the factor only
+keeps chance from raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lookonce.selftest.ways import ROWS, Way
+from lookonce.text import duration, first_line, table
+
+FACTOR = 4
+"""How many times the spread a difference may be."""
+ROUNDING = 16 * torch.finfo(torch.float32).eps
+"""The smallest spread: what the rounding of float32 makes in a sum of some hundred terms, the root of their number."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison."""
+
+    what: str
+    difference: float
+    """Infinite if the computation failed, or is not a number."""
+    allowed: float
+    way: Way | None = None
+    """The way that was compared; None for what all ways with FlexAttention use."""
+    error: str = ""
+    """The first line of the error if the computation failed."""
+
+    @property
+    def ok(self) -> bool:
+        return self.difference <= self.allowed
+
+    def to_json(self) -> dict[str, Any]:
+        finite = self.difference if math.isfinite(self.difference) else None
+        found = {"what": self.what, "difference": finite, "allowed": self.allowed, "ok": self.ok}
+        return found | ({"error": self.error} if self.error else {})
+
+
+def within_spread(what: str, differences: Sequence[float], spread: Sequence[float], way: Way | None = None) -> Check:
+    """The check that the largest of `differences` is within the spread, whose largest value counts."""
+    found = max((difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf)
+    return Check(what, found, FACTOR * max(*spread, ROUNDING), way)
+
+
+def failed(what: str, error: Exception, way: Way | None = None) -> Check:
+    """The check of a computation that raised an error."""
+    return Check(what, math.inf, 0, way, f"{type(error).__name__}: {first_line(error)}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a self-test."""
+
+    combination: dict[str, str]
+    """The hardware and the library versions."""
+    checks: tuple[Check, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def exact(self) -> list[Way]:
+        """The ways whose checks are all within their spread, the fastest first."""
+        ways = dict.fromkeys(check.way for check in self.checks if check.way)
+        return [way for way in ways if all(check.ok for check in self.checks_of(way))]
+
+    @property
+    def fastest(self) -> str:
+        """The fastest exact settings as options of a command; empty for the defaults."""
+        if self.ok:
+            return ""
+        settings = self.exact[0].settings if self.exact else [ROWS]
+        return " ".join(f"--set {setting}" for setting in settings)
+
+    def checks_of(self, way: Way) -> list[Check]:
+        """The checks that concern a way."""
+        return [check for check in self.checks if check.way == way or (check.way is None and way.flex)]
+
+    def text(self) -> str:
+        header = ("", "difference", "allowed", "")
+        lines = [(check.what, *_figures(check), "ok" if check.ok else "MISMATCH") for check in self.checks]
+        errors = [f"{check.what}: {check.error}" for check in self.checks if check.error]
+        versions = ", ".join(f"{name} {version}" for name, version in self.combination.items())
+        ran = f"{versions}; {duration(self.seconds)}"
+        return "\n".join([table(header, lines), *errors, "", ran, self._conclusion()])
+
+    def _conclusion(self) -> str:
+        if self.ok:
+            return "packs are exact here: all differences are within their spread"
+        num_wrong = sum(not check.ok for check in self.checks)
+        found = f"NOT EXACT HERE: {num_wrong} of {len(self.checks)} checks"
+        return f"{found}; the fastest exact settings: {self.fastest}" if self.fastest else found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "combination": self.combination,
+            "checks": [check.to_json() for check in self.checks],
+            "exact": [way.settings for way in self.exact],
+            "fastest": self.fastest,
+            "seconds": self.seconds,
+        }
+
+
+def _figures(check: Check) -> tuple[str, str]:
+    if not math.isfinite(check.difference):
+        return "failed", f"{check.allowed:.1e}"
+    return (f"{check.difference:.1e}", f"{check.allowed:.1e}") if check.allowed else (f"{check.difference:.0f}", "0")

@@ -1,0 +1,100 @@
+"""On a GPU the self-test passes in all ways, and finds faults that only kernels and recordings can show."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from lookonce.selftest.attention import Heads, attention_checks
+from lookonce.selftest.layouts import Layout, random_layout
+from lookonce.selftest.model_checks import ModelChecks
+from lookonce.selftest.note import VARIABLE, combination, is_noted_exact
+from lookonce.selftest.run import gpu_sizes, run_selftest
+from lookonce.selftest.ways import ON_GPU, Way
+from lookonce.train.model import attention, cuda_graphs
+from lookonce.workflow.selftest import check_exact
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),  # the compiler warns
+]
+
+DEVICE = torch.device("cuda")
+LAYOUTS = (Layout(((600, (33, 1, 260)), (129, (5,)))), random_layout(random.Random(1), 900))
+BLOCK_INDICES, COPY_INTO = attention._block_indices, cuda_graphs.copy_into
+
+
+def wrong_results() -> list[str]:
+    """The results of the attention that are not within their spread."""
+    checks = attention_checks(LAYOUTS, Heads(8, 2, 64), torch.float32, "fp32", DEVICE)
+    return [check.what.partition(": ")[2] for check in checks if not check.ok]
+
+
+@pytest.fixture(scope="module")
+def checks() -> ModelChecks:
+    sizes = gpu_sizes()
+    return ModelChecks(sizes.models["bf16"], sizes.questions, torch.bfloat16, "bf16", DEVICE)
+
+
+def test_all_ways_are_exact():
+    report = run_selftest(dense=True)
+    print(report.text())
+    assert report.ok and report.exact == list(ON_GPU)
+    assert report.seconds < 300
+
+
+def test_the_first_training_runs_it_in_a_process_of_its_own_and_notes_it(make_run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    notes: list[str] = []
+    for _ in range(2):
+        check_exact(make_run(), notes.append)
+    assert len(notes) == 2 and "packs are exact here" in notes[1]
+    assert is_noted_exact(combination(), Way())
+
+
+def test_transposed_block_lists_are_found_in_the_results(monkeypatch):
+    assert wrong_results() == []
+    monkeypatch.setattr(attention, "_block_indices", lambda blocks: BLOCK_INDICES(blocks.T))
+    assert len(wrong_results()) == 4
+
+
+def test_block_lists_that_are_not_contiguous_are_found_in_the_gradients(monkeypatch):
+    def strided(blocks):
+        numbers, indices = BLOCK_INDICES(blocks)
+        return numbers, indices.mT.contiguous().mT
+
+    monkeypatch.setattr(attention, "_block_indices", strided)
+    assert wrong_results()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_branches_that_see_each_other_are_found(checks, monkeypatch, recorded):
+    def all_of_an_image(segment_q, prefix_q, q, segment_k, k):
+        return (k <= q) & (segment_k >= prefix_q) & (segment_k <= segment_q)
+
+    monkeypatch.setattr(attention, "attends", all_of_an_image)
+    torch._dynamo.reset()  # the right mask function is compiled in
+    found = checks.checks(Way(recorded=recorded))
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    assert not all(check.ok for check in found)
+
+
+@pytest.mark.parametrize("stale", ["input_ids", "segment", "pixel_values", "targets", "weights"])
+def test_a_graph_that_is_replayed_with_an_old_input_is_found(checks, monkeypatch, stale):
+    def forgetful(inputs, batch):
+        before = inputs["weights"].clone()
+        COPY_INTO(inputs, {name: tensor for name, tensor in batch.items() if name != stale or id(inputs) not in seen})
+        if stale == "weights" and id(inputs) in seen:
+            inputs["weights"].copy_(before)
+        seen.add(id(inputs))
+
+    seen: set[int] = set()
+    monkeypatch.setattr(cuda_graphs, "copy_into", forgetful)
+    assert not all(check.ok for check in checks.checks(Way()))
+    assert all(check.ok for check in checks.checks(Way(recorded=False)))

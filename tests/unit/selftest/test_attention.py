@@ -1,0 +1,108 @@
+"""The self-test finds wrong masks, wrong block lists and wrong gradients of the attention."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from lookonce.selftest import attention as checked
+from lookonce.selftest.attention import Heads, attention_checks, mask_checks
+from lookonce.selftest.layouts import Layout, random_layout
+from lookonce.train.model import attention
+
+CPU = torch.device("cpu")
+HEADS = Heads(4, 2, 16)
+LAYOUTS = (Layout(((200, (33, 1, 60)), (129, (5,)))), random_layout(random.Random(1), 300))
+LISTS = ("block lists by row: wrong entries", "block lists by column: wrong entries")
+ORIGINAL = {name: getattr(attention, name) for name in ("_block_indices", "dense_mask", "attends")}
+
+
+def masks() -> dict[str, bool]:
+    """Whether each check of masks is passed."""
+    return {check.what: check.ok for check in mask_checks(LAYOUTS, CPU)}
+
+
+def results(dtype: torch.dtype = torch.float32) -> dict[str, bool]:
+    """Whether each result of the attention is within its spread."""
+    return {check.what.partition(": ")[2]: check.ok for check in attention_checks(LAYOUTS, HEADS, dtype, "any", CPU)}
+
+
+def test_what_is_right_passes():
+    assert set(masks().values()) == {True}
+    for dtype in (torch.float32, torch.bfloat16):
+        assert set(results(dtype).values()) == {True}
+
+
+def test_transposed_block_lists_are_found(monkeypatch):
+    monkeypatch.setattr(attention, "_block_indices", lambda blocks: ORIGINAL["_block_indices"](blocks.T))
+    found = masks()
+    assert not found[LISTS[0]] and not found[LISTS[1]] and found["mask function: wrong entries"]
+
+
+def test_lists_by_column_that_are_those_by_row_are_found(monkeypatch):
+    def by_row(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        is_transposed = not blocks.is_contiguous()
+        return ORIGINAL["_block_indices"](blocks.T if is_transposed else blocks)
+
+    monkeypatch.setattr(attention, "_block_indices", by_row)
+    found = masks()
+    assert found[LISTS[0]] and not found[LISTS[1]]
+
+
+def test_lists_that_are_not_contiguous_are_found(monkeypatch):
+    """FlexAttention reads them wrongly, without an error."""
+
+    def strided(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers, indices = ORIGINAL["_block_indices"](blocks)
+        return numbers, indices.mT.contiguous().mT
+
+    monkeypatch.setattr(attention, "_block_indices", strided)
+    found = masks()
+    assert not found[LISTS[0]] and not found[LISTS[1]]
+
+
+def one_late(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+    """A mask whose segments begin one token too late: the first token of a branch belongs to what is before it."""
+    late = torch.cat([segment[:1], segment[:-1]])
+    position = torch.arange(len(segment))
+    query, key = (late[:, None], prefix[:, None], position[:, None]), (late[None], position[None])
+    return ORIGINAL["attends"](*query, *key)[None, None]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [one_late, lambda segment, prefix: ORIGINAL["dense_mask"](prefix, prefix)],
+    ids=["off by one where a prefix ends", "branches see each other"],
+)
+def test_wrong_masks_are_found_in_all_results(monkeypatch, wrong):
+    monkeypatch.setattr(attention, "dense_mask", wrong)
+    assert set(results().values()) == {False}
+
+
+def test_a_wrong_mask_function_is_found(monkeypatch):
+    monkeypatch.setattr(
+        attention, "attends", lambda segment_q, prefix_q, q, segment_k, k: (k <= q) & (segment_k <= segment_q)
+    )
+    assert not masks()["mask function: wrong entries"]
+
+
+class Scaled(torch.autograd.Function):
+    """The same tensor with a gradient that is a thousandth too large."""
+
+    @staticmethod
+    def forward(context, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 1.001
+
+
+def test_a_scaled_gradient_of_the_keys_is_found_by_a_thousandth(monkeypatch):
+    def scaled(layer, query, key, value, mask, **options):
+        return attention.shared_prefix_attention(layer, query, Scaled.apply(key), value, mask, **options)
+
+    monkeypatch.setattr(checked, "shared_prefix_attention", scaled)
+    assert [name for name, ok in results().items() if not ok] == ["gradient of keys"]

@@ -1,0 +1,153 @@
+"""The self-test finds each known fault of packs: in masks, positions, losses, gradients, and buffers of a recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lookonce.selftest import passes
+from lookonce.selftest.attention import Heads
+from lookonce.selftest.model import ModelSize
+from lookonce.selftest.model_checks import ModelChecks
+from lookonce.selftest.questions import Questions, make_batches
+from lookonce.selftest.run import cpu_sizes, gpu_sizes
+from lookonce.selftest.ways import ON_CPU
+from lookonce.train.data import collate_packs
+from lookonce.train.model import attention, cuda_graphs, loss
+from lookonce.train.model.cuda_graphs import FEATURES, GRIDS, CapturedPasses, shape_of_batch
+
+CPU = torch.device("cpu")
+QUESTIONS = Questions(((3, 4), (6, 5), (2, 3)), (4, 3, 2, 2), 300, 4)
+REPLAYED, LAUNCHED = ON_CPU
+copy_into, dense_mask, weighted_loss = cuda_graphs.copy_into, attention.dense_mask, loss.weighted_loss
+
+
+@pytest.fixture(scope="module")
+def small() -> ModelChecks:
+    return ModelChecks(ModelSize(64, 3, Heads(4, 2, 16)), QUESTIONS, torch.float32, "fp32", CPU)
+
+
+def passed(checks: ModelChecks, way=LAUNCHED) -> list[bool]:
+    """Whether loss and gradient are within their spread."""
+    return [check.ok for check in checks.checks(way)]
+
+
+@pytest.mark.parametrize("way", ON_CPU, ids=lambda way: way.name)
+def test_what_is_right_passes(small, way):
+    assert passed(small, way) == [True, True]
+
+
+@pytest.mark.parametrize("sizes", [gpu_sizes(), cpu_sizes()], ids=["GPU", "CPU"])
+def test_several_packs_have_one_shape_so_that_buffers_are_used_again(sizes):
+    batches = make_batches(sizes.questions, 8, CPU)
+    packs = [batches.batch(micro_batch) for step in batches.sampler.epoch(0) for micro_batch in step]
+    assert Counter(map(shape_of_batch, packs)).most_common(1)[0][1] >= 3
+    assert all(FEATURES in pack for pack in packs)
+
+
+def test_branches_that_see_each_other_are_found(small, monkeypatch):
+    monkeypatch.setattr(attention, "dense_mask", lambda segment, prefix: dense_mask(prefix, prefix))
+    assert passed(small) == [False, False]
+
+
+def test_a_mask_that_is_off_by_one_where_a_prefix_ends_is_found(small, monkeypatch):
+    def shorter(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+        """The last token of a prefix counts as one of the first branch."""
+        last = (prefix == segment) & (torch.cat([segment[1:], segment[-1:]]) != segment)
+        return dense_mask(segment + last.int(), prefix)
+
+    monkeypatch.setattr(attention, "dense_mask", shorter)
+    assert passed(small)[1] is False
+
+
+def test_a_scaled_gradient_is_found_by_a_thousandth(small, monkeypatch):
+    def scaled(*tensors: torch.Tensor) -> torch.Tensor:
+        right = weighted_loss(*tensors)
+        return right + 1e-3 * (right - right.detach())
+
+    monkeypatch.setattr(loss, "weighted_loss", scaled)
+    assert passed(small) == [True, False]
+
+
+def test_wrong_positions_are_found(small, monkeypatch):
+    def shifted(*arguments):
+        positions, start = prefix_positions(*arguments)
+        return positions, start + 1
+
+    prefix_positions = collate_packs.prefix_positions
+    monkeypatch.setattr(collate_packs, "prefix_positions", shifted)
+    assert passed(small)[1] is False
+
+
+BUFFERS = [
+    *("input_ids", "position_ids", "segment", "prefix"),
+    *("logits_to_keep", "targets", "weights", FEATURES),
+]
+
+
+@pytest.mark.parametrize("stale", BUFFERS)
+def test_a_replay_with_an_old_input_is_found(small, monkeypatch, stale):
+    """Everything is copied when a buffer is new, and this one tensor never again."""
+    seen = set()
+
+    def forgetful(inputs, batch):
+        kept = {stale} if id(inputs) in seen else set()
+        before = inputs["weights"].clone()
+        copy_into(inputs, {name: tensor for name, tensor in batch.items() if name not in kept})
+        if stale == "weights" and kept:
+            inputs["weights"].copy_(before)
+        seen.add(id(inputs))
+
+    monkeypatch.setattr(cuda_graphs, "copy_into", forgetful)
+    assert False in passed(small, REPLAYED)
+
+
+def test_launched_passes_have_no_buffers(small, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "copy_into", lambda inputs, batch: pytest.fail("a buffer was used"))
+    assert passed(small, LAUNCHED) == [True, True]
+
+
+def test_targets_that_an_earlier_pack_left_are_found(small, monkeypatch):
+    def without_clearing(inputs, batch):
+        for name, tensor in batch.items():
+            if name != GRIDS:
+                inputs[name][tuple(slice(size) for size in tensor.shape)].copy_(tensor)
+
+    monkeypatch.setattr(cuda_graphs, "copy_into", without_clearing)
+    assert passed(small, REPLAYED) == [False, False]
+
+
+def test_gradients_that_are_not_set_to_zero_are_found(small, monkeypatch):
+    begin_step = CapturedPasses.begin_step
+    monkeypatch.setattr(CapturedPasses, "begin_step", lambda self: None)
+    monkeypatch.setattr(passes.Passes, "taken", _without_clearing)
+    found = passed(small, REPLAYED)
+    monkeypatch.setattr(CapturedPasses, "begin_step", begin_step)
+    small.model.zero_grad(set_to_none=True)
+    assert found[1] is False
+
+
+def _without_clearing(self: passes.Passes, loss: torch.Tensor) -> passes.Outcome:
+    gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained])
+    return passes.Outcome(loss.double(), gradient)
+
+
+def test_a_replay_that_returns_its_first_result_is_found(small, monkeypatch):
+    def once(function):
+        first = function()
+        return lambda: first
+
+    monkeypatch.setattr(passes, "_run_again", once)
+    assert False in passed(small, REPLAYED)
+
+
+def test_a_way_that_cannot_be_computed_is_a_mismatch_with_its_error(small, monkeypatch):
+    def refuse(function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(passes, "_run_again", refuse)
+    [check] = small.checks(REPLAYED)
+    assert not check.ok and "TrainingError: a pass over a pack cannot be captured" in check.error
+    assert check.to_json()["difference"] is None

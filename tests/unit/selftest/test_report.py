@@ -1,0 +1,96 @@
+"""What a report concludes: whether all is exact, which ways are, and the settings to train with."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from lookonce.selftest.report import FACTOR, ROUNDING, Check, Report, failed, within_spread
+from lookonce.selftest.ways import ON_CPU, ON_GPU, ROWS, Way
+
+COMBINATION = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}
+
+
+def report(*wrong: Way | None, ways: tuple[Way, ...] = ON_GPU) -> Report:
+    """A report in which some ways are wrong, or all with FlexAttention (None)."""
+    checks = [Check("attention", 1.0 if None in wrong else 0.0, 0.1)]
+    checks += [Check(way.name, 1.0 if way in wrong else 0.0, 0.1, way) for way in ways]
+    return Report(COMBINATION, tuple(checks), 50)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ((), ""),
+        ((Way(),), "--set train.cuda_graphs=false"),
+        ((Way(), Way(recorded=False)), "--set train.compile=false"),
+        ((Way(), Way(compiled=False)), "--set train.cuda_graphs=false"),
+        (ON_GPU[:3], "--set train.compile=false --set train.cuda_graphs=false"),
+        (ON_GPU[:4], "--set train.flex_attention=false"),
+        ((None,), "--set train.flex_attention=false"),
+        (ON_GPU[:5], "--set train.flex_attention=false --set train.cuda_graphs=false"),
+        (ON_GPU, f"--set {ROWS}"),
+    ],
+)
+def test_the_fastest_settings_are_those_of_the_first_way_that_is_exact(wrong, expected):
+    assert report(*wrong).fastest == expected
+    assert report(*wrong).ok == (not wrong)
+
+
+def test_a_difference_may_be_a_few_times_the_largest_spread():
+    assert within_spread("a", [0.1, FACTOR * 0.2], [0.1, 0.2]).ok
+    assert not within_spread("a", [0.1, FACTOR * 0.21], [0.1, 0.2]).ok
+
+
+def test_a_spread_of_nothing_counts_as_rounding():
+    assert within_spread("a", [ROUNDING], [0, 0]).ok and not within_spread("a", [1e-4], [0, 0]).ok
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_what_is_not_a_number_is_a_mismatch(broken):
+    check = within_spread("a", [0.0, broken], [0.1])
+    assert not check.ok and check.to_json()["difference"] is None
+    assert not within_spread("a", [], [0.1]).ok, "nothing was compared"
+
+
+def test_the_table_has_a_line_for_each_check_and_says_what_to_do():
+    checks = (
+        Check("masks", 3, 0),
+        Check("model", 0.00123, 0.5, Way()),
+        failed("kernel", ValueError("no\nmore"), Way()),
+    )
+    text = Report(COMBINATION, checks, 50).text()
+    assert [line.split() for line in text.splitlines()[1:4]] == [
+        ["masks", "3", "0", "MISMATCH"],
+        ["model", "1.2e-03", "5.0e-01", "ok"],
+        ["kernel", "failed", "0.0e+00", "MISMATCH"],
+    ]
+    assert "kernel: ValueError: no" in text and "device NVIDIA H200, driver 580.1, torch 2.11.0; 50.0 s" in text
+    assert text.endswith("NOT EXACT HERE: 2 of 3 checks; the fastest exact settings: --set batch.mode=separate")
+    assert report().text().endswith("packs are exact here: all differences are within their spread")
+
+
+def test_json_has_each_check_and_the_exact_ways_without_numbers_that_json_lacks():
+    found = json.loads(json.dumps(report(Way()).to_json(), allow_nan=False))
+    assert found["exact"][0] == ["train.cuda_graphs=false"] and found["ok"] is False
+    assert found["checks"][1] == {"what": Way().name, "difference": 1.0, "allowed": 0.1, "ok": False}
+
+
+def test_a_run_names_its_way(make_run):
+    assert Way.of(make_run()) == Way()
+    assert Way.of(make_run(train={"cuda_graphs": False})) == Way(recorded=False)
+    assert Way.of(make_run(train={"gradient_checkpointing": True})) == Way(recorded=False)
+    assert Way.of(make_run(train={"flex_attention": False, "compile": False})) == Way(flex=False, compiled=False)
+    assert Way.of(make_run(train={"fsdp": True})) == Way(), "nothing is sharded in one process"
+
+
+def test_settings_choose_the_way_that_names_them(make_run):
+    for way in ON_GPU:
+        keys = {setting.partition("=")[0].partition(".")[2]: False for setting in way.settings}
+        assert Way.of(make_run(train=keys)) == way
+
+
+def test_the_ways_have_different_names():
+    assert len({way.name for way in ON_GPU}) == 8 and set(ON_CPU) <= set(ON_GPU)
