@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-import lookonce.commands.data.audit  # noqa: F401  (these four modules add their commands to the group `data`)
+import lookonce.commands.data.audit  # noqa: F401  (these five modules add their commands to the group `data`)
+import lookonce.commands.data.clean
 import lookonce.commands.data.convert
 import lookonce.commands.data.prepare
 import lookonce.commands.data.tar
@@ -21,15 +22,18 @@ import lookonce.commands.maintenance  # noqa: F401  (adds verify, repair, show, 
 from lookonce import environment
 from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
+from lookonce.commands.check import check
 from lookonce.commands.data.group import data
 from lookonce.commands.evaluate import evaluate
 from lookonce.commands.fetch import fetch
+from lookonce.commands.init import init
 from lookonce.commands.options import with_run_file
 from lookonce.commands.predict import predict
 from lookonce.commands.sample import sample
+from lookonce.commands.selftest import selftest
 from lookonce.commands.status import status
 from lookonce.commands.train import train
-from lookonce.errors import LookonceError, Stopped
+from lookonce.errors import LookonceError, Stopped, explain_os_error
 from lookonce.version import __version__
 
 
@@ -61,7 +65,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted; run the same command again to resume (train: with --resume)"
     if isinstance(error, OSError):
-        return 1, str(error)
+        return 1, explain_os_error(error)
     return 1, f"unexpected {type(error).__name__}: {error} (`lookonce --debug ...` shows where)"
 
 
@@ -85,7 +89,7 @@ def main(debug: bool) -> None:
         _hush_libraries()
 
 
-for command in (sample, data, cache, train, evaluate, predict, fetch, status, bench):
+for command in (sample, data, init, check, cache, train, evaluate, predict, fetch, status, bench, selftest):
     main.add_command(command)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from lookonce.errors import UsageError
+from lookonce.errors import UsageError, explain_os_error
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -31,20 +31,32 @@ def read_settings(
     Raises:
         UsageError: the file is missing or not YAML, or a key or value is wrong.
     """
+    values = load_values(path, called, hint, expected)
+    change(values)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = "\n".join(f"  {explain(problem, kind)}" for problem in error.errors())
+        raise UsageError(f"{called} is wrong:\n{problems}") from None
+
+
+def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, Any]:
+    """The values in a YAML file, before they are checked; the other arguments are those of `read_settings`.
+
+    Raises:
+        UsageError: the file is missing or not YAML.
+    """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except PermissionError as error:
+        raise UsageError(explain_os_error(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {called}: {error}; {hint}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{called} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{called} must be {expected}")
-    change(values)
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        problems = "\n".join(f"  {_explain(problem, kind)}" for problem in error.errors())
-        raise UsageError(f"{called} is wrong:\n{problems}") from None
+    return values
 
 
 def set_key(values: dict[str, Any], assignment: str) -> None:
@@ -77,7 +89,7 @@ def number_from_text(value: Any) -> Any:
         return value
 
 
-def _explain(problem: Any, kind: type[BaseModel]) -> str:
+def explain(problem: Any, kind: type[BaseModel]) -> str:
     """One of pydantic's errors as a line for users."""
     location = [str(part) for part in problem["loc"]]
     name = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(location))

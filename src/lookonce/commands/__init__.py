@@ -2,6 +2,8 @@
 
 options    arguments and options that commands share, and printing
 sample     lookonce sample
+init       lookonce init
+check      lookonce check
 data       lookonce data prepare, convert, audit, tar
 cache      lookonce cache plan, build, status
 maintenance  lookonce cache verify, repair, show, gc, stage
@@ -11,4 +13,5 @@ predict    lookonce predict
 fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read
+selftest   lookonce selftest
 """

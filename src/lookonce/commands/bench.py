@@ -18,7 +18,7 @@ from lookonce.commands.options import (
     emit,
     notify,
     open_inputs,
-    read_run,
+    read_existing,
 )
 from lookonce.errors import UsageError
 from lookonce.signals import exit_on_signal
@@ -110,6 +110,7 @@ def bench_step(
     """
     if (run_file is None) == (model is None):
         raise click.UsageError("name either a run file or a --model for synthetic data")
+    run = read_existing(run_file, assignments) if run_file else None
     from lookonce.bench.step_time import bench_step as measure
     from lookonce.bench.synthetic import make_run
     from lookonce.bench.variants import find_variants
@@ -125,8 +126,8 @@ def bench_step(
     if model:
         inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments))
         inputs.build()
-    elif run_file:
-        inputs = RunInputs.open(read_run(run_file, assignments))
+    elif run:
+        inputs = RunInputs.open(run)
     session = Session.open(inputs)
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None

@@ -76,10 +76,12 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
       lookonce cache plan run.yaml --pilot 0 --set cache.max_pixels=432000 --json
       lookonce cache plan run.yaml --write
     """
-    inputs = open_inputs(run_file, assignments)
-    report = inputs.estimate(num_pilot)
+    with exit_on_signal():
+        inputs = open_inputs(run_file, assignments)
+        report = inputs.estimate(num_pilot)
+        if write:
+            inputs.write_plan()
     if write:
-        inputs.write_plan()
         notify(
             f"the plan is in {inputs.cache_folder}; build its shards with: lookonce cache build {run_file} --worker I/N"
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ from lookonce.errors import UsageError
 if TYPE_CHECKING:
     from lookonce.run.config import RunFile
 
-PATH = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path, readable=False)  # what may not be read is reported where it is read, with advice
 RUN_FILE = "a run file (YAML), which names model and records; for example experiments/sample.yaml"
 RUN_OR_CACHE = "a run file (YAML) or the folder of a cache"
 RUN = click.argument("run_file", metavar="RUN.yaml", type=PATH)
@@ -26,6 +29,9 @@ SET = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Replace a key of the run file, e.g. train.epochs=5.",
+)
+VERIFY_IMAGES = click.option(
+    "--verify-images", is_flag=True, help="Read all image files and compare them with the cache, which takes a while."
 )
 META = "lookonce.run_files"
 """The key of click's context under which a command notes its run files."""
@@ -54,6 +60,19 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
         raise UsageError(f"{error}\n{path} is not a folder, so it was read as a run file; name {allowed}") from None
 
 
+def read_existing(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> RunFile:
+    """Read a run file and check that its records and model exist, before slow imports: mistakes are reported at once.
+
+    Raises:
+        LookonceError: the run file has mistakes, or names files that do not exist.
+    """
+    run = read_run(path, assignments, allowed)
+    from lookonce.run.records import check_paths
+
+    check_paths(run)
+    return run
+
+
 def remember_run_file(path: Path) -> None:
     """Note the run file of this command, for `with_run_file`."""
     if context := click.get_current_context(silent=True):
@@ -77,7 +96,7 @@ def open_inputs(
     run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE, *, trust_plan: bool = False
 ) -> Any:
     """The records, images and model of a run, opened and checked."""
-    run = read_run(run_file, assignments, allowed)  # before the slow imports, so that mistakes are reported at once
+    run = read_existing(run_file, assignments, allowed)
     from lookonce.run.inputs import RunInputs
 
     return RunInputs.open(run, trust_plan=trust_plan)
@@ -109,6 +128,13 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
 def nothing_to_set(place: Path) -> UsageError:
     """The error for --set without a run file."""
     return UsageError(f"--set replaces keys of a run file, and {place} is a folder; leave it out or name a run file")
+
+
+@contextlib.contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """Send to stderr what libraries print within the block, such as transformers under WANDB_MODE=offline."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -29,7 +29,7 @@ def status(
 
     Workers are listed with their Slurm job. A slow worker has had its shard three times as long as others took; a dead
     one had no heartbeat for `cache.claim_s` seconds. The last line is the command to run next. Several run files are
-    shown as a table. --watch redraws on a terminal, and prints one line each time in a log.
+    shown as a table. --watch redraws on a terminal, with a plot of the losses, and prints one line each time in a log.
 
     --missing prints, in this order: `plan` if no plan covers the run's images, `cache N` with the number of planned
     shards that are not finished (just `cache` without such a plan), `train`, `eval`. Nothing is missing from a finished
@@ -43,7 +43,7 @@ def status(
                   num_done, num_images, age_s, silent_s, alive, slow)
       training    state (not begun, running, dead, stopped, failed, trained, finished, another run), phase, step,
                   num_steps, loss, validation_loss, ms_per_sample, eta_s, silent_s, stepped_s, job, host, checkpoint,
-                  reason
+                  reason, startup_seconds
       scores      by split: num_questions, exact_match, majority
 
     \b
@@ -55,20 +55,28 @@ def status(
     """
     if missing and interval_s is not None:
         raise click.UsageError("--missing prints once and cannot be combined with --watch")
+    try:
+        _status(run_files, assignments, missing, interval_s, as_json)
+    except KeyboardInterrupt:  # nothing was begun, so there is nothing to resume and nothing to say
+        sys.exit(130)
+
+
+def _status(
+    run_files: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
+) -> None:
     runs = [(path, read_run(path, assignments)) for path in run_files]
     from lookonce.status.status import RunStatus
 
     statuses = [(path, RunStatus.open(run)) for path, run in runs]
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            states = [(path, status.run, status.read()) for path, status in statuses]
-            if missing:
-                _show_missing(states, as_json)
-            else:
-                _show(states, assignments, as_json, is_watched=interval_s is not None)
-            if interval_s is None or not any(state.missing() for _, _, state in states):
-                return
-            time.sleep(interval_s)
+    while True:
+        states = [(path, status.run, status.read()) for path, status in statuses]
+        if missing:
+            _show_missing(states, as_json)
+        else:
+            _show(states, assignments, as_json, is_watched=interval_s is not None)
+        if interval_s is None or not any(state.missing() for _, _, state in states):
+            return
+        time.sleep(interval_s)
 
 
 def _show_missing(states: list[Any], as_json: bool) -> None:
@@ -102,4 +110,18 @@ def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_
         from lookonce.status.report import HEADER
 
         return click.echo(table(HEADER, [state.row() for _, _, state in states]))
-    return click.echo(f"{with_run_file(states[0][2].text())}\n\nnext: {commands[0]}")
+    _, run, state = states[0]
+    plot = _plot(run.output) if is_watched and state.training.state != "another run" else ""
+    return click.echo(f"{with_run_file(state.text())}\n\n{plot}next: {commands[0]}")
+
+
+def _plot(output: Path) -> str:
+    """The losses of the run in this folder, and an empty line; nothing if the terminal cannot show the characters."""
+    from lookonce.run.folder import RunFolder
+    from lookonce.run.log_file import read_curves
+    from lookonce.status.terminal_plot import loss_plot
+
+    width = min(shutil.get_terminal_size().columns, 80)
+    plot = loss_plot(read_curves(RunFolder(output).log), width)
+    is_shown = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return f"{plot}\n\n" if plot and is_shown else ""

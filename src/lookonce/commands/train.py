@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, RUN, SET, emit, notify, read_run
+from lookonce.commands.options import JSON, RUN, SET, VERIFY_IMAGES, emit, notify, only_results_on_stdout, read_existing
+from lookonce.environment import rank
+from lookonce.run.startup import Startup
 from lookonce.signals import exit_on_signal
 
 
@@ -15,11 +17,15 @@ from lookonce.signals import exit_on_signal
 @SET
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint, if there is one.")
 @click.option("--restart", is_flag=True, help="Move the run in the output folder away and train again.")
+@VERIFY_IMAGES
 @JSON
-def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: bool, as_json: bool) -> None:
+def train(
+    run_file: Path, assignments: tuple[str, ...], resume: bool, restart: bool, verify_images: bool, as_json: bool
+) -> None:
     """Phase 2: train the adapter from the cache.
 
-    Then answers the questions of the evaluation split and prints a summary.
+    Then answers the questions of the evaluation split and prints a summary. Needs no image files: the cache has their
+    features, and its plan has their keys.
 
     On SIGUSR1 or SIGTERM, finishes the current step, saves a checkpoint and exits with code 75. Rerun with --resume to
     continue.
@@ -33,10 +39,11 @@ def train(run_file: Path, assignments: tuple[str, ...], resume: bool, restart: b
     """
     if resume and restart:
         raise click.UsageError("--resume continues and --restart starts again; use one of them")
-    with exit_on_signal("run the same command with --resume to continue"):
-        run = read_run(run_file, assignments)
-        from lookonce.workflow.train import train as train_run
+    with exit_on_signal("run the same command with --resume to continue"), only_results_on_stdout():
+        run = read_existing(run_file, assignments)
+        with Startup(notify if rank() == 0 else lambda note: None).timed("load libraries"):
+            from lookonce.workflow.train import train as train_run
 
-        summary = train_run(run, resume=resume, restart=restart, notify=notify)
+        summary = train_run(run, resume=resume, restart=restart, verify_images=verify_images, notify=notify)
     if summary:
         emit(summary.to_json(), summary.text(), as_json)

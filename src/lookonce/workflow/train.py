@@ -9,42 +9,73 @@ from typing import Any
 
 import torch
 
-from lookonce.eval.run import evaluate, save_evaluation
+from lookonce.disk_space import full_disk_named
+from lookonce.eval.answers.questions import Questions
+from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
+from lookonce.run.claim import TRAIN, RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.status.summary import Summary, summarise
 from lookonce.text import Notify
+from lookonce.train.loop.checkpoints import KEPT, OTHER_BYTES
 from lookonce.train.model.load import load_trained
 from lookonce.train.train import Training, open_training
+from lookonce.workflow.selftest import check_exact
 
 
-def train(run: RunFile, *, resume: bool = False, restart: bool = False, notify: Notify = print) -> Summary | None:
+def train(
+    run: RunFile,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    verify_images: bool = False,
+    notify: Notify = print,
+) -> Summary | None:
     """Train a run from its cache, evaluate the adapter, and write the summary, which is also returned.
 
     A finished run is not trained again. `resume` continues from the last checkpoint; `restart` first moves the run in
-    the folder away. Under torchrun only the first rank evaluates the adapter; the others return None.
+    the folder away. `verify_images` reads all images, which training does not need, and compares them with the cache.
+    Under torchrun only the first rank evaluates the adapter; the others return None.
 
     Raises:
         Stopped: a signal asked the training to stop; the current step is saved.
         LookonceError: any other error that a user can fix.
     """
-    ranks, training = open_training(run, resume=resume, restart=restart, notify=notify)
+    with RunClaim(run.output, TRAIN, run.cache.claim_s) as owner:
+        return _train(run, owner, resume, restart, verify_images, notify)
+
+
+def _train(
+    run: RunFile, owner: RunClaim, resume: bool, restart: bool, verify_images: bool, notify: Notify
+) -> Summary | None:
+    ranks, training = open_training(
+        run,
+        owner,
+        resume=resume,
+        restart=restart,
+        verify_images=verify_images,
+        before_claim=lambda: check_exact(run, notify),
+        notify=notify,
+    )
     if training is None:
         if not ranks.is_first:
             return None
         notify(f"{run.output} is already trained; the summary below was written then (--restart trains again)")
         return Summary.read(RunFolder(run.output))
-    with training.heartbeat() as heartbeat:
-        model = training.run(heartbeat)
+    small_files = full_disk_named(run.output, OTHER_BYTES, f"the files of {run.output}", KEPT)
+    with training.heartbeat() as heartbeat, training.tracking() as trackers, small_files:
+        model = training.run(heartbeat, trackers)
         if not ranks.is_first:
             return None
         heartbeat.enter("evaluating")
         evaluation = _evaluate(training, model)
         del model
         summary = summarise(training.session.inputs, training.session.cache, training.folder.read_trained(), evaluation)
+        owner.check()
         write_json(training.folder.folder / "summary.json", summary.to_json())
+        trackers.log_scores(summary.scores(), summary.num_steps)
     return summary
 
 
@@ -54,8 +85,15 @@ def _evaluate(training: Training, model: Any) -> Evaluation | None:
     inputs, split = session.inputs, session.inputs.run.eval.split
     if not inputs.records[split]:
         return None
+    questions = Questions.of(session, split)
     try:
-        evaluation = evaluate(session, model or load_trained(inputs.model_folder, inputs.run, folder.adapter), split)
+        return evaluate(
+            questions,
+            split,
+            training.owner,
+            lambda: model or load_trained(inputs.model_folder, inputs.run, folder.adapter),
+            notify=training.notify,
+        )
     except torch.OutOfMemoryError:
         if not inputs.run.train.fsdp:
             raise
@@ -64,5 +102,3 @@ def _evaluate(training: Training, model: Any) -> Evaluation | None:
             f"on a larger one run: lookonce eval {folder.folder}"
         )
         return None
-    save_evaluation(folder, split, evaluation)
-    return evaluation

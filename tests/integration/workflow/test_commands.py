@@ -68,6 +68,9 @@ def test_the_readmes_quick_start_goes_from_nothing_to_an_answer(lookonce, run_fi
     for words in ("64 distinct", "exact match", "runs/sample/adapter", "try next"):
         assert words in trained.stdout
     assert "loss" in trained.stderr and "samples/s" in trained.stderr and "eta" in trained.stderr
+    startup = re.findall(r"^([a-z ]+): [\d.]+ s$", trained.stderr.partition("step ")[0], re.M)
+    assert startup[0] == "load libraries"
+    assert {"read records", "make tokens of train records", "load weights"} <= set(startup)
     assert "is already trained" in lookonce("train", run_file, "--resume").stderr
     scores = json.loads(lookonce("eval", "runs/sample", "--split", "test", "--json").stdout)
     assert scores["overall"]["num_questions"] > 0
@@ -128,7 +131,8 @@ def test_bad_input_is_reported_and_loses_nothing(lookonce, cached, tmp_path):
 
     frame = tmp_path / "data/sample/images/frame-0000.jpg"
     frame.rename(frame.with_suffix(".away"))
-    error = lookonce("train", cached, code=1).stderr
+    lookonce("train", cached)
+    error = lookonce("train", cached, "--verify-images", code=1).stderr
     assert "frame-0000.jpg" in error and ".jsonl:" in error
 
     frame.write_bytes(frame.with_suffix(".away").read_bytes()[:2000])

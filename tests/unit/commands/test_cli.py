@@ -150,7 +150,7 @@ def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
         raise CacheError("broken; run: lookonce cache repair RUN.yaml, not my-RUN.yaml")
 
     opened = (
-        "lookonce.run.inputs.RunInputs.open",
+        "lookonce.run.inputs.RunInputs.from_cache",
         "lookonce.eval.run.evaluate_run",
         "lookonce.run.model_ref.source_of",
     )

@@ -59,6 +59,15 @@ def test_a_variable_that_is_not_set_is_refused(read, key, shown, path):
         read(f"{key}={path}")
 
 
+@pytest.mark.parametrize("key", ["model.path", "output"])
+def test_an_empty_variable_is_refused(read, monkeypatch, key):
+    """With an empty SCRATCH, $SCRATCH/caches would be /caches."""
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(UsageError, match=f"  {key}: the environment variable EMPTY is empty; set it, or write"):
+        read(f"{key}=$EMPTY/x")
+    assert read("cache.stage=${EMPTY}/x").cache.stage == Path("${EMPTY}/x")
+
+
 def test_the_home_of_an_unknown_user_is_refused(read):
     with pytest.raises(UsageError, match="output: there is no home folder of ~no-such-user"):
         read("output=~no-such-user/runs")

@@ -1,0 +1,36 @@
+"""GPU memory: the documented measurements beside this run's longest pack and this machine's GPU."""
+
+from __future__ import annotations
+
+from lookonce.checks.model import CheckedModel
+from lookonce.checks.report import Result
+from lookonce.run.config import RunFile
+from lookonce.train.model.gpu_memory import SPARE, longest_pack, measured_name, peak_gb
+
+PAGE = "docs/training.md#memory"
+
+
+def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> list[Result]:
+    """Whether the longest pack fits the memory of a GPU; `gpu_gb` is None if none is known."""
+    config = model.model_folder.config if model.model_folder else None
+    name, checkpointing = measured_name(run.model.path, config), run.train.gradient_checkpointing
+    if name is None or not run.batch.has_packs:
+        what = "a model" if name is None else f"batch.mode: {run.batch.mode}"
+        return [Result("ok", "GPU memory", f"not measured for such {what}; training tries the longest pack first")]
+    tokens = run.batch.tokens_per_pack
+    needed = peak_gb(name, tokens, checkpointing)
+    need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
+    if gpu_gb is None:
+        return [Result("ok", "GPU memory", f"{need}; this machine has no GPU (--gpu-memory names one)")]
+    fits = f"{need} of {gpu_gb:.0f} GB"
+    longest = max(longest_pack(name, gpu_gb, checkpointing), 0)
+    if tokens <= longest or needed <= gpu_gb * (1 - SPARE):
+        return [Result("ok", "GPU memory", fits)]
+    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", fits, _advice(longest, checkpointing))]
+
+
+def _advice(longest: int, checkpointing: bool) -> str:
+    """The keys to change, by the documented table."""
+    keys = [f"batch.tokens_per_pack={longest}"] if longest else []
+    keys += [] if checkpointing else ["train.gradient_checkpointing=true"]
+    return f"{' or '.join(keys) or 'a larger GPU, or train.fsdp on several'} ({PAGE})"

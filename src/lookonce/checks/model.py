@@ -1,0 +1,98 @@
+"""The model of a run: its folder, its weights' files, tokenizer and chat template, and whether LoRA fits it.
+
+Design: the weights are not read. The model is built without memory (on torch's meta device) and gets its adapter, so
+PEFT itself says which modules are trained, and how many weights they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.checks.report import Result
+from lookonce.errors import LookonceError, ModelError
+from lookonce.hub import locate
+from lookonce.run.config import RunFile
+from lookonce.text import listed, size
+from lookonce.train.data.token_stats import TokenCounter
+
+FETCH = "correct `model.path`, or where there is internet: lookonce fetch RUN.yaml"
+
+
+@dataclass
+class CheckedModel:
+    """What of a model could be opened."""
+
+    folder: Path | None = None
+    model_folder: ModelFolder | None = None
+    processor: ImageProcessor | None = None
+    counter: TokenCounter | None = None
+    num_trained: int | None = None
+    """Number of weights that are trained."""
+
+
+def check_model(run: RunFile) -> tuple[CheckedModel, list[Result]]:
+    """Open the parts of the model one by one; nothing is downloaded."""
+    model = CheckedModel()
+    try:
+        model.folder = locate(run.model.path, run.model.revision, is_local=True)
+    except ModelError as error:
+        return model, [Result("error", "model", str(error), FETCH)]
+    results = [*_weights(run, model), *_tokenizer(run, model), *_lora(run, model)]
+    return model, results
+
+
+def _weights(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    try:
+        model.model_folder = ModelFolder.open(str(model.folder))
+        absent = model.model_folder.absent_files()
+    except LookonceError as error:
+        yield Result("error", "model", str(error), FETCH)
+        return
+    if absent:
+        yield Result("error", "model", f"{model.folder} lacks {listed(absent)} of its weights", FETCH)
+        return
+    num_bytes = sum(path.stat().st_size for path in model.model_folder.folder.glob("*.safetensors"))
+    yield Result("ok", "model", f"{run.model.path}: {model.model_folder.config.model_type}, {size(num_bytes)}")
+
+
+def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    assert model.folder
+    options = run.cache
+    try:
+        model.processor = ImageProcessor(model.folder, options.backend, options.min_pixels, options.max_pixels)
+    except LookonceError as error:
+        yield Result("error", "images", str(error), FETCH)
+    try:
+        model.counter = TokenCounter(model.folder)
+    except LookonceError as error:
+        yield Result("error", "tokenizer", str(error), FETCH)
+
+
+def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    from lookonce.train.model.compile import check_layers
+    from lookonce.train.model.load import add_lora
+
+    if model.model_folder is None:
+        return
+    config = model.model_folder.config
+    try:
+        if run.batch.has_packs:
+            check_layers(config.get_text_config())
+        with torch.device("meta"):
+            stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+            stock = stock_class(config)
+            stock.model.visual = torch.nn.Identity()
+            trained = add_lora(stock.requires_grad_(False), model.model_folder, run.lora, run.train.seed)
+    except LookonceError as error:
+        yield Result("error", "adapter", str(error), "correct the section `lora`, or `batch.mode`")
+        return
+    model.num_trained = sum(weight.numel() for weight in trained.parameters() if weight.requires_grad)
+    yield Result("ok", "adapter", f"rank {run.lora.rank}: {model.num_trained:,} trained weights")

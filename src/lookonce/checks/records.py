@@ -1,0 +1,89 @@
+"""The records of a run: every file that is missing and every record that cannot be read, not only the first.
+
+Design: the first records of each file are read, unless all are asked for, so that a check of a million records takes
+seconds as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+
+from lookonce.checks.report import Result
+from lookonce.datasets.records import Record, RecordsFile
+from lookonce.errors import RecordsError
+from lookonce.run.config import RunFile
+from lookonce.run.records import SPLITS
+from lookonce.text import count, listed, located
+
+NUM_NAMED = 3
+"""How many broken records of a file are named."""
+
+
+@dataclass
+class CheckedRecords:
+    """Records of a run, by split."""
+
+    by_split: dict[str, list[Record]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    is_complete: bool = True
+    """Whether all records were read, and not only the first of each file."""
+
+    def all(self) -> Iterator[Record]:
+        return chain.from_iterable(self.by_split.values())
+
+    @property
+    def num_records(self) -> int:
+        return sum(map(len, self.by_split.values()))
+
+    def images(self) -> dict[Path, str]:
+        """Each image with the origin of the first record that shows it."""
+        found: dict[Path, str] = {}
+        for record in self.all():
+            for path in record.images:
+                found.setdefault(path, record.origin)
+        return found
+
+
+def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
+    """Read the records of all splits, at most `most` of each file; None for all."""
+    records, results = CheckedRecords(), []
+    for split in SPLITS:
+        problems = []
+        for path in getattr(run.data, split):
+            problems += _read(run, path, split, records, most)
+        results += problems
+        if records.by_split[split] and not problems:
+            results.append(Result("ok", "records", _summary(split, records)))
+    return records, results
+
+
+def _summary(split: str, records: CheckedRecords) -> str:
+    found = records.by_split[split]
+    num_images = len({path for record in found for path in record.images})
+    return f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}"
+
+
+def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None) -> list[Result]:
+    broken: list[str] = []
+    file = RecordsFile(
+        path,
+        run.data.image_root,
+        format=run.data.format,
+        coerce_answers=run.data.coerce_answers,
+        broken=lambda origin, error: broken.append(str(error)),
+    )
+    try:
+        found = iter(file)
+        records.by_split[split] += islice(found, most)
+        records.is_complete &= most is None or next(found, None) is None
+    except RecordsError as error:
+        broken.append(str(error))
+    if not path.is_file():
+        value = f"data.{split}: no records file at {located(path)}"
+        return [Result("error", "records", value, f"correct `data.{split}`, or start in the folder of the path")]
+    if not broken:
+        return []
+    value = f"data.{split}: {count(len(broken), 'record')} cannot be read: {listed(broken, NUM_NAMED)}"
+    return [Result("error", "records", value, f"correct them; all are listed by: lookonce data audit {path}")]

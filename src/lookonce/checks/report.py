@@ -1,0 +1,67 @@
+"""What a check found, a line each, and all of it as a table of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lookonce.text import count, duration
+
+Level = Literal["ok", "warning", "error"]
+WIDTH = 80
+LEVEL_WIDTH, WHAT_WIDTH = 9, 13
+
+
+@dataclass(frozen=True)
+class Result:
+    """One thing that was checked."""
+
+    level: Level
+    """`error` stops the run, `warning` may surprise, `ok` is as it should be."""
+    what: str
+    """The name of what was checked, such as "records"."""
+    value: str
+    """What was found."""
+    do: str = ""
+    """What to do about it: a key to change, or a command. Empty if nothing is to be done."""
+
+    def lines(self) -> Iterator[str]:
+        """The result as lines of a table; what to do stands below what was found."""
+        left = f"{self.level:<{LEVEL_WIDTH}}{self.what:<{WHAT_WIDTH}}"
+        for text in filter(None, (self.value, f"-> {self.do}" if self.do else "")):
+            for line in textwrap.wrap(text, WIDTH - len(left), break_on_hyphens=False):
+                yield left + line
+                left = " " * len(left)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All that was found about a run file."""
+
+    run_file: Path
+    num_records: int
+    """Number of records that were read."""
+    is_complete: bool
+    """Whether these are all records of the run."""
+    seconds: float
+    results: list[Result]
+
+    @property
+    def is_ok(self) -> bool:
+        return self.number("error") == 0
+
+    def number(self, level: Level) -> int:
+        """The number of results of a level."""
+        return sum(result.level == level for result in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"num_errors": self.number("error"), "num_warnings": self.number("warning")}
+
+    def text(self) -> str:
+        table = [line for result in self.results for line in result.lines()]
+        read = count(self.num_records, "record") + ("" if self.is_complete else ", not all: --all reads the rest")
+        found = f"{count(self.number('error'), 'error')}, {count(self.number('warning'), 'warning')}"
+        return "\n".join([*table, "", f"{found}; {read}; {duration(self.seconds)}"])

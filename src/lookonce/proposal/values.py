@@ -1,0 +1,124 @@
+"""Values for a first run file, each with the reason for it.
+
+Design: a value follows from something stated: the table of GPU memory or the study of step sizes in docs/training.md,
+the records, or a default. The reason says which, so that a user can judge it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lookonce.disk_space import with_margin
+from lookonce.proposal.facts import Facts
+from lookonce.run.config import BatchSection
+from lookonce.text import size
+from lookonce.train.model.gpu_memory import SPARE, card_of, longest_pack, peak_gb
+
+MEMORY, STEPS = "docs/training.md#memory", "docs/training.md#how-many-samples-a-step"
+MOST_TOKENS = 8192
+"""The packs of the benchmarks; longer ones were not measured."""
+LEAST_TOKENS = 2048
+"""The shortest packs whose memory was measured."""
+SHARED_STEP = 64
+"""Samples of a step in the study of questions that stay together."""
+SHARED = 2
+"""From this many questions per image on, steps are those of the study."""
+MIN_STEPS = 20
+"""An epoch has at least this many steps; fewer would say little about the loss."""
+LEAST_STEP = 8
+"""The smallest step that is proposed for that reason."""
+KEPT = 0.99
+"""Share of the records that must fit when images are shrunk."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A value for a key of the run file."""
+
+    key: str
+    """The key with its section: "batch.tokens_per_pack"."""
+    value: Any
+    """None for a key that is left at its default, whose reason is written all the same."""
+    reason: str
+
+
+def propose(facts: Facts) -> list[Proposal]:
+    """All proposals, in the order of the run file."""
+    memory = list(_memory(facts))
+    tokens = next(one.value for one in memory if one.key == "batch.tokens_per_pack")
+    pixels = _max_pixels(facts, min(tokens, BatchSection().max_tokens))
+    return [pixels, _dtype(facts, pixels.value), _samples_per_step(facts), *memory]
+
+
+def _memory(facts: Facts) -> Iterator[Proposal]:
+    key, default = "batch.tokens_per_pack", BatchSection().tokens_per_pack
+    name, gpu_gb = facts.measured, facts.gpu_gb
+    if gpu_gb is None:
+        yield Proposal(key, default, f"the default: no GPU is on this machine and --gpu-memory was not given; {MEMORY}")
+        return
+    if name is None:
+        yield Proposal(key, default, f"the default: the memory of this model was not measured; {MEMORY} has others")
+        return
+    for checkpointing in (False, True):
+        longest, basis = _fitting(name, gpu_gb, checkpointing)
+        if longest:
+            value = min(longest, MOST_TOKENS)
+            most = f", and the benchmarks have {value:,}" if longest > value else ""
+            yield Proposal(key, value, f"{basis}{most}")
+            if checkpointing:
+                reason = f"without it, no pack of {name} fits {gpu_gb:.0f} GB; {MEMORY}"
+                yield Proposal("train.gradient_checkpointing", True, reason)
+            return
+    need = f"{name} needs about {peak_gb(name, LEAST_TOKENS, checkpointing=True):.0f} GB"
+    yield Proposal(key, LEAST_TOKENS, f"even so, {need}, and this GPU has {gpu_gb:.0f}: take a smaller model; {MEMORY}")
+    yield Proposal("train.gradient_checkpointing", True, "less memory, for slower steps")
+
+
+def _fitting(name: str, gpu_gb: float, checkpointing: bool) -> tuple[int, str]:
+    """The longest pack for a GPU, 0 if none, and the source of that figure."""
+    how = " with gradient checkpointing" if checkpointing else ""
+    if card := card_of(gpu_gb):
+        longest = longest_pack(name, gpu_gb, checkpointing)
+        return longest, f"{name}{how} fits {longest:,} in {card} GB ({MEMORY})"
+    needed = peak_gb(name, LEAST_TOKENS, checkpointing)
+    longest = LEAST_TOKENS if needed <= gpu_gb * (1 - SPARE) else 0
+    return longest, f"{name}{how} needs about {needed:.0f} GB with such packs ({MEMORY})"
+
+
+def _samples_per_step(facts: Facts) -> Proposal:
+    key, default, each = "batch.samples_per_step", BatchSection().samples_per_step, facts.samples_per_image
+    shown = f"{each:.1f} questions per image"
+    value, reason = default, f"the default; the records have {shown}"
+    if each >= SHARED:
+        value, reason = SHARED_STEP, f"with {shown}, steps larger than usual; {STEPS}"
+    while value > LEAST_STEP and facts.num_records < value * MIN_STEPS:
+        value //= 2
+        reason = f"more, and an epoch of {facts.num_records:,} records would have less than {MIN_STEPS} steps"
+    return Proposal(key, value, reason)
+
+
+def _max_pixels(facts: Facts, limit: int) -> Proposal:
+    key = "cache.max_pixels"
+    longest = max((one.num_tokens for one in facts.sampled), default=0)
+    counted = "" if facts.has_tokenizer else "; a byte of text counts as a token, as the model is not on this machine"
+    if longest <= limit:
+        return Proposal(key, None, f"the longest record has {longest:,} tokens, and {limit:,} fit{counted}")
+    wanted = [
+        (limit - one.num_text_tokens) // len(one.image_tokens)
+        for one in facts.sampled
+        if one.image_tokens and one.num_text_tokens < limit
+    ]
+    tokens = max(sorted(wanted)[int((1 - KEPT) * len(wanted))] if wanted else 1, 1)
+    reason = f"so that {KEPT:.0%} of the records fit {limit:,} tokens; the longest has {longest:,}{counted}"
+    return Proposal(key, tokens * facts.pixels_per_token, reason)
+
+
+def _dtype(facts: Facts, max_pixels: int | None) -> Proposal:
+    key, needed, free = "cache.dtype", facts.cache_bytes(max_pixels), size(facts.free_bytes)
+    if needed is None:
+        return Proposal(key, None, f"{free} are free, and `lookonce cache plan` says what bfloat16 needs")
+    if with_margin(needed) <= facts.free_bytes:
+        return Proposal(key, None, f"bfloat16 needs about {size(needed)}, and {free} are free")
+    return Proposal(key, "fp8_e4m3", f"half of bfloat16, which needs about {size(needed)} where {free} are free")

@@ -1,0 +1,74 @@
+"""Checks of a run on the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookonce.checks.check import check
+from lookonce.checks.model import check_model
+from lookonce.checks.report import CheckReport, Result
+from lookonce.run.config import RunFile
+
+
+class Checked:
+    """A report and what is found in it."""
+
+    def __init__(self, report: CheckReport) -> None:
+        self.report = report
+
+    def levels(self) -> dict[str, int]:
+        return {level: self.report.number(level) for level in ("error", "warning")}
+
+    def problems(self, what: str = "") -> list[Result]:
+        """The errors and warnings about something, or about everything."""
+        return [one for one in self.report.results if one.level != "ok" and what in ("", one.what)]
+
+    def one(self, what: str) -> Result:
+        """The only problem about something."""
+        [found] = self.problems(what)
+        return found
+
+
+@pytest.fixture
+def run_file(make_run: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run file on the sample, with changes as `make_run` takes them."""
+
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(make_run(**changes).to_yaml())
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True, scope="session")
+def the_sample_model_is_checked_once(sample: Path) -> Iterator[None]:
+    """Once for each section that it depends on; it takes most of the time of a check."""
+    found: dict[str, Any] = {}
+
+    def check_once(run: RunFile) -> Any:
+        cache = run.cache.model_dump(include={"backend", "min_pixels", "max_pixels"})
+        sections = str((run.model, cache, run.lora, run.batch.mode, run.train.seed))
+        if run.model.path != str(sample / "model"):
+            return check_model(run)
+        if sections not in found:
+            found[sections] = check_model(run)
+        return found[sections]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lookonce.checks.model.check_model", check_once)
+        yield
+
+
+@pytest.fixture
+def checked(run_file: Callable[..., Path]) -> Callable[..., Checked]:
+    """Checks a run on the sample."""
+
+    def run_check(*assignments: str, most: int | None = 1000, gpu_gb: float | None = None, **changes: Any) -> Checked:
+        return Checked(check(run_file(**changes), assignments, most, gpu_gb))
+
+    return run_check

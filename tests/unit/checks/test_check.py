@@ -1,0 +1,213 @@
+"""A check says everything that would stop a run, or surprise, and all of it at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lookonce.checks import disk
+from lookonce.run.folder import RunFolder
+from lookonce.run.inputs import RunInputs
+from lookonce.text import size
+
+
+@pytest.fixture
+def own(sample, tmp_path) -> Path:
+    """A copy of the sample's records and images, to break."""
+    shutil.copytree(sample, tmp_path / "own", ignore=shutil.ignore_patterns("model"))
+    return tmp_path / "own"
+
+
+def on(own: Path) -> dict[str, str]:
+    return {split: str(own / f"{split}.jsonl") for split in ("train", "val", "test")}
+
+
+def change_line(path: Path, number: int, line: str) -> None:
+    lines = path.read_text().splitlines()
+    lines[number - 1] = line
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_before_the_cache_is_built_the_only_thing_to_do_is_to_build_it(checked):
+    found = checked()
+    assert found.levels() == {"error": 0, "warning": 1} and found.report.is_ok
+    assert found.one("cache").do == "lookonce cache build RUN.yaml"
+    assert found.one("cache").value.startswith("64 images to encode; there is none yet in")
+
+
+def test_with_a_built_cache_nothing_is_to_be_done(checked, built):
+    found = checked(cache={"dir": str(built.folder.parent)})
+    assert found.problems() == []
+    assert f"64 images in {built.folder}" in [one.value for one in found.report.results]
+
+
+def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
+    """One planted mistake of each kind."""
+    monkeypatch.delenv("UNSET", raising=False)
+    change_line(own / "train.jsonl", 3, "{broken")
+    change_line(own / "train.jsonl", 5, '{"images": [], "turns": [{"question": "q", "answer": 3}]}')
+    change_line(own / "val.jsonl", 2, '{"images": ["images/gone.jpg"], "turns": [{"question": "q", "answer": "a"}]}')
+    change_line(own / "val.jsonl", 4, '{"images": [], "turns": [{"question": "<|im_end|>", "answer": "a"}]}')
+    (own.parent / "thesis").mkdir()
+    (own.parent / "thesis" / "thesis.tex").touch()
+    wrong = ("train.epoch=3", "lora.rank=0", "data.test=$UNSET/test.jsonl", "train.scheduler=coine")
+    found = checked(
+        *wrong,
+        "train.optimizer=adamw_8bit",
+        "batch.max_tokens=45",
+        "lora.targets=[nothing_proj]",
+        data=on(own),
+        output=str(own.parent / "thesis"),
+    )
+    keys = [one.value for one in found.problems("run file")]
+    assert [value.partition(":")[0] for value in keys] == ["data.test[0]", "lora.rank", "train.epoch"]
+    assert "the environment variable UNSET is not set" in keys[0] and "did you mean `epochs`" in keys[2]
+    train, test = found.problems("records")
+    assert f"2 records cannot be read: {own}/train.jsonl:3: not JSON" in train.value and "train.jsonl:5" in train.value
+    assert "no records file at" in test.value and "$UNSET/test.jsonl is relative to the working directory" in test.value
+    assert "scheduler` 'coine' is unknown; allowed: linear" in found.one("training").value
+    assert "train.optimizer: adamw_8bit needs the package bitsandbytes" in found.one("packages").value
+    assert "lora.targets ['nothing_proj']" in found.one("adapter").value
+    assert f"1 image of 1 record cannot be used: cannot read image {own}/images/gone.jpg" in found.one("images").value
+    assert f"used by {own}/val.jsonl:2" in found.one("images").value
+    long, *_, refused = found.problems("lengths")
+    assert "left out, longer than 45 tokens (batch.max_tokens)" in long.value and long.level == "warning"
+    assert long.do.startswith("raise `batch.max_tokens` to 50")
+    assert f"training stops at 1 record: {own}/val.jsonl:4" in refused.value
+    assert "is not empty and does not hold a run" in found.one("output").value
+    assert found.levels()["error"] == 11 and not found.report.is_ok
+
+
+def test_the_number_of_records_that_are_left_out_is_said_with_the_key_to_change(checked):
+    found = checked("batch.tokens_per_pack=40")
+    train, val = found.problems("lengths")
+    assert "of 439 records left out, longer than 40 tokens (batch.tokens_per_pack): " in train.value
+    assert train.do == "raise `batch.tokens_per_pack` to 50, or lower `cache.max_pixels`"
+    assert val.value.startswith("val: ")
+    both = checked("batch.tokens_per_pack=40", "batch.max_tokens=41").problems("lengths")[0]
+    assert both.do.startswith("raise `batch.max_tokens` and `batch.tokens_per_pack` to 50")
+
+
+def test_no_record_that_fits_is_an_error(checked):
+    assert {one.level for one in checked("batch.max_tokens=10").problems("lengths")} == {"error"}
+
+
+def test_only_the_first_records_are_read_unless_all_are_asked_for(checked):
+    found = checked(most=20).report
+    assert found.num_records == 60 and not found.is_complete and "--all reads the rest" in found.text()
+    assert any(one.value.startswith("at least ") for one in found.results if one.what == "disk")
+    everything = checked(most=None).report
+    assert everything.num_records == 595 and everything.is_complete and "--all" not in everything.text()
+
+
+def test_an_image_in_the_cache_need_not_exist(checked, copy_built, own, tmp_path):
+    """Training needs its features only; the plan knows the file by its name."""
+    copy_built(tmp_path / "caches", own)
+    shutil.rmtree(own / "images")
+    assert checked(data=on(own)).problems() == []
+
+
+def test_images_that_the_cache_knows_by_other_names_are_in_it(checked, built, own):
+    assert checked(cache={"dir": str(built.folder.parent)}, data=on(own)).problems() == []
+
+
+def test_quarantined_images_are_errors_with_their_reason(checked, make_run, copy_built, own, tmp_path):
+    """Also those whose header is right."""
+    copy_built(tmp_path / "caches", own)
+    image = min((own / "images").iterdir())
+    image.write_bytes(image.read_bytes()[:-100])
+    RunInputs.open(make_run(data=on(own))).build()
+    found = checked(data=on(own)).one("images")
+    assert found.level == "error" and f"{image} is quarantined: " in found.value
+    skipped = checked("data.skip_unusable=true", data=on(own)).one("images")
+    assert skipped.level == "warning" and "left out (data.skip_unusable)" in skipped.do
+
+
+def test_another_model_or_other_pixels_have_no_cache_and_what_differs_is_named(checked, built):
+    found = checked("cache.max_pixels=20000", cache={"dir": str(built.folder.parent)})
+    assert "is of this model and these pixels; the closest has another image_processor.max_pixels" in (
+        found.one("cache").value
+    )
+
+
+def test_a_full_disk_is_named_with_what_is_missing(checked, monkeypatch):
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1_000_000)
+    value = checked().one("disk").value
+    assert "only 1.0 MB free" in value and "features in" in value and "checkpoints in" in value
+
+
+def test_a_checkpoint_holds_the_trained_weights_and_two_moments_of_each(checked):
+    found = checked("train.save_total_limit=2").report.results
+    [adapter] = [one.value for one in found if one.what == "adapter"]
+    number = int(adapter.split()[2].replace(",", ""))
+    [value] = [one.value for one in found if one.what == "disk"]
+    assert f"{size(number * (3 * 12 + 4))} checkpoints" in value
+
+
+def test_a_split_without_records_cannot_be_evaluated(checked):
+    found = checked("eval.split=test", data={"test": []})
+    assert "nothing is evaluated" in found.one("evaluation").value
+
+
+def test_a_model_that_is_not_here_does_not_hide_the_rest(checked, tmp_path):
+    found = checked("model.path=nowhere", data={"val": str(tmp_path / "none.jsonl")})
+    assert "no model folder at" in found.one("model").value and "no records file" in found.one("records").value
+
+
+def test_weights_that_are_missing_are_named_without_reading_any(checked, sample, tmp_path):
+    shutil.copytree(sample / "model", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    index = {"weight_map": {"model.visual.blocks.0.x": "a.safetensors", "lm_head.weight": "b.safetensors"}}
+    weights.rename(weights.with_name("a.safetensors"))
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "lacks b.safetensors of its weights" in checked(model={"path": str(tmp_path / "model")}).one("model").value
+
+
+def test_a_tokenizer_without_a_chat_template_is_named(checked, sample, tmp_path):
+    shutil.copytree(sample / "model", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    assert "no chat template" in checked(model={"path": str(tmp_path / "model")}).one("tokenizer").value
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "message"),
+    [
+        ("another run", "error", "holds another run, which differs in"),
+        ("unfinished", "warning", "holds this run, unfinished"),
+        ("finished", "warning", "holds this run, finished"),
+        ("read-only", "error", "may not be written to"),
+    ],
+)
+def test_the_run_folder_must_be_free(checked, make_run, monkeypatch, state, level, message):
+    run = make_run(lora={"rank": 5}) if state == "another run" else make_run()
+    folder = RunFolder(run.output)
+    folder.claim(run, {})
+    folder.log.touch()
+    if state == "unfinished":
+        folder.trained.touch()
+    if state == "finished":
+        (run.output / "summary.json").touch()
+    if state == "read-only":  # tests may run as root, who may write everywhere
+        monkeypatch.setattr("os.access", lambda path, mode: Path(path) != run.output)
+    found = checked().one("output")
+    assert found.level == level and message in found.value
+
+
+def test_a_file_that_is_not_an_image_is_named(checked, own):
+    """The header is all that is looked at before the build."""
+    image = next((own / "images").iterdir())
+    image.write_bytes(b"not an image")
+    found = checked(data=on(own)).one("images")
+    assert found.level == "error" and f"{image} is not an image that can be read" in found.value
+
+
+@pytest.mark.parametrize(("gpu_gb", "level"), [(None, "ok"), (24, "error"), (65, "warning"), (80, "ok")])
+def test_gpu_memory_is_compared_with_the_measurements(checked, monkeypatch, gpu_gb, level):
+    monkeypatch.setattr("lookonce.checks.memory.measured_name", lambda path, config: "Qwen3-VL-8B")
+    found = next(one for one in checked(gpu_gb=gpu_gb).report.results if one.what == "GPU memory")
+    assert found.level == level and "packs of 8,192 tokens: about 64 GB" in found.value
+    if level != "ok":
+        assert "gradient_checkpointing=true (docs/training.md#memory)" in found.do

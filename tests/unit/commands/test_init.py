@@ -1,0 +1,83 @@
+"""`lookonce init` writes a run file that passes `lookonce check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from lookonce.cli import main
+from lookonce.run.config import read_run_file
+
+
+@pytest.fixture
+def init(sample, tmp_path, monkeypatch):
+    """Runs the command on the sample, in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, given: bool = True, answers: str | None = None) -> Result:
+        monkeypatch.setattr("lookonce.commands.init.is_terminal", lambda: answers is not None)
+        own = ["--model", str(sample / "model"), "--train", str(sample / "train.jsonl")] if given else []
+        return CliRunner().invoke(main, ["init", "run.yaml", *own, *words], input=answers)
+
+    return run
+
+
+def test_the_file_says_why_and_passes_the_check(init, sample):
+    result = init("--val", str(sample / "val.jsonl"), "--gpu-memory", "24", "--output", "runs/a: b", "--yes")
+    assert result.exit_code == 0 and "next: lookonce check run.yaml" in result.stdout
+    text = Path("run.yaml").read_text()
+    run = read_run_file(Path("run.yaml"))
+    assert run.output == Path("runs/a: b") and run.data.val == [sample / "val.jsonl"] and run.data.test == []
+    assert run.batch.samples_per_step == 16 and run.cache.max_pixels is None
+    assert "# Proposed from 439 training records about 46 images (9.5 each), for " in text and "a GPU of 24 GB" in text
+    assert "# samples_per_step: more, and an epoch of 439 records would have less than 20 steps\n" in text
+    assert "# cache.max_pixels is not set: the longest record has 50 tokens, and 4,096 fit\n" in text
+    checked = CliRunner().invoke(main, ["check", "run.yaml"])
+    assert checked.exit_code == 0 and "\n0 errors, 1 warning; 508 records; " in checked.stdout, checked.stdout
+    assert "-> lookonce cache build run.yaml" in checked.stdout and max(map(len, checked.stdout.splitlines())) <= 80
+
+
+def test_json_has_the_values_and_their_reasons(init):
+    value = json.loads(init("--json", "--yes").stdout)
+    assert value["run_file"] == "run.yaml" and value["facts"]["num_records"] == 439
+    assert {"cache.max_pixels", "batch.samples_per_step", "batch.tokens_per_pack"} <= {
+        one["key"] for one in value["proposals"] if one["reason"]
+    }
+
+
+def test_an_existing_file_is_kept_without_force(init):
+    Path("run.yaml").write_text("mine")
+    result = init("--yes")
+    assert result.exit_code == 2 and "run.yaml exists; name another file, or replace it with --force" in result.stderr
+    assert Path("run.yaml").read_text() == "mine"
+    assert init("--yes", "--force").exit_code == 0 and "model:" in Path("run.yaml").read_text()
+
+
+def test_nothing_is_asked_without_a_terminal_and_what_is_missing_is_named(init):
+    result = init(given=False)
+    assert result.exit_code == 2 and "--model and --train must be given" in result.stderr
+    assert not Path("run.yaml").exists()
+
+
+def test_a_terminal_is_asked_for_what_is_missing(init, sample):
+    answers = [str(sample / "model"), str(sample / "train.jsonl"), str(sample / "val.jsonl"), "", "40", ""]
+    result = init(given=False, answers="\n".join([*answers, ""]))
+    assert result.exit_code == 0, result.stderr
+    values = yaml.safe_load(Path("run.yaml").read_text())
+    assert values["model"]["path"] == answers[0] and values["data"] == {"train": answers[1], "val": answers[2]}
+    assert values["output"] == "runs/first" and "a GPU of 40 GB" in Path("run.yaml").read_text()
+    assert "Records to train on" in result.stderr and "Records to train on" not in result.stdout
+
+
+def test_wrong_values_and_records_are_errors_and_write_nothing(init, monkeypatch):
+    monkeypatch.delenv("UNSET", raising=False)
+    for words, message in (
+        (("--output", "$UNSET/a"), "UNSET is not set"),
+        (("--train", "no.jsonl"), "no records file"),
+    ):
+        result = init(*words, "--yes")
+        assert result.exit_code in (1, 2) and message in result.stderr and not Path("run.yaml").exists()

@@ -1,0 +1,88 @@
+"""Files and folders that may not be read or written are named by every command, with what allows it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lookonce.cli import main
+from lookonce.run.folder import RunFolder
+
+
+@pytest.fixture
+def place(sample, built, make_run, tmp_path) -> Path:
+    """A folder with copies of the sample and its cache, a run file, and a run folder."""
+    shutil.copytree(sample, tmp_path / "sample")
+    shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name)
+    names = {split: str(tmp_path / "sample" / f"{split}.jsonl") for split in ("train", "val", "test")}
+    data = names | {"image_root": str(sample)}
+    run = make_run(model={"path": str(tmp_path / "sample" / "model")}, data=data)
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    RunFolder(run.output).claim(run, {})
+    return tmp_path
+
+
+def said_by(place: Path, words: str) -> str:
+    """What a failing command says, after "Error: "."""
+    arguments = [word.replace("PLACE", str(place)) for word in words.split()]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code in (1, 2), result.output
+    return result.stderr.rpartition("Error: ")[2].strip()
+
+
+RUN = "PLACE/run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *(("sample/model/config.json", f"{command} {RUN}") for command in ("cache build", "train", "status")),
+        ("sample/model/preprocessor_config.json", f"cache build {RUN}"),
+        ("sample/model/tokenizer.json", f"train {RUN} --restart"),
+        ("sample/model/tokenizer_config.json", f"train {RUN} --restart"),
+        ("sample/model/model.safetensors", f"cache build {RUN}"),
+        ("sample/train.jsonl", f"train {RUN}"),
+        ("sample/train.jsonl", "data audit PLACE/sample/train.jsonl"),
+        ("run.yaml", f"train {RUN}"),
+        ("run/run.json", "eval PLACE/run"),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_named_with_the_command_that_allows_it(place, with_mode, name, words):
+    path = place / name
+    with_mode(path, 0o000)
+    said = said_by(place, words)
+    assert f"cannot read {path}: Permission denied; allow it with: chmod u+r {path}" in said, said
+    assert "Errno" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "file"),
+    [
+        ("caches", f"cache build {RUN} --set cache.dtype=bfloat16", "caches/"),
+        (".", "sample PLACE/new", "new:"),
+        (".", "data convert PLACE/sample/test.jsonl PLACE/out.json --to llava", "out.json:"),
+    ],
+)
+def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allows_it(
+    place, with_mode, name, words, file
+):
+    with_mode(place / name, 0o500)
+    said = said_by(place, words)
+    assert said.startswith(f"cannot write {place}/{file}"), said
+    assert said.endswith(f"allow it with: chmod u+w {place / name}") and ".tmp-" not in said
+
+
+def test_a_cache_that_may_not_be_entered_is_not_called_broken(place, with_mode):
+    with_mode(place / "caches", 0o000)
+    said = said_by(place, f"cache verify {RUN}")
+    assert said.endswith(f"allow it with: chmod u+rwx {place}/caches"), said
+
+
+def test_a_check_goes_on_after_a_file_that_may_not_be_read(place, with_mode):
+    with_mode(place / "sample/model/tokenizer.json", 0o000)
+    result = CliRunner().invoke(main, ["check", str(place / "run.yaml")])
+    said = "".join(result.stdout.split())
+    assert "chmodu+r" in said and "GPUmemory" in said, result.output

@@ -1,0 +1,115 @@
+"""What is recorded with a run is found from every working directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lookonce.errors import CacheError, ModelError, RecordsError, RunFolderError
+from lookonce.run.absolute import with_absolute_paths
+from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.folder import RunFolder
+from lookonce.run.inputs import RunInputs
+from lookonce.run.model_ref import source_of
+from lookonce.run.records import read_splits
+
+IDENTITY = {"cache": "c1"}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """The working directory, with a model folder in it."""
+    home = tmp_path / "home"
+    (home / "models" / "m").mkdir(parents=True)
+    monkeypatch.chdir(home)
+    return home
+
+
+@pytest.fixture
+def elsewhere(home, tmp_path, monkeypatch):
+    """Changes to another working directory."""
+    (tmp_path / "elsewhere").mkdir()
+    return lambda: monkeypatch.chdir(tmp_path / "elsewhere")
+
+
+@pytest.fixture
+def run(home, monkeypatch) -> RunFile:
+    monkeypatch.delenv("UNSET", raising=False)
+    Path("run.yaml").write_text(
+        "model: {path: models/m}\n"
+        "data: {train: [a.jsonl, ../b.jsonl], val: c.jsonl, image_root: images}\n"
+        "cache: {stage: $UNSET/caches}\n"
+        "output: runs/a\n"
+    )
+    return read_run_file(Path("run.yaml"))
+
+
+def test_paths_stay_as_they_were_written_until_they_are_recorded(run):
+    assert run.output == Path("runs/a") and run.data.val == [Path("c.jsonl")]
+
+
+def test_all_paths_of_a_run_become_absolute(run, home):
+    recorded = with_absolute_paths(run)
+    assert recorded.model.path == str(home / "models" / "m")
+    assert recorded.data.train == [home / "a.jsonl", home / "../b.jsonl"] and recorded.data.val == [home / "c.jsonl"]
+    assert recorded.data.image_root == home / "images" and recorded.data.test == []
+    assert recorded.cache.dir == home / "caches" and recorded.output == home / "runs" / "a"
+    assert (recorded.lora, recorded.batch, recorded.train) == (run.lora, run.batch, run.train)
+
+
+def test_a_hub_name_and_a_variable_that_is_not_set_stay_as_they_are(run):
+    named = run.model_copy(update={"model": run.model.model_copy(update={"path": "Qwen/Qwen3-VL-2B-Instruct"})})
+    recorded = with_absolute_paths(named)
+    assert recorded.model.path == "Qwen/Qwen3-VL-2B-Instruct" and recorded.cache.stage == Path("$UNSET/caches")
+
+
+def test_a_run_folder_records_absolute_paths(run, home, elsewhere):
+    RunFolder(run.output).claim(run, IDENTITY)
+    elsewhere()
+    found = RunFolder(home / "runs" / "a").read_run()
+    assert found.data.train[0] == home / "a.jsonl" and found.model.path == str(home / "models" / "m")
+    assert yaml.safe_load((home / "runs" / "a" / "run.yaml").read_text())["cache"]["dir"] == str(home / "caches")
+
+
+def test_a_run_is_the_same_run_from_another_working_directory(run, home, elsewhere):
+    folder = RunFolder(home / "runs" / "a")
+    folder.claim(run, IDENTITY)
+    folder.log.touch()
+    elsewhere()
+    folder.check(run, IDENTITY)
+    folder.check(read_run_file(home / "runs" / "a" / "run.yaml"), IDENTITY)
+
+
+def test_a_record_of_relative_paths_is_read_relative_to_the_working_directory(run, home):
+    """As earlier versions wrote it."""
+    folder = RunFolder(run.output)
+    folder.claim(run, IDENTITY)
+    folder.log.touch()
+    record = json.loads(Path("runs/a/run.json").read_text())
+    record["run"] = run.model_dump(mode="json")
+    Path("runs/a/run.json").write_text(json.dumps(record))
+    assert folder.read_run().data.train[0] == Path("a.jsonl")
+    folder.check(run, IDENTITY)
+
+
+def test_what_is_not_found_is_named_in_full_with_what_it_is_relative_to(run, make_run, home, monkeypatch):
+    relative = "is relative to the working directory"
+    with pytest.raises(RecordsError, match=f"no records file at {home}/a.jsonl .a.jsonl {relative}"):
+        read_splits(run)
+    absent = run.model_copy(update={"model": run.model.model_copy(update={"path": "absent"})})
+    with pytest.raises(ModelError, match=f"no model folder at {home}/absent .absent {relative}"):
+        source_of(absent)
+    with pytest.raises(RunFolderError, match=f"{home}/runs/a .runs/a {relative}. is not a run folder"):
+        RunFolder(run.output).read_run()
+    with pytest.raises(CacheError, match=f"no cache in {home}/caches .caches {relative}.; build it with"):
+        RunInputs.open(make_run(cache={"dir": "caches"})).open_cache()
+
+
+def test_a_model_that_could_be_a_folder_or_on_the_hub_names_the_folder(run, home, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    absent = run.model_copy(update={"model": run.model.model_copy(update={"path": "models/absent"})})
+    with pytest.raises(ModelError, match=f"the folder {home}/models/absent does not exist"):
+        source_of(absent, is_local=True)
