@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from lookonce.cache.store.claims import Worker
+from lookonce.claim_file import Process
 from lookonce.errors import Stopped
 from lookonce.files import write_json
 from lookonce.run.progress_file import End, Progress
@@ -35,9 +36,18 @@ WINDOW_BEATS = 6
 class Heartbeat(TrainerCallback):
     """A context manager around a whole training, and a callback in it; does nothing if `is_first` is false."""
 
-    def __init__(self, path: Path, samples_per_step: int, is_first: bool = True, beat_s: float = BEAT_S) -> None:
+    def __init__(
+        self,
+        path: Path,
+        samples_per_step: int,
+        is_first: bool = True,
+        beat_s: float = BEAT_S,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_lost` says whether another process has taken over the run folder; then nothing more is written."""
         self.path, self._samples_per_step, self._is_first, self._beat_s = path, samples_per_step, is_first, beat_s
-        self.progress = Progress(Worker.this_process(), time.time())
+        self._is_lost = is_lost
+        self.progress = Progress(Process.this(), time.time())
         self._stepped = self._step_began = time.monotonic()
         self._busy_s = 0.0
         self._lock, self._writing = threading.Lock(), threading.Lock()
@@ -110,12 +120,15 @@ class Heartbeat(TrainerCallback):
         # The lock makes the last write the newest. It is not the lock of `_update`, because a step must not wait for
         # the disk. A full disk is ignored: it may have room at the next beat.
         with self._writing, contextlib.suppress(OSError):
-            write_json(self.path, asdict(self.progress))
+            if not self._is_lost():
+                write_json(self.path, asdict(self.progress))
 
 
 def _reason(error: BaseException | None) -> str:
     if error is None:
         return ""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
     return first_line(error) if str(error) else type(error).__name__
 
 

@@ -1,7 +1,8 @@
 """One line per logging step, printed and in `log.jsonl`.
 
 Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
-reads well there and on a terminal.
+reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what decides
+whether a training fits; the peak of what it allocated is lower.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from lookonce.errors import TrainingError
 from lookonce.files import write_text
+from lookonce.run.log_file import read_lines
 
 MUCH_WAITING = 0.05
 """Share of the time; the user is notified if training waits longer for data."""
+FOR_TRACKERS = ("samples_per_second", "tokens_per_second", "wait_share")
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """Trainer's own printing callbacks, which these lines replace."""
 
@@ -28,7 +32,8 @@ STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 class MetricsLog(TrainerCallback):
     """Prints Trainer's logs to stderr and appends them to `path`, one JSON object per line; on the first rank.
 
-    Rates include waiting for data, but not validation and checkpoints.
+    Rates include waiting for data, but not validation and checkpoints. What is measured here is added to Trainer's
+    logs, so that trackers that come after this callback log it too.
     """
 
     def __init__(self, path: Path, samples_per_step: int) -> None:
@@ -39,8 +44,8 @@ class MetricsLog(TrainerCallback):
         """The step from which this training resumed; 0 if it did not."""
         self._trainer: Any = None
         self._began = 0.0
-        self._at = (0, 0.0, 0.0, 0)
-        """Step, busy seconds, seconds waited and bytes read at the line before."""
+        self._at = (0, 0.0, 0.0, 0, 0)
+        """Step, busy seconds, seconds waited, bytes read and tokens at the line before."""
         self._has_notified = False
 
     def attach(self, trainer: Any) -> None:
@@ -76,23 +81,27 @@ class MetricsLog(TrainerCallback):
         if "loss" in logs:
             is_first_line = self._at[0] == self.first_step  # the first batches are always waited for
             measured = self._measure(state)
-            tqdm.write(f"{step}  {step_line(logs, measured)}", file=sys.stderr)
-            self._append(state, logs | measured)
+            memory = peak_memory()
+            tqdm.write(f"{step}  {step_line(logs, measured | memory)}", file=sys.stderr)
+            self._append(state, logs | measured | memory)
+            logs.update({name: measured[name] for name in FOR_TRACKERS} | memory)
             if not is_first_line:
                 self._notify_of_waiting(measured)
         elif "eval_loss" in logs:
             tqdm.write(f"{step}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
-            self._append(state, {"eval_loss": logs["eval_loss"]})
+            self._append(state, {"eval_loss": logs["eval_loss"]} | peak_memory())
 
-    def _now(self, state: Any) -> tuple[int, float, float, int]:
-        return state.global_step, self.busy_seconds, self._trainer.wait_seconds, self._trainer.bytes_read
+    def _now(self, state: Any) -> tuple[int, float, float, int, int]:
+        trainer = self._trainer
+        return state.global_step, self.busy_seconds, trainer.wait_seconds, trainer.bytes_read, trainer.num_tokens
 
     def _measure(self, state: Any) -> dict[str, float]:
-        step, busy, waited, read = self._at
+        step, busy, waited, read, num_tokens = self._at
         self._at = self._now(state)
         seconds, num_steps = max(self._at[1] - busy, 1e-9), max(state.global_step - step, 1)
         return {
             "samples_per_second": num_steps * self.samples_per_step / seconds,
+            "tokens_per_second": (self._at[4] - num_tokens) / seconds,
             "wait_share": (self._at[2] - waited) / seconds,
             "read_mb_per_second": (self._at[3] - read) / seconds / 1e6,
             "eta_seconds": (state.max_steps - state.global_step) * seconds / num_steps,
@@ -112,13 +121,14 @@ class MetricsLog(TrainerCallback):
     def _append(self, state: Any, values: dict[str, Any]) -> None:
         values = {name: _or_none(value) for name, value in values.items()}
         with self.path.open("a") as file:
-            file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **values}) + "\n")
+            now = round(time.time(), 3)
+            file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, "time": now, **values}) + "\n")
 
     def _drop_lines_after(self, step: int) -> None:
         """Drop the lines of steps that a resumed training makes again."""
         if self.path.exists():
-            lines = self.path.read_text().splitlines(keepends=True)
-            write_text(self.path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+            lines = [line for line in read_lines(self.path) if line["step"] <= step]
+            write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def _check_finite(logs: dict[str, Any], step: int) -> None:
@@ -134,6 +144,13 @@ def _or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def peak_memory() -> dict[str, float]:
+    """The most memory that PyTorch has reserved on this process's GPU, in gigabytes; nothing on a CPU."""
+    if not torch.cuda.is_available():
+        return {}
+    return {"memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3)}
+
+
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
     """The figures of the last steps on one line."""
     parts = [f"loss {logs['loss']:.4f}"]
@@ -141,6 +158,9 @@ def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
         parts.append(f"grad {float(logs['grad_norm']):.2f}")
     parts.append(f"lr {logs.get('learning_rate', 0):.1e}")
     parts.append(f"{measured['samples_per_second']:.0f} samples/s")
+    parts.append(f"{measured['tokens_per_second']:,.0f} tokens/s")
+    if "memory_gb" in measured:
+        parts.append(f"{measured['memory_gb']:.1f} GB reserved")
     parts.append(f"data wait {measured['wait_share']:.1%}")
     parts.append(f"eta {tqdm.format_interval(measured['eta_seconds'])}")
     return "  ".join(parts)

@@ -10,9 +10,10 @@ from transformers import TrainingArguments
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record
+from lookonce.environment import limit_cpu_threads
 from lookonce.run.config import BatchSection, RunFile
 from lookonce.run.inputs import RunInputs
-from lookonce.text import Notify
+from lookonce.run.startup import Startup
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import CachedFeatures, FeatureSource
@@ -33,6 +34,7 @@ class Session:
 
     @classmethod
     def open(cls, inputs: RunInputs) -> Session:
+        limit_cpu_threads(inputs.model_folder.folder)
         cache = inputs.open_cache()
         chat_tokenizer = ChatTokenizer(inputs.model_folder.folder, inputs.model_folder.config)
         collator = RowCollator(
@@ -71,12 +73,12 @@ def make_trainer(
     examples: Sequence[Example],
     held_out: Sequence[Example] = (),
     callbacks: Sequence[Any] = (),
+    startup: Startup | None = None,
     source: FeatureSource | None = None,
-    notify: Notify = lambda text: None,
 ) -> RunTrainer:
     """A trainer of a model on examples, which validates on `held_out` and prints nothing by itself.
 
-    Features come from the session's collator, or from `source`. `notify` gets notes for the user.
+    Features come from the session's collator, or from `source`. `startup` times the warm-up.
     """
     options = session.inputs.run
     source = source or session.collator.source
@@ -96,10 +98,12 @@ def make_trainer(
         options.train.prefetch,
         callbacks,
         uses_graphs=can_capture(options, arguments, source),
+        uses_flex=options.train.flex_attention,
+        num_checkpoints=options.train.save_total_limit,
     )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
-    trainer.add_callback(WarmUp(trainer, notify))
+    trainer.add_callback(WarmUp(trainer, startup or Startup(lambda note: None)))
     return trainer
 
 

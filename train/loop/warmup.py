@@ -16,7 +16,8 @@ import torch
 from transformers import TrainerCallback
 
 from lookonce.errors import TrainingError
-from lookonce.text import Notify, count, duration, size
+from lookonce.run.startup import Startup
+from lookonce.text import count, duration, size
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.loop.trainer import RunTrainer, out_of_memory
 from lookonce.train.model.compile import num_compiled_graphs
@@ -48,23 +49,24 @@ class Trial:
 class WarmUp(TrainerCallback):
     """Runs the trial when the trainer's model is ready, and reports recompilations in later steps."""
 
-    def __init__(self, trainer: RunTrainer, notify: Notify) -> None:
-        self._trainer, self._notify = trainer, notify
+    def __init__(self, trainer: RunTrainer, startup: Startup) -> None:
+        self._trainer, self._startup = trainer, startup
         self._num_graphs = 0
         self.trial: Trial | None = None
         """None until a trial has run."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.batch_maker.pads_to_blocks and state.global_step < state.max_steps:
-            self.trial = run_trial(self._trainer)
-            self._notify(self.trial.text())
+            with self._startup.timed("compile and warm up"):
+                self.trial = run_trial(self._trainer)
+            self._startup.notify(self.trial.text())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._num_graphs = num_compiled_graphs()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.batch_maker.pads_to_blocks and (new := num_compiled_graphs() - self._num_graphs):
-            self._notify(
+            self._startup.notify(
                 f"step {state.global_step} triggered {count(new, 'recompilation')}, which slowed it down: its inputs "
                 "differ from those of the warm-up"
             )

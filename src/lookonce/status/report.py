@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -87,6 +87,8 @@ class TrainingPhase:
     """The newest checkpoint to resume from."""
     reason: str = ""
     """Why it stopped or failed."""
+    startup_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each piece of work before the first step, of a finished training."""
 
     def text(self) -> str:
         """In full."""

@@ -19,21 +19,22 @@ from pathlib import Path
 from lookonce.cache.build.planner import Finished, index_from_plan, new_shards, pending_shards
 from lookonce.cache.build.status import status
 from lookonce.cache.constants import REPAIR_COMMAND
-from lookonce.cache.store.claims import age
 from lookonce.cache.store.manifest import QUARANTINE, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage
 from lookonce.cache.store.receipts import read_receipts
 from lookonce.cache.store.shards import SHARDS
+from lookonce.claim_file import age
 from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_many
 from lookonce.datasets.records import Record
 from lookonce.environment import program
 from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.scores.metrics import Score
+from lookonce.run.claim import find_trainer
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import LENGTH, RunFolder
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.run.progress_file import Progress, read_progress
-from lookonce.run.records import RunRecords, read_splits
+from lookonce.run.records import UNUSABLE_ADVICE, RunRecords, read_splits
 from lookonce.status.report import CachePhase, State, TrainingPhase, TrainingState
 from lookonce.status.summary import Summary
 from lookonce.text import count, duration
@@ -62,8 +63,9 @@ class RunStatus:
         Raises:
             LookonceError: records or model are missing or broken.
         """
-        records, fingerprint = read_splits(run), find_fingerprint(run, is_local=True)
-        return cls(run, RunRecords(run, fingerprint, records, ImageIndex({}, {})))
+        notes: list[str] = []
+        records, fingerprint = read_splits(run, notes.append), find_fingerprint(run, is_local=True)
+        return cls(run, RunRecords(run, fingerprint, records, ImageIndex({}, {}), notes=tuple(notes)))
 
     def read(self) -> State:
         """The state now.
@@ -79,7 +81,8 @@ class RunStatus:
             self.run.eval.split,
         )
         cache = find_cache_phase(run_records, plan, covers)
-        conflict = _conflict(run_records, folder, cache.is_planned)
+        usable = run_records.without_unusable()
+        conflict = _conflict(usable, folder, cache.is_planned)
         training = TrainingPhase("another run") if conflict else find_training(folder, self.run.cache.claim_s)
         scores = {} if conflict else find_scores(folder, split)
         return State(
@@ -89,8 +92,8 @@ class RunStatus:
             scores=scores,
             split=split,
             is_trained=folder.trained.exists() and not conflict,
-            is_evaluated=split in scores or not (conflict or run_records.records[split]),
-            notes=[*conflict, *_problems(cache, images)],
+            is_evaluated=split in scores or not (conflict or usable.records[split]),
+            notes=[*conflict, *usable.notes, *_problems(cache, images, self.run.data.skip_unusable)],
             logs=list(_logs(cache, training)),
         )
 
@@ -107,7 +110,7 @@ def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, boo
     """The images of `records` that a plan knows, and whether it knows all that can be read."""
     records = list(records)
     paths = dict.fromkeys(path for record in records for path in record.images)
-    known = index_from_plan(plan, paths)
+    known = index_from_plan(plan, paths, without_files=True)
     unknown = [path for path in paths if path not in known.key_of]
     if unknown and (not plan.shards or _is_new(plan, unknown)):
         return known, False
@@ -148,7 +151,8 @@ def find_cache_phase(run_records: RunRecords, plan: Plan, covers: bool) -> Cache
 def _conflict(run_records: RunRecords, folder: RunFolder, has_all: bool) -> list[str]:
     """Why the output folder belongs to another run; compares what is known without opening the model."""
     identity = {"cache": run_records.fingerprint.sha256}
-    if has_all and not run_records.images.unusable:
+    key_of = run_records.images.key_of
+    if has_all and all(path in key_of for record in run_records.all_records() for path in record.images):
         identity = run_records.cheap_identity()
     try:
         folder.check(run_records.run, identity)
@@ -161,11 +165,16 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     """The state of the training in a run folder; without a heartbeat for `expiry_s` it is dead."""
     progress, last = read_progress(folder.progress), folder.last_checkpoint
     checkpoint = last.name if last else None
-    num_steps = json.loads(folder.trained.read_text())["num_steps"] if folder.trained.exists() else 0
+    trained = json.loads(folder.trained.read_text()) if folder.trained.exists() else {}
+    num_steps, startup_seconds = trained.get("num_steps", 0), trained.get("startup_seconds", {})
+    trainer = find_trainer(folder.folder, expiry_s)
+    if trainer and (progress is None or progress.worker != trainer):  # it has not begun to write its progress
+        return TrainingPhase("running", phase="loading", job=trainer.job, host=trainer.host, checkpoint=checkpoint)
     if progress is None:
         state: TrainingState = "trained" if num_steps else "stopped" if last else "not begun"
         step = int(last.name.rpartition("-")[2]) if last else 0
-        return TrainingPhase("finished" if folder.is_finished else state, step=step, checkpoint=checkpoint)
+        state = "finished" if folder.is_finished else state
+        return TrainingPhase(state, step=step, checkpoint=checkpoint, startup_seconds=startup_seconds)
     silent_s = max(age(folder.progress), 0.0)
     state = _state(progress, silent_s > expiry_s)
     if state != "running" and num_steps:
@@ -185,6 +194,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
         host=progress.worker.host,
         checkpoint=checkpoint,
         reason=progress.reason,
+        startup_seconds=startup_seconds,
     )
 
 
@@ -200,14 +210,16 @@ def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
     return {path.stem: Score(**json.loads(path.read_text())["overall"]) for path in paths}
 
 
-def _problems(cache: CachePhase, images: ImageIndex) -> Iterator[str]:
-    """What a user has to fix before training."""
+def _problems(cache: CachePhase, images: ImageIndex, skips: bool) -> Iterator[str]:
+    """What a user has to fix before training, without unusable images if training `skips` their records."""
     if cache.lost:
         yield (
             f"{count(len(cache.lost), 'finished shard')} of {cache.report.folder} have no files, the first is "
             f"{cache.lost[0]}; run: {REPAIR_COMMAND}"
         )
-    advice = "training needs all images: repair the files or remove their records"
+    if skips:
+        return
+    advice = f"training needs all images: {UNUSABLE_ADVICE}"
     if images.unusable:
         number, reason = count(len(images.unusable), "image"), next(iter(images.unusable.values()))
         yield f"{number} cannot be read, the first: {reason}; {advice}"
@@ -258,6 +270,17 @@ def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[
         return f"{program()} cache build{arguments}"
     if missing[0] == "eval" and state.training.state == "finished":
         return f"{program()} eval {run.output} --split {state.split}"
-    flag = " --restart" if state.training.state == "another run" else ""
     resumes = state.is_trained or state.training.checkpoint
-    return f"{program()} train{arguments}{flag or (' --resume' if resumes else '')}"
+    if state.training.state == "another run":
+        is_longer = differs_in_length(RunFolder(run.output), run)
+        return f"{program()} train{arguments} {'--resume' if is_longer else '--restart'}"
+    return f"{program()} train{arguments}{' --resume' if resumes else ''}"
+
+
+def differs_in_length(folder: RunFolder, run: RunFile) -> bool:
+    """Whether a folder holds a run that differs from this one in nothing but its length."""
+    try:
+        folder.check(run, {}, may_differ=LENGTH)
+    except RunFolderError:
+        return False
+    return folder.has_other_length(run)

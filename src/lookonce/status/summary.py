@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from lookonce.environment import program, shorten
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.log_file import read_curves
 from lookonce.text import count, duration, rows, size
 
 if TYPE_CHECKING:
@@ -40,15 +41,25 @@ class Summary:
     majority: float | None
     adapter: str
     next_command: str
+    best_validation_loss: float | None = None
+    """The lowest validation loss; None without validation."""
+    best_validation_step: int | None = None
+    startup_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each piece of work before the first step."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
-        """The summary of a finished run; keys that earlier versions wrote are ignored."""
+        """The summary of a finished run; keys of earlier versions are ignored, and keys they lack have a default."""
         values = json.loads((folder.folder / "summary.json").read_text())
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+
+    def scores(self) -> dict[str, float | None]:
+        """The figures by which runs are compared; None if not measured."""
+        names = ("exact_match", "majority", "num_questions", "best_validation_loss", "best_validation_step")
+        return {name: getattr(self, name) for name in (*names, "num_samples", "train_seconds")}
 
     def text(self) -> str:
         """One named line per figure."""
@@ -58,6 +69,11 @@ class Summary:
             ("", self.cache),
             ("training", self._training()),
         ]
+        if self.startup_seconds:
+            lines.append(("", self._startup()))
+        if self.best_validation_loss is not None:
+            best = f"lowest {self.best_validation_loss:.4f}, at step {self.best_validation_step:,}"
+            lines.append(("val loss", f"{best} of {self.num_steps:,}"))
         if self.exact_match is not None and self.majority is not None:
             lines.append((SPLITS[self.split], self._accuracy(self.exact_match, self.majority)))
         lines += [("adapter", self.adapter), ("try next", self.next_command)]
@@ -75,6 +91,12 @@ class Summary:
             f"{self.wait_share:.1%} of each step waiting for data{left_out}"
         )
 
+    def _startup(self) -> str:
+        """The seconds before the first step, and what took most of them."""
+        name, seconds = max(self.startup_seconds.items(), key=lambda item: item[1])
+        total = sum(self.startup_seconds.values())
+        return f"{duration(total)} before the first step, {duration(seconds)} of them to {name}"
+
     def _accuracy(self, exact_match: float, majority: float) -> str:
         asked = f"{exact_match:.1%} exact match on {self.num_questions:,} questions"
         return f"{asked}; always the majority answer: {majority:.1%}"
@@ -91,7 +113,8 @@ def summarise(
 ) -> Summary:
     """Collect the figures of a run."""
     run = inputs.run
-    adapter = RunFolder(run.output).adapter
+    folder = RunFolder(run.output)
+    best_step, best_loss = read_curves(folder.log).best or (None, None)
     return Summary(
         run=str(run.output),
         num_files=inputs.images.num_files,
@@ -110,8 +133,11 @@ def summarise(
         num_questions=evaluation.overall.num_questions if evaluation else 0,
         exact_match=evaluation.overall.exact_match if evaluation else None,
         majority=evaluation.overall.majority if evaluation else None,
-        adapter=str(adapter),
+        adapter=str(folder.adapter),
         next_command=_next_command(inputs, evaluation),
+        best_validation_loss=best_loss,
+        best_validation_step=best_step,
+        startup_seconds=trained.startup_seconds,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.cache.store.claims import Worker
+from lookonce.claim_file import Process
 from lookonce.files import write_json
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
@@ -18,7 +18,7 @@ from lookonce.status.report import State
 from lookonce.status.status import RunStatus
 from lookonce.workflow.train import train
 
-ME = Worker.this_process()
+ME = Process.this()
 NUM_STEPS = 2
 
 
@@ -42,7 +42,7 @@ class Site:
     folder: Path
     run: RunFile
     trained: RunFile
-    me: Worker = ME
+    me: Process = ME
     num_steps: int = NUM_STEPS
 
     def plan(self) -> None:

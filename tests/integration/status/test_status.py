@@ -91,6 +91,11 @@ def a_question_changed_before_training(site) -> None:
     change_records(site)
 
 
+def more_steps_afterwards(site) -> None:
+    finished(site)
+    site.run = site.run.model_copy(update={"train": site.run.train.model_copy(update={"steps": 9})})
+
+
 def change_records(site) -> None:
     path = site.folder / "data" / "train.jsonl"
     path.write_text(path.read_text().replace("?", " now?", 1))
@@ -144,6 +149,7 @@ STATES: dict[Callable[[Any], None], tuple[list[str], str, list[str], str]] = {
         ["holds another run"],
         "train run.yaml --restart",
     ),
+    more_steps_afterwards: (["train", "eval"], "another run", ["Extend it with"], "train run.yaml --resume"),
     an_image_came: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
     an_image_was_edited: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
     an_image_is_lost: (["train", "eval"], "not begun", ["1 image cannot be read"], "train run.yaml"),

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.store.claims import Claims, Worker
+from lookonce.cache.store.claims import Claims
+from lookonce.claim_file import Process
 from lookonce.run.folder import RunFolder
 from lookonce.status.status import find_log, find_training
 
-ME = Worker.this_process()
+ME = Process.this()
 NOWHERE = replace(ME, machine="another", host="node-7", job="12_3 (restart 1)")
 
 

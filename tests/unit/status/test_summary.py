@@ -28,6 +28,9 @@ SUMMARY = Summary(
     majority=0.42,
     adapter="runs/a/adapter",
     next_command="lookonce eval runs/a",
+    best_validation_loss=0.43210,
+    best_validation_step=8,
+    startup_seconds={"read records": 0.5, "load weights": 2.0},
 )
 
 
@@ -37,6 +40,8 @@ def test_the_summary_has_one_line_per_figure():
         "  cache       1.3 MB in 1 shard, encoded once in 0.9 s",
         "              caches/0123",
         "  training    80 samples in 10 steps; 1 min 1 s, 2.8% of each step waiting for data",
+        "              2.5 s before the first step, 2.0 s of them to load weights",
+        "  val loss    lowest 0.4321, at step 8 of 10",
         "  validation  88.4% exact match on 69 questions; always the majority answer: 42.0%",
         "  adapter     runs/a/adapter",
         "  try next    lookonce eval runs/a",
@@ -44,8 +49,9 @@ def test_the_summary_has_one_line_per_figure():
 
 
 def test_what_was_not_measured_is_left_out():
-    text = replace(SUMMARY, exact_match=None, majority=None).text()
-    assert "exact match" not in text
+    unmeasured = {"best_validation_loss": None, "best_validation_step": None, "startup_seconds": {}}
+    text = replace(SUMMARY, exact_match=None, majority=None, **unmeasured).text()
+    assert not any(words in text for words in ("exact match", "val loss", "first step"))
 
 
 def test_records_left_out_are_reported():
@@ -59,6 +65,13 @@ def test_a_resumed_training_states_from_which_step_it_is_timed():
 def test_a_summary_is_read_as_it_was_written(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json()))
     assert Summary.read(RunFolder(tmp_path)) == SUMMARY
+
+
+def test_a_summary_of_a_version_without_the_newer_keys_is_read(tmp_path):
+    newer = {"best_validation_loss", "best_validation_step", "startup_seconds"}
+    older = {name: value for name, value in SUMMARY.to_json().items() if name not in newer}
+    (tmp_path / "summary.json").write_text(json.dumps(older))
+    assert Summary.read(RunFolder(tmp_path)).best_validation_loss is None
 
 
 def test_a_summary_with_keys_of_an_earlier_version_is_read(tmp_path):

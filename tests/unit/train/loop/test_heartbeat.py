@@ -105,7 +105,7 @@ def test_a_hanging_training_lives_and_its_last_step_gets_older(path):
     ("error", "end", "reason"),
     [
         (Stopped("stopped by SIGUSR1 after step 3;\nmore"), "stopped", "stopped by SIGUSR1 after step 3;"),
-        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "stopped", "interrupted by Ctrl-C"),
         (RuntimeError("no memory"), "failed", "no memory"),
     ],
     ids=["stopped", "interrupted", "failed"],

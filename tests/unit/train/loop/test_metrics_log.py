@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lookonce.errors import TrainingError
 from lookonce.train.loop.metrics_log import MetricsLog, step_line
@@ -17,20 +18,22 @@ def run(tmp_path, monkeypatch, capsys):
     """A function that makes a step of some seconds, partly spent waiting, and returns the last line of the log."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("lookonce.train.loop.metrics_log.time.perf_counter", lambda: clock.now)
-    trainer = SimpleNamespace(wait_seconds=0.0, bytes_read=0)
+    trainer = SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0)
     lines = MetricsLog(tmp_path / "log.jsonl", 10)
     lines.attach(trainer)
     state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.5, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
 
-    def step(seconds: float, waited: float, read: int = 0) -> dict[str, float]:
+    def step(seconds: float, waited: float, read: int = 0, num_tokens: int = 0) -> dict[str, float]:
         lines.on_step_begin(None, state, None)
         clock.now += seconds
         trainer.wait_seconds += waited
         trainer.bytes_read += read
+        trainer.num_tokens += num_tokens
         state.global_step += 1
         lines.on_step_end(None, state, None)
-        lines.on_log(None, state, None, {"loss": 1.0})
+        step.logs = {"loss": 1.0}
+        lines.on_log(None, state, None, step.logs)
         return json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
 
     step.lines = lines
@@ -57,7 +60,7 @@ def test_slow_reading_is_reported_once_with_numbers(run, capsys):
 
 def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
     lines = MetricsLog(tmp_path / "log.jsonl", samples_per_step=8)
-    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0))
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0))
     state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.0, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
     lines.on_step_begin(None, state, None)
@@ -77,7 +80,7 @@ def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
 def resumed(tmp_path):
     """A training that resumes from step 4, with a log up to step 6."""
     lines = MetricsLog(tmp_path / "log.jsonl", samples_per_step=8)
-    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0))
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (2, 4, 6)))
     state = SimpleNamespace(global_step=4, max_steps=100, epoch=0.0, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
@@ -111,6 +114,48 @@ def test_validation_and_checkpoints_do_not_count_as_step_time(resumed):
 
 
 def test_a_step_line_shows_rate_waiting_and_time_to_go():
-    measured = {"samples_per_second": 123.4, "wait_share": 0.021, "eta_seconds": 75.0}
-    line = step_line({"loss": 0.5, "learning_rate": 2e-4}, measured)
-    assert line == "loss 0.5000  lr 2.0e-04  123 samples/s  data wait 2.1%  eta 01:15"
+    measured = {"samples_per_second": 123.4, "tokens_per_second": 45678.9, "wait_share": 0.021, "eta_seconds": 75.0}
+    logs = {"loss": 0.5, "learning_rate": 2e-4}
+    expected = "loss 0.5000  lr 2.0e-04  123 samples/s  45,679 tokens/s  data wait 2.1%  eta 01:15"
+    assert step_line(logs, measured) == expected
+    assert "tokens/s  17.3 GB reserved  data wait" in step_line(logs, measured | {"memory_gb": 17.26})
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 17_254_000_000)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU")
+def test_a_line_has_tokens_and_the_time_but_no_memory_on_a_cpu(run):
+    before = time.time()
+    line = run(seconds=2.0, waited=0.5, num_tokens=3000)
+    assert line["tokens_per_second"] == 1500 and before - 1 <= line["time"] <= time.time() + 1
+    assert run(seconds=1.0, waited=0.0, num_tokens=500)["tokens_per_second"] == 500
+    assert "memory_gb" not in line
+
+
+def test_a_line_has_the_most_memory_that_was_reserved_on_a_gpu(run, gpu, capsys):
+    assert run(seconds=2.0, waited=0.5)["memory_gb"] == 17.254
+    assert "17.3 GB reserved" in capsys.readouterr().err
+
+
+def test_trackers_get_rates_and_memory_too(run, gpu):
+    run(seconds=2.0, waited=0.5, num_tokens=3000)
+    assert run.logs == {
+        "loss": 1.0,
+        "samples_per_second": 5.0,
+        "tokens_per_second": 1500.0,
+        "wait_share": 0.25,
+        "memory_gb": 17.254,
+    }
+
+
+def test_half_a_line_of_a_killed_training_is_dropped(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 2}\n{"step": 3, "lo')
+    lines = MetricsLog(log, samples_per_step=8)
+    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0))
+    lines.on_train_begin(None, SimpleNamespace(global_step=4, is_world_process_zero=True), None)
+    assert log.read_text() == '{"step": 2}\n'

@@ -10,32 +10,17 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lookonce.errors import UsageError
 from lookonce.run.config import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.trainer import RunTrainer, out_of_memory, training_arguments
+from lookonce.train.loop.arguments import training_arguments
+from lookonce.train.loop.trainer import RunTrainer, out_of_memory
 
 CPU = torch.device("cpu")
 VISION = SimpleNamespace(grid_thw=None)  # there are no images
 PROMPTER = SimpleNamespace(image_token_id=99, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=0))
 
 SLOW_S = 0.08
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fine on a GPU")
-def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
-    with pytest.raises(UsageError, match="fp16 needs a GPU"):
-        training_arguments(make_run(train={"precision": "fp16"}), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [("optimizer", "`train` section is not valid"), ("scheduler", "`train.scheduler` 'no such thing' is unknown")],
-)
-def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key, message):
-    with pytest.raises(UsageError, match=message):
-        training_arguments(make_run(train={key: "no such thing"}), tmp_path)
 
 
 class Constant(torch.nn.Module):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lookonce.run.config import BatchSection
+from lookonce.run.startup import Startup
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import can_capture
@@ -51,15 +52,15 @@ def test_the_trial_reports_its_duration_and_the_memory_it_needs(num_captured, ex
 def test_the_trial_is_reported_and_kept(monkeypatch):
     trial, notes = Trial(5416, 39.8, 0, 0.0, 47 * GIGABYTE, 150 * GIGABYTE), []
     monkeypatch.setattr("lookonce.train.loop.warmup.run_trial", lambda trainer: trial)
-    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=True)), notes.append)
+    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=True)), Startup(notes.append))
     warm_up.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=9), None)
-    assert notes == [trial.text()] and warm_up.trial is trial
+    assert notes == ["compile and warm up: 0.0 s", trial.text()] and warm_up.trial is trial
 
 
 @pytest.mark.parametrize(("pads_to_blocks", "step"), [(False, 0), (True, 9)])
 def test_there_is_no_trial_without_padded_packs_or_when_no_step_is_left(pads_to_blocks, step):
     trainer = SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=pads_to_blocks))
-    WarmUp(trainer, pytest.fail).on_train_begin(None, SimpleNamespace(global_step=step, max_steps=9), None)
+    WarmUp(trainer, Startup(pytest.fail)).on_train_begin(None, SimpleNamespace(global_step=step, max_steps=9), None)
 
 
 @pytest.mark.parametrize(

