@@ -3,86 +3,131 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.majority import Majority
-from lookonce.datasets.records import Record
-from lookonce.errors import UsageError
-from lookonce.eval.answers.generate import greedy_answers, shuffle_images
-from lookonce.eval.scores.metrics import Evaluation, Prediction
+from lookonce.eval.answers.generate import shuffle_images
+from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.questions import Questions
+from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json, write_text
-from lookonce.run.config import read_run_file
+from lookonce.run.claim import RunClaim
+from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
+from lookonce.text import Notify, quiet
+from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.loop.session import Session
-from lookonce.train.model.load import load_trained
+from lookonce.train.model.load import check_adapter, load_trained
 
 
-def evaluate(session: Session, model: Any, split: str, records: Sequence[Record] | None = None) -> Evaluation:
-    """Answer every question of a split, or of `records`, and score the answers.
+def evaluate(
+    questions: Questions,
+    name: str,
+    owner: RunClaim,
+    load: Callable[[], Any],
+    ranks: Ranks = ALONE,
+    notify: Notify = quiet,
+) -> Evaluation | None:
+    """Answer questions with a run's adapter and write predictions and scores as `name`; continues an interrupted one.
 
-    Raises:
-        UsageError: the split has no records.
+    `load` returns the model. It is called when the run folder is known to be writable, and only if answers are missing.
+    The ranks share the batches.
+
+    Returns:
+        The scores; None on all ranks but the first.
     """
-    records = session.inputs.records[split] if records is None else records
-    if not records:
-        raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
-    majority = Majority.of_records(session.inputs.records["train"])
-    asked = [(record, number) for record in records for number in range(len(record.turns))]
-    questions = [session.question(record, number) for record, number in asked]
-    options = session.inputs.run.eval
-    answers = greedy_answers(
-        model,
-        session.chat_tokenizer.tokenizer,
-        session.collator,
-        questions,
-        options.max_new_tokens,
-        options.batch_size,
-        session.inputs.run.train.precision,
-    )
-    return Evaluation.of(
-        [
-            Prediction(
-                origin=record.origin,
-                images=tuple(map(str, record.images)),
-                question=record.turns[number].question,
-                answer=record.turns[number].answer,
-                predicted=answer,
-                majority=majority.answer(record.turns[number].question),
-                references=record.references,
-            )
-            for (record, number), answer in zip(asked, answers, strict=True)
-        ]
-    )
+    folder = RunFolder(owner.folder)
+    identity = ranks.first_decides(lambda: questions.identity(folder))
+    partial = PartialAnswers(folder.predictions(name).parent, name, identity, ranks.rank)
+    owner.check()
+    answered = ranks.first_decides(partial.read)
+    missing = [number for number in range(len(questions.batches)) if number not in answered]
+    if answered:
+        num_answered = questions.num_in(answered)
+        notify(f"continuing an evaluation: {num_answered:,} of {len(questions.asked):,} questions were answered before")
+    with partial:
+        if mine := missing[ranks.rank :: ranks.num_ranks]:
+            for number, answers in questions.answer(load(), mine, shows_progress=ranks.is_first):
+                owner.check()
+                partial.add(number, answers)
+                answered[number] = answers
+    answered_by_all = ranks.gather(answered)
+    if answered_by_all is None:
+        return None
+    evaluation = questions.score({number: texts for some in answered_by_all for number, texts in some.items()})
+    owner.check()
+    save_evaluation(folder, name, evaluation)
+    partial.remove()
+    return evaluation
 
 
-def evaluate_run(run_dir: Path, split: str | None = None, shuffled: bool = False) -> tuple[Evaluation, Path]:
+def evaluate_run(
+    run_dir: Path,
+    split: str | None = None,
+    shuffled: bool = False,
+    *,
+    verify_images: bool = False,
+    notify: Notify = quiet,
+) -> tuple[Evaluation, Path] | None:
     """Evaluate a trained run on a split; returns the scores and the path of the predictions.
 
+    Under torchrun the ranks share the questions, and all but the first return None.
+
     `run_dir` is the run folder, or the current run file, whose paths and `eval` section may have changed since
-    training. `shuffled` gives every question another image of the split.
+    training. `shuffled` gives every question another image of the split. `verify_images` reads all images and compares
+    them with the cache. `notify` gets notes on the records, such as those that were left out.
 
     Raises:
-        LookonceError: the folder does not hold a trained run, or an input is missing.
+        LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
+    ranks = Ranks.join()
+    folder, run = ranks.first_decides(lambda: _find(run_dir))
+    with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
+        ranks.first_decides(owner.take)
+        if verify_images:
+            inputs = RunInputs.open(run, skip_unusable=True)
+        else:
+            inputs = RunInputs.from_cache(run, ranks.first_decides)
+        notify = notify if ranks.is_first else quiet
+        for note in inputs.notes:
+            notify(note)
+        return _evaluate(folder, inputs, owner, split, shuffled, ranks, notify)
+
+
+def _find(run_dir: Path) -> tuple[RunFolder, RunFile]:
     folder = RunFolder.find(run_dir)
     run = folder.read_run()
     if run_dir.is_file():
         run = read_run_file(run_dir)
         folder.check(run, {})
-    inputs = RunInputs.open(run)
-    identity = inputs.identity()
-    folder.check_inputs({name: identity[name] for name in ("model", "cache")})  # records may have changed
+    return folder, run
+
+
+def _evaluate(
+    folder: RunFolder,
+    inputs: RunInputs,
+    owner: RunClaim,
+    split: str | None,
+    shuffled: bool,
+    ranks: Ranks,
+    notify: Notify,
+) -> tuple[Evaluation, Path] | None:
+    run = inputs.run
+    identity = ranks.first_decides(lambda: inputs.identity(folder.recorded_inputs()))
+    folder.check_inputs({name: value for name, value in identity.items() if name != "records"})  # these may change
+    check_adapter(folder.adapter)
     session = Session.open(inputs)
+    owner.use_cache(session.cache.folder)
     split = split or run.eval.split
     records = inputs.records[split]
-    model = load_trained(inputs.model_folder, run, folder.adapter)
-    evaluation = evaluate(session, model, split, shuffle_images(records, inputs.images) if shuffled else records)
+    questions = Questions.of(session, split, shuffle_images(records, inputs.images) if shuffled else records)
     name = f"{split}-shuffled" if shuffled else split
-    save_evaluation(folder, name, evaluation)
-    return evaluation, folder.predictions(name)
+    evaluation = evaluate(
+        questions, name, owner, lambda: load_trained(inputs.model_folder, run, folder.adapter), ranks, notify
+    )
+    return (evaluation, folder.predictions(name)) if evaluation else None
 
 
 def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:

@@ -1,4 +1,4 @@
-"""Greedy answers to questions, in batches; and shuffled images for a control experiment."""
+"""Greedy answers to a batch of questions; and shuffled images for a control experiment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import GenerationConfig
 
 from lookonce.datasets.images import ImageIndex
@@ -28,28 +27,19 @@ def greedy_answers(
     collator: RowCollator,
     questions: Sequence[Example],
     max_new_tokens: int,
-    batch_size: int,
     precision: str,
 ) -> list[str]:
-    """The model's greedy answer to each question, in order; `model` may have an adapter.
+    """The model's greedy answers to questions that are answered together, in order; `model` may have an adapter.
 
-    Questions of similar length share a batch, so that padding is small. `precision` is the run file's; in bf16 and fp16
-    answers are generated under autocast, as in training.
+    `precision` is the run file's; in bf16 and fp16 answers are generated under autocast, as in training.
     """
     device, dtype = model.device, PRECISIONS[precision]
     model.eval()
-    answers = [""] * len(questions)
-    order = sorted(range(len(questions)), key=lambda number: questions[number].num_tokens)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    with autocast, _greedy_only(model, tokenizer, max_new_tokens), _bar(len(order)) as progress:
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = collator.prompts([questions[number] for number in chosen])
-            output = model.generate(**{name: tensor.to(device) for name, tensor in batch.items()})
-            texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-            for number, text in zip(chosen, texts, strict=True):
-                answers[number] = text
-            progress.update(len(chosen))
+    with autocast, _greedy_only(model, tokenizer, max_new_tokens):
+        batch = collator.prompts(questions)
+        output = model.generate(**{name: tensor.to(device) for name, tensor in batch.items()})
+    answers: list[str] = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     return answers
 
 
@@ -68,10 +58,6 @@ def _greedy_only(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[No
         yield
     finally:
         base.generation_config = before
-
-
-def _bar(total: int) -> Any:
-    return tqdm(total=total, desc="answer questions", unit="question", leave=False, disable=None)
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

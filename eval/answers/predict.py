@@ -18,11 +18,13 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.dtypes import STORAGE
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import best_device
 from lookonce.eval.answers.generate import greedy_answers
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
+from lookonce.run.identity import model_identity
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import CPU
 from lookonce.train.data.tokenize import ChatTokenizer
@@ -51,23 +53,24 @@ def predict(folder: RunFolder, images: Sequence[Path], question: str, system: st
     """
     run = folder.read_run()
     model_folder = ModelFolder.open(run.model.path, run.model.revision)
-    folder.check_inputs({"model": model_folder.content_hash()})
-    source = _encode(model_folder, run, images)
+    folder.check_inputs(model_identity(model_folder.folder, folder.recorded_inputs()))
+    source = _encode(folder, model_folder, run, images)
     chat_tokenizer = ChatTokenizer(model_folder.folder, model_folder.config)
     record, keys = Record(tuple(images), (Turn(question, ""),), system, origin="the question"), [*map(str, images)]
     example = chat_tokenizer.question(record, 0, keys, [source.grid_thw(key) for key in keys])
     model = load_trained(model_folder, run, folder.adapter)
     collator = RowCollator(source, chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
     return greedy_answers(
-        model, chat_tokenizer.tokenizer, collator, [example], run.eval.max_new_tokens, 1, run.train.precision
+        model, chat_tokenizer.tokenizer, collator, [example], run.eval.max_new_tokens, run.train.precision
     )[0]
 
 
-def _encode(model_folder: ModelFolder, run: RunFile, images: Sequence[Path]) -> Encoded:
-    """Encode images as for the run's cache; the tower is only loaded if there are images."""
+def _encode(folder: RunFolder, model_folder: ModelFolder, run: RunFile, images: Sequence[Path]) -> Encoded:
+    """Encode images as for the run's cache; the tower is only read if there are images."""
     if not images:
         return Encoded({})
     processor = ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
+    folder.check_inputs({"cache": Fingerprint.of(model_folder, processor, run.cache.dtype).sha256})
     storage = STORAGE[run.cache.dtype]
     tower = Tower(model_folder, storage.compute, best_device())
     return Encoded({str(image): encode_image(image, processor, tower, storage) for image in dict.fromkeys(images)})

@@ -1,0 +1,88 @@
+"""Answers on disk while an evaluation runs, so that an interrupted one continues from them.
+
+Design: questions are answered in batches, and the answers of each batch are one line of JSON, which is written when the
+batch is answered. The batches follow from the questions, so a resumed evaluation asks the same ones and ends with the
+same bits. The first line identifies what the answers depend on; a file with another one is deleted. Each rank writes a
+file of its own, `SPLIT.partial-RANK.jsonl`, and any number of ranks may continue from them. A line that is cut short,
+by a kill or a power cut, is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+Answered = dict[int, list[str]]
+"""The answers of whole batches, by the number of the batch."""
+
+
+class PartialAnswers:
+    """The files of one evaluation that has not ended; a context manager that closes the file of this rank."""
+
+    def __init__(self, folder: Path, name: str, evaluation: str, rank: int = 0) -> None:
+        """`name` is the split; `evaluation` identifies everything that the answers depend on."""
+        self._folder, self._name, self._evaluation = folder, name, evaluation
+        self._path = folder / f"{name}.partial-{rank}.jsonl"
+
+    def read(self) -> Answered:
+        """The answers of all ranks so far. Files of other evaluations are deleted."""
+        answered: Answered = {}
+        for path in self._files():
+            evaluation, found = _read(path)
+            if evaluation != self._evaluation:
+                path.unlink()
+            else:
+                answered |= found
+        return answered
+
+    def __enter__(self) -> PartialAnswers:
+        """Open this rank's file to append to; raises OSError if it may not be written."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a+b")
+        end = _end_of_last_line(self._path)
+        self._file.truncate(end)
+        if end == 0:
+            self._write({"evaluation": self._evaluation})
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, batch: int, answers: list[str]) -> None:
+        """Write the answers of a batch."""
+        self._write({"batch": batch, "answers": answers})
+
+    def remove(self) -> None:
+        """Delete the files of all ranks."""
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _files(self) -> Iterator[Path]:
+        return self._folder.glob(f"{self._name}.partial-*.jsonl")
+
+    def _write(self, value: object) -> None:
+        self._file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+
+def _read(path: Path) -> tuple[str, Answered]:
+    """What identifies the evaluation of a file, and its answers; without a line that is cut short or not ours."""
+    evaluation, answered = "", {}
+    for line in path.read_bytes()[: _end_of_last_line(path)].splitlines():
+        try:
+            value = json.loads(line)
+            evaluation = value.get("evaluation", evaluation)
+            if "batch" in value:
+                answered[int(value["batch"])] = list(value["answers"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return evaluation, answered
+
+
+def _end_of_last_line(path: Path) -> int:
+    """The number of bytes until the last line that is whole."""
+    return path.read_bytes().rfind(b"\n") + 1

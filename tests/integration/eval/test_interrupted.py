@@ -1,0 +1,182 @@
+"""An evaluation that is interrupted, or shared by ranks, gives the same bytes as any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from lookonce.eval.answers import questions
+from lookonce.eval.run import evaluate_run
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+NUM_BATCHES, NEVER = 11, 99
+COMMAND = "from lookonce.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def trained(make_run_in, sample, tmp_path_factory) -> RunFile:
+    """A finished run, whose test split is answered in 11 batches. Tests must not write to it."""
+    run = make_run_in(
+        tmp_path_factory.mktemp("trained"),
+        data={"val": [], "train": str(sample / "test.jsonl")},
+        train={"steps": 30, "learning_rate": 0.01},
+        eval={"batch_size": 8, "max_new_tokens": 2},
+    )
+    RunInputs.open(run).build()
+    train(run, **QUIET)
+    evaluate_run(run.output, "test")
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """A copy of its folder without answers."""
+    folder = shutil.copytree(trained.output, tmp_path / "run")
+    for name in ("predictions", "metrics"):
+        shutil.rmtree(folder / name)
+    return folder
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """All predictions and scores, and partial answers if there are any."""
+    return {path.name: path.read_bytes() for name in ("predictions", "metrics") for path in (folder / name).iterdir()}
+
+
+def interrupt_after(monkeypatch, num_batches: int) -> list[int]:
+    """Interrupt the program after some batches; returns the number of questions of each batch that is asked."""
+    asked, real = [], questions.greedy_answers
+
+    def greedy_answers(model, tokenizer, collator, batch, *options):
+        if len(asked) == num_batches:
+            raise KeyboardInterrupt
+        asked.append(len(batch))
+        return real(model, tokenizer, collator, batch, *options)
+
+    monkeypatch.setattr(questions, "greedy_answers", greedy_answers)
+    return asked
+
+
+def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(trained, run, monkeypatch):
+    notes, expected = [], results(trained.output)
+    for number, num_left in ((3, NUM_BATCHES), (4, 8)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_after(patch, number)
+            evaluate_run(run, "test", notify=notes.append)
+        assert not (run / "metrics").exists() and num_left
+    asked = interrupt_after(monkeypatch, NEVER)
+    evaluation, path = evaluate_run(run, "test", notify=notes.append)
+    said = [note for note in notes if note.startswith("continuing an evaluation")]
+    assert said == [f"continuing an evaluation: {number} of 87 questions were answered before" for number in (24, 56)]
+    assert sum(asked) == 87 - 56 and evaluation.overall.num_questions == 87
+    assert results(run) == expected and path == run / "predictions" / "test.jsonl"
+    assert len({json.loads(line)["predicted"] for line in path.read_text().splitlines()}) > 1
+
+
+def test_an_evaluation_that_was_not_yet_saved_loads_no_model(trained, run, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lookonce.eval.run.save_evaluation", interrupted)
+        evaluate_run(run, "test")
+    monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
+    evaluate_run(run, "test")
+    assert results(run) == results(trained.output)
+
+
+def interrupted(*arguments) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("change", ["adapter", "questions", "max_new_tokens"])
+def test_answers_to_other_questions_or_of_another_adapter_are_not_taken(trained, run, monkeypatch, tmp_path, change):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(patch, 3)
+        evaluate_run(run, "test")
+    changed = trained
+    if change == "adapter":
+        path = run / "adapter" / "adapter_model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
+    elif change == "questions":
+        lines = Path(trained.data.test[0]).read_text().splitlines(keepends=True)
+        (tmp_path / "test.jsonl").write_text("".join([*lines[:-1], lines[-1].replace("?", " now?")]))
+        data = {"test": [tmp_path / "test.jsonl"], "image_root": Path(trained.data.test[0]).parent}
+        changed = trained.model_copy(update={"data": trained.data.model_copy(update=data)})
+    else:
+        changed = trained.model_copy(update={"eval": trained.eval.model_copy(update={"max_new_tokens": 3})})
+    (run / "run.yaml").write_text(changed.to_yaml())
+    asked, notes = interrupt_after(monkeypatch, NEVER), []
+    evaluate_run(run / "run.yaml", "test", notify=notes.append)
+    assert not [note for note in notes if "continuing" in note]
+    assert sum(asked) == 87 and not list(run.glob("predictions/*partial*"))
+
+
+@pytest.mark.parametrize("name", [".", "predictions"])
+def test_a_folder_that_may_not_be_written_to_is_noticed_before_the_model_is_loaded(run, with_mode, monkeypatch, name):
+    (run / "predictions").mkdir()
+    monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
+    with_mode(run / name, 0o500)
+    with pytest.raises(
+        Exception, match=r"cannot write to .*run \(Permission denied\)|Permission denied: '.*predictions"
+    ):
+        evaluate_run(run, "test")
+
+
+def test_a_training_that_is_killed_while_it_evaluates_continues_there(trained, tmp_path, monkeypatch):
+    sections = {"train": {"steps": 1}, "eval": {"split": "test"}}
+    changes = {name: getattr(trained, name).model_copy(update=change) for name, change in sections.items()}
+    run, notes = trained.model_copy(update=changes | {"output": tmp_path / "run"}), []
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(patch, 2)
+        train(run, **QUIET)
+    asked = interrupt_after(monkeypatch, NEVER)
+    train(run, resume=True, notify=notes.append)
+    assert "continuing an evaluation: 16 of 87 questions were answered before" in notes and sum(asked) == 87 - 16
+    found = results(run.output)
+    shutil.rmtree(run.output / "predictions")
+    evaluate_run(run.output, "test")
+    assert results(run.output) == found
+
+
+@pytest.mark.parametrize("num_answered", [0, 4])
+def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded, monkeypatch, num_answered):
+    """Also those that are left of an evaluation by a single process."""
+    if num_answered:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_after(patch, num_answered)
+            evaluate_run(run, "test")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = ("eval", str(run), "--split", "test", "--json")
+    ranks = [
+        preloaded.start(SHOWING, *words, folder=run, name=f"rank{rank}", RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        for rank in range(2)
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.error for rank in ranks]
+    assert results(run) == results(trained.output)
+    first, second = ranks
+    assert json.loads(first.out)["overall"]["num_questions"] == 87 and second.out == ""
+    numbers = [rank.error.count("answered a batch") for rank in ranks]
+    assert sum(numbers) == NUM_BATCHES - num_answered and abs(numbers[0] - numbers[1]) <= 1
+    assert first.error.count("continuing an evaluation") == bool(num_answered) and "continuing" not in second.error
+
+
+SHOWING = """
+import sys
+from lookonce.eval.answers import questions
+real = questions.greedy_answers
+
+def shown(*arguments):
+    print("answered a batch", file=sys.stderr)
+    return real(*arguments)
+
+questions.greedy_answers = shown
+from lookonce.cli import main
+main()
+"""

@@ -1,0 +1,68 @@
+"""Answers are on disk when they are given, and only those of the same evaluation are taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lookonce.eval.answers.partial import PartialAnswers
+
+ANSWERS = {0: ["yes", "no"], 3: ["zwölf", ""], 7: ["a\nb", "\u2028"]}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The file of an evaluation that was interrupted."""
+    with PartialAnswers(tmp_path, "val", "e1") as partial:
+        for number, answers in ANSWERS.items():
+            partial.add(number, answers)
+            assert PartialAnswers(tmp_path, "val", "e1").read()[number] == answers
+    [path] = tmp_path.iterdir()
+    return path
+
+
+def test_answers_of_all_ranks_are_read(written):
+    with PartialAnswers(written.parent, "val", "e1", rank=1) as partial:
+        partial.add(5, ["six"])
+    again = PartialAnswers(written.parent, "val", "e1", rank=2)
+    assert again.read() == ANSWERS | {5: ["six"]}
+    again.remove()
+    assert not list(written.parent.iterdir())
+
+
+def test_answers_of_another_evaluation_are_deleted(written):
+    other = PartialAnswers(written.parent, "val", "e2")
+    assert other.read() == {} and not written.exists()
+
+
+def test_answers_of_another_split_stay(written):
+    for name in ("test", "va", "val-shuffled"):
+        other = PartialAnswers(written.parent, name, "e2")
+        assert other.read() == {}
+        other.remove()
+    assert written.exists()
+
+
+def test_a_line_that_is_cut_short_is_asked_again_and_harms_no_other(written):
+    whole = written.read_bytes()
+    for length in range(len(whole)):
+        written.write_bytes(whole[:length])
+        partial = PartialAnswers(written.parent, "val", "e1")
+        found = partial.read()
+        assert found == {number: ANSWERS[number] for number in found}
+        with partial:
+            partial.add(9, ["nine"])
+        assert partial.read() == found | {9: ["nine"]}
+        assert [*map(json.loads, written.read_text().splitlines())][0] == {"evaluation": "e1"}
+    assert len(found) == len(ANSWERS) - 1
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "7", "{}", '{"batch": "x", "answers": []}', '{"batch": 1}', '{"batch": 1, "answers": 2}', "{"]
+)
+def test_a_line_that_is_not_ours_is_dropped(written, line):
+    with written.open("a") as file:
+        file.write(f"{line}\n")
+    assert PartialAnswers(written.parent, "val", "e1").read() == ANSWERS
