@@ -27,12 +27,12 @@ from transformers import TrainerCallback
 
 from lookonce.datasets.records import read_records, write_records
 from lookonce.datasets.sample.write import write_sample
-from lookonce.eval.run import evaluate
+from lookonce.eval.answers.questions import Questions
 from lookonce.files import write_text
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.session import Session, make_trainer
-from lookonce.train.loop.trainer import training_arguments
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
 
@@ -88,7 +88,9 @@ class Marks(TrainerCallback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - self._started
-        found = evaluate(self.session, self.model, "val").overall
+        questions = Questions.of(self.session, "val")
+        answered = dict(questions.answer(self.model, range(len(questions.batches))))
+        found = questions.score(answered).overall
         samples = state.global_step * self.session.inputs.run.batch.samples_per_step
         self.points.append(
             {"samples": samples, "seconds": seconds, "exact_match": found.exact_match, "majority": found.majority}
@@ -102,9 +104,7 @@ def train_one(run: RunFile) -> list[dict[str, float]]:
     examples, _ = session.examples("train")
     model = load_without_tower(session.inputs.model_folder, PRECISIONS[run.train.precision])
     model = add_lora(model, session.inputs.model_folder, run.lora, run.train.seed)
-    arguments = training_arguments(
-        run, Path(run.output), eval_strategy="no", save_strategy="no", report_to="none", logging_steps=1000
-    )
+    arguments = training_arguments(run, Path(run.output), eval_strategy="no", save_strategy="no", logging_steps=1000)
     trainer = make_trainer(session, model, arguments, examples)
     num_steps = round(len(trainer.batch_maker.sampler) * run.train.epochs)
     marks = Marks(session, model, num_steps)

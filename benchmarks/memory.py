@@ -33,9 +33,8 @@ from lookonce.train.data.packing import padded_length
 from lookonce.train.loop.session import Session
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.gpu_memory import CARDS_GB, SPARE
 
-CARDS_GB = (24, 40, 80, 141)
-SPARE = 0.1
 LENGTHS = (2048, 8192, 4096)
 """Lengths of packs in tokens; the line goes through the first two."""
 LEAST, MOST = 1024, 16384

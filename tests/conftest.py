@@ -1,4 +1,4 @@
-"""Loads the fixtures in `support/`: the sample and run files on it, caches of fake features, trainings, processes.
+"""Loads the fixtures in `support/`: sample and run files, caches of fake features, trainings, processes, disks.
 
 They import torch and transformers. The process of `pytest --numprocesses` that only hands out the tests does not load
 them, so the processes that run the tests start five seconds sooner.
@@ -7,19 +7,30 @@ them, so the processes that run the tests start five seconds sooner.
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 
-PLUGINS = ("sample", "cache_site", "hub", "trainings", "processes")
+PLUGINS = ("sample", "cache_site", "hub", "trainings", "processes", "modes", "disks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("LOOKONCE_SELFTEST", "off")  # else the first training of the tests would run it on a GPU
     if not config.getoption("numprocesses", None):
+        gc.disable()  # imports leave little to collect; to look for it takes two seconds
         for name in PLUGINS:
             config.pluginmanager.import_plugin(f"support.{name}")
 
 
 def pytest_collection_finish() -> None:
     """Exclude imported modules from garbage collection, which otherwise takes a sixth of the unit tests' time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Exclude also what a file of tests has left for good."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()

@@ -7,27 +7,33 @@ before the model is loaded, so that errors in its inputs are reported first.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
+from lookonce.disk_space import full_disk_named
 from lookonce.errors import Stopped
-from lookonce.files import follow_umask, write_json
+from lookonce.files import flush_files, follow_umask, write_json
+from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.folder import RunFolder, Trained, step_of
 from lookonce.run.inputs import RunInputs
+from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.arguments import training_arguments
+from lookonce.train.loop.checkpoints import KEPT, checkpoint_bytes
+from lookonce.train.loop.curves_file import CurvesFile
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.heartbeat import Heartbeat
 from lookonce.train.loop.metrics_log import MetricsLog
 from lookonce.train.loop.preemption import RESUME_HINT, StopAfterStep
-from lookonce.train.loop.resume import Start, claim, is_finished
+from lookonce.train.loop.resume import CurrentIntervals, Start, StopIfTakenOver, begin, is_finished
 from lookonce.train.loop.session import Session, make_trainer
-from lookonce.train.loop.trainer import training_arguments
+from lookonce.train.loop.trackers import Trackers
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.fsdp import is_sharded, shard_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
@@ -44,15 +50,37 @@ class Training:
     start: Start
     notify: Notify
     """Prints notes on the first rank, nothing on the others."""
+    startup: Startup
+    owner: RunClaim
+    examples: dict[str, tuple[list[Example], int]]
+    """By split: the examples, and how many records were left out as too long; empty if the adapter is trained."""
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[Heartbeat]:
         """Keep `progress.json` up to date within the block."""
         samples_per_step = self.session.inputs.run.batch.samples_per_step
-        with Heartbeat(self.folder.progress, samples_per_step, self.ranks.is_first) as heartbeat:
+        progress, is_lost = self.folder.progress, self.owner.is_lost
+        with Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost) as heartbeat:
             yield heartbeat
 
-    def run(self, heartbeat: Heartbeat) -> Any:
+    @contextlib.contextmanager
+    def tracking(self) -> Iterator[Trackers]:
+        """Keep a run open in each tracker of `train.track` within the block, on the first rank."""
+        checkpoint = self.start.checkpoint
+        first_step = step_of(checkpoint) if checkpoint else 0
+        is_new = not (checkpoint or self.start.is_trained)
+
+        def open_all() -> None:
+            settings = self._run.model_dump(mode="json") | {"inputs": self.folder.recorded_inputs()}
+            trackers.open(settings, first_step, is_new=is_new)
+
+        with Trackers(self._run.train.track, self.folder, self.notify) as trackers:
+            if trackers.names:
+                with self.startup.timed("open trackers"):
+                    self.ranks.first_decides(open_all)
+            yield trackers
+
+    def run(self, heartbeat: Heartbeat, trackers: Trackers) -> Any:
         """Train and save the adapter.
 
         Returns:
@@ -65,28 +93,30 @@ class Training:
         """
         if self.start.is_trained:
             return None
-        examples, num_too_long = self._examples("train")
-        held_out, _ = self._examples("val") if self.session.inputs.records["val"] else ([], 0)
-        model = self._load_model()
+        (examples, num_too_long), (held_out, _) = self.examples["train"], self.examples["val"]
+        with self.startup.timed("load weights"):
+            model = self._load_model()
         log, stop = MetricsLog(self.folder.log, self._run.batch.samples_per_step), StopAfterStep(self.ranks)
-        callbacks = [log, stop, heartbeat]
-        trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, notify=self.notify)
+        first = [StopIfTakenOver(self.owner), CurrentIntervals()]
+        callbacks = [*first, log, CurvesFile(self.folder), stop, heartbeat, *trackers.callbacks()]
+        with self.startup.timed("group records"):
+            trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
         with stop.recording_signals():
             result = self._fit(trainer, model)
             self.ranks.disband()
             if not self.ranks.is_first:
                 return model
-            model.save_pretrained(str(self.folder.adapter))
-            for folder in (self.folder.checkpoints, self.folder.adapter):
-                follow_umask(folder)
+            self.owner.check()
+            self._save_adapter(model)
             trained = Trained(
                 num_steps=result.global_step,
                 first_step=log.first_step,
                 num_samples=round(len(examples) * float(trainer.state.epoch or 0)),
                 num_too_long=num_too_long,
-                seconds=float(result.metrics["train_runtime"]),
+                seconds=trainer.seconds,
                 wait_share=log.wait_share,
+                startup_seconds=self.startup.seconds,
             )
             write_json(self.folder.trained, asdict(trained))
         if stop.signal:
@@ -101,6 +131,14 @@ class Training:
         model = add_lora(model, model_folder, run.lora, run.train.seed)
         return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.num_ranks > 1 else model
 
+    def _save_adapter(self, model: Any) -> None:
+        folder = self.folder
+        with full_disk_named(folder.folder, checkpoint_bytes(model), str(folder.adapter), KEPT):
+            model.save_pretrained(str(folder.adapter))
+        for path in (folder.checkpoints, folder.adapter):
+            follow_umask(path)
+        flush_files(folder.adapter)  # before trained.json says that it is there
+
     def _fit(self, trainer: Any, model: Any) -> Any:
         checkpoint = self.start.checkpoint
         is_compiled = self._run.train.compile and torch.cuda.is_available()
@@ -108,41 +146,76 @@ class Training:
         with on_packs if self._run.batch.has_packs else contextlib.nullcontext():
             return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    def _examples(self, split: str) -> tuple[list[Example], int]:
-        examples, num_too_long = self.session.examples(split)
-        if num_too_long:
-            batch, num_records = self._run.batch, len(self.session.inputs.records[split])
-            limit = f"{batch.longest_record} tokens (`{batch.limiting_key}`)"
-            self.notify(f"left out {num_too_long} of {num_records} {split} records with more than {limit}")
-        return examples, num_too_long
-
     @property
     def _run(self) -> RunFile:
         return self.session.inputs.run
 
 
 def open_training(
-    run: RunFile, *, resume: bool = False, restart: bool = False, notify: Notify = print
+    run: RunFile,
+    owner: RunClaim,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    verify_images: bool = False,
+    before_claim: Callable[[], None] = lambda: None,
+    notify: Notify = print,
 ) -> tuple[Ranks, Training | None]:
-    """Open a run's inputs and claim its folder; returns no training if the run is finished.
+    """Claim a run's folder and open its inputs; returns no training if the run is finished.
 
     `resume` continues from the last checkpoint; `restart` first moves the run in the folder away. The cache must exist.
+    `verify_images` reads all images and compares them with the cache; otherwise no image need exist. The first rank
+    calls `before_claim` when nothing is left to do but to record the run; an error that it raises stops all ranks.
 
     Raises:
-        LookonceError: an input is missing or broken, or the folder holds another run.
+        LookonceError: an input is missing or broken, or the folder holds another run or is in use.
     """
     folder = RunFolder(run.output)
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     ranks = Ranks.of(arguments)
     notify = notify if ranks.is_first else _ignore
-    inputs = RunInputs.open(run)
-    identity = ranks.first_decides(inputs.identity)
+    startup = Startup(notify)
+    if restart or not folder.is_finished:
+        ranks.first_decides(owner.take)
+    if verify_images:
+        with startup.timed("read records and all images"):
+            inputs = RunInputs.open(run, skip_unusable=True)
+    else:
+        inputs = RunInputs.from_cache(run, ranks.first_decides, startup.timed)
+    recorded = {} if restart else folder.recorded_inputs()
+    with startup.timed("hash model and records"):
+        identity = ranks.first_decides(lambda: inputs.identity(recorded))
     if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
         return ranks, None
-    session = Session.open(inputs)
+    with startup.timed("open cache"):
+        session = Session.open(inputs)
+    owner.use_cache(session.cache.folder)
     _warn(session, ranks, notify)
-    start = ranks.first_decides(lambda: claim(folder, inputs, identity, restart, notify))
-    return ranks, Training(session, folder, arguments, ranks, start, notify)
+    start = ranks.first_decides(lambda: Start.of(folder, run, restart, notify))
+    if start.is_trained:
+        notify("adapter already trained; running evaluation")
+    elif start.checkpoint:
+        notify(f"resuming from {start.checkpoint.name}")
+    examples = {} if start.is_trained else _make_examples(session, startup, notify)
+    ranks.first_decides(before_claim)
+    ranks.first_decides(lambda: begin(owner, inputs, identity, restart, notify))
+    return ranks, Training(session, folder, arguments, ranks, start, notify, startup, owner, examples)
+
+
+def _make_examples(session: Session, startup: Startup, notify: Notify) -> dict[str, tuple[list[Example], int]]:
+    """The examples of training and validation records, and how many records were left out as too long."""
+    found: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
+    batch, records = session.inputs.run.batch, session.inputs.records
+    for split in ("train", "val") if records["val"] else ("train",):
+        with startup.timed(f"make tokens of {split} records"):
+            found[split] = session.examples(split)
+        if num_too_long := found[split][1]:
+            left_out = f"left out {num_too_long:,} of {len(records[split]):,} {split} records"
+            key, limit = batch.limiting_key, batch.longest_record
+            notify(
+                f"{left_out}, with more than {limit:,} tokens; raise `{key}` or lower `cache.max_pixels` to keep them"
+            )
+    return found
 
 
 def _ignore(note: str) -> None:
@@ -151,6 +224,8 @@ def _ignore(note: str) -> None:
 
 def _warn(session: Session, ranks: Ranks, notify: Notify) -> None:
     run = session.inputs.run
+    for note in session.inputs.notes:
+        notify(note)
     if run.train.fsdp and ranks.num_ranks == 1:
         notify("train.fsdp has no effect in one process; start several with torchrun")
     if run.cache.stage and run.cache.stage not in session.cache.folder.parents:

@@ -2,4 +2,5 @@
 
 from lookonce.cli import main
 
-main()
+if __name__ == "__main__":  # a process that this program starts imports this module too
+    main()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from lookonce.errors import DiskFull
+from lookonce.errors import DiskFull, LookonceError
+from lookonce.files import is_full
 from lookonce.text import size
 
 MARGIN = 0.02
@@ -54,3 +59,34 @@ def disk_full(
         )
     what = what or f"the rest of {folder}"
     return DiskFull(f"no room for {what}: {size(needed)} are needed with a margin, {missing}. {advice}")
+
+
+@contextlib.contextmanager
+def full_disk_named(folder: Path, num_bytes: int, what: str, advice: str) -> Iterator[None]:
+    """Within the block, a full disk is an error that says how many bytes are missing for `what`.
+
+    Libraries raise their own errors: torch.save a RuntimeError, safetensors a SafetensorError, without the system's
+    reason. So after any error but ours, the disk is asked whether it takes `num_bytes` in `folder`.
+
+    Raises:
+        DiskFull: there is no room.
+    """
+    try:
+        yield
+    except LookonceError:
+        raise
+    except Exception as error:
+        refused = error if isinstance(error, OSError) and is_full(error) else _refusal(folder, num_bytes)
+        if refused is None:
+            raise
+        raise disk_full(folder, num_bytes, refused, what, advice) from error
+
+
+def _refusal(folder: Path, num_bytes: int) -> OSError | None:
+    """The system's error if a folder has no room for a file of `num_bytes`; None if it has. Writes nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        return error if is_full(error) else None
+    return None

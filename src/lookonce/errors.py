@@ -11,16 +11,35 @@
     |  |- CacheMismatch         it was built from another model or with other settings; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
     |  |- CacheCorrupt          its bytes differ from what was written
-    |  `- DiskFull              the disk has no room for it; names the missing bytes
-    |- TrainingError            training diverged, ran out of memory, or a CUDA graph could not be captured
+    |  `- DiskFull              the disk has no room for it, or for a run folder; names the missing bytes
+    |- TrainingError            training diverged, ran out of memory, could not be captured, or is not exact here;
+    |                           or its best checkpoint is damaged
     `- RunFolderError           the output folder holds another run or other files
     Stopped                     a signal asked the process to stop; exit code 75: run the same command again
 
 A message says what is wrong, the value, what is allowed, and the command to run next. Our own invariants are
 plain `assert`s.
+
+The system's own errors are put into words here too. An OSError names a path, but neither whether it was to be read or
+written nor what is in the way: a new file cannot be written because of its folder, and its name is often a temporary
+one. So the path is looked at again.
 """
 
 from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import shlex
+from pathlib import Path
+
+from lookonce.files import TEMPORARY_MARK
+
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""The system refused for lack of permission, or because the disk is read-only."""
+EFFECTIVE = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
+"""Arguments of os.access; by default it asks for the user who started the process."""
 
 
 class LookonceError(Exception):
@@ -75,7 +94,7 @@ class CacheCorrupt(CacheError):
 
 
 class DiskFull(CacheError):
-    """The disk has no room for a cache."""
+    """The disk has no room for a cache, a dataset or a run folder."""
 
 
 class Stopped(BaseException):
@@ -89,8 +108,65 @@ class Stopped(BaseException):
 
 
 class TrainingError(LookonceError):
-    """Training diverged, ran out of memory, or a CUDA graph could not be captured."""
+    """Training diverged, ran out of memory, could not be captured as a CUDA graph, or is not exact on this machine."""
 
 
 class RunFolderError(LookonceError):
     """The output folder holds another run or other files."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the system refused for lack of permission, or because the disk is read-only."""
+    return isinstance(error, OSError) and error.errno in REFUSALS
+
+
+def explain_os_error(error: OSError) -> str:
+    """An OSError in words: what cannot be done with which file, and for a refusal the command that allows it."""
+    path = target_of(error)
+    if path is None:
+        return str(error)
+    if not is_refusal(error):
+        return f"{path}: {error.strerror}"
+    what, place, right = _obstacle(path)
+    reason = f"cannot {what} {path}: {error.strerror}"
+    if error.errno == errno.EROFS:
+        return f"{reason}; choose a folder on another disk"
+    return f"{reason}; {_advice(place, right)}"
+
+
+def target_of(error: OSError) -> Path | None:
+    """The file that an OSError is about, where a temporary name stands for the name that it would have got."""
+    if not isinstance(error.filename, str | os.PathLike):
+        return None
+    path = Path(error.filename)
+    names = [part.partition(TEMPORARY_MARK) for part in path.parts]
+    temporary = next((number for number, (_, mark, _) in enumerate(names) if mark), None)
+    return path if temporary is None else Path(*path.parts[:temporary], names[temporary][0])
+
+
+def _obstacle(path: Path) -> tuple[str, Path, str]:
+    """What cannot be done with a path, the file or folder in the way, and the right that it lacks, as in chmod."""
+    for folder in reversed(path.absolute().parents):
+        if folder.is_dir() and not _may(folder, os.X_OK):
+            return "open", folder, "rwx"
+    if path.exists() and not _may(path, os.R_OK):
+        return "read", path, "rx" if path.is_dir() else "r"
+    folder = path if path.is_dir() else path.parent
+    if not _may(folder, os.W_OK):
+        return "write", folder, "w"
+    if path.is_file() and not _may(path, os.W_OK):
+        return "write", path, "w"
+    return "open", path, ""
+
+
+def _may(path: Path, right: int) -> bool:
+    return os.access(path, right, **EFFECTIVE)
+
+
+def _advice(place: Path, right: str) -> str:
+    """How to get a right to a path; only its owner can give it."""
+    with contextlib.suppress(OSError, KeyError):
+        if os.geteuid() not in (0, owner := place.stat().st_uid):
+            return f"{place} belongs to {pwd.getpwuid(owner).pw_name}; ask for permission, or use another path"
+    place_name = shlex.quote(str(place))
+    return f"allow it with: chmod u+{right} {place_name}" if right else f"find out why with: ls -ld {place_name}"

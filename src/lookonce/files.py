@@ -127,6 +127,12 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def flush_files(folder: Path) -> None:
+    """Wait until all files below a folder, and their names, are on the disk."""
+    for path in (folder, *folder.rglob("*")):
+        flush(path)
+
+
 def flush(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from lookonce.disk_space import check_room
 from lookonce.errors import DiskFull, ModelError, SourceError
-from lookonce.text import first_line
+from lookonce.text import first_line, located
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """The files of a model: weights, configurations, tokenizer, chat template."""
@@ -77,14 +77,22 @@ def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
     Raises:
         ModelError: there is none.
     """
+    check_name(name)
     folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if not is_hub_name(name):
+    return folder if folder.is_dir() else find_model(name, revision, is_local=is_local)
+
+
+def check_name(name: str) -> None:
+    """Check that it is a folder, or has the form of a repository's name; asks no other machine.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and not is_hub_name(name):
         raise ModelError(
-            f"no model folder at {folder.absolute()}; set `model.path` to a folder or to a Hub id (owner/name)"
+            f"no model folder at {located(folder)}; set `model.path` to a folder or to a Hub id (owner/name)"
         )
-    return find_model(name, revision, is_local=is_local)
 
 
 def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Path:
@@ -142,7 +150,10 @@ def _check_room(name: str, num_bytes: int) -> None:
 def _absence(name: str, revision: str | None, reason: BaseException | None) -> str:
     why = f", and the Hub cannot be asked for it ({first_line(reason)})" if reason else ""
     at = f"at revision {revision}" if revision else "at its newest revision (`model.revision` is not set)"
-    return f"model {name} {at} is not on this machine, or incomplete{why}; where there is internet run: {FETCH_COMMAND}"
+    return (
+        f"model {name} {at} is not on this machine, or incomplete{why}; where there is internet run: {FETCH_COMMAND} "
+        f"(the folder {Path(name).absolute()} does not exist)"
+    )
 
 
 def _refusal(name: str, revision: str | None, error: BaseException | None) -> str:
@@ -156,11 +167,11 @@ def _refusal(name: str, revision: str | None, error: BaseException | None) -> st
         return f"model {name!r} has no revision {revision!r}; set `model.revision` to a branch, a tag or a commit of it"
     if isinstance(error, RepositoryNotFoundError):
         return (
-            f"{name!r} is neither a folder here nor a model on the Hub that you may access; check `model.path`, "
-            "or if it is private: hf auth login"
+            f"{name!r} is neither a folder in {Path.cwd()} nor a model on the Hub that you may access; "
+            "check `model.path`, or if it is private: hf auth login"
         )
     return (
-        f"{name!r} is neither a folder here nor available from the Hub ({first_line(error)}); "
+        f"{name!r} is neither a folder in {Path.cwd()} nor available from the Hub ({first_line(error)}); "
         f"check `model.path` and `model.revision`, or where there is internet run: {FETCH_COMMAND}"
     )
 

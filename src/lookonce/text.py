@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 Notify = Callable[[str], None]
 """Takes a note for the user: what is being done, or what is unusual about it."""
+
+
+def quiet(note: str) -> None:
+    """`Notify` that drops the notes."""
 
 
 def size(num_bytes: float) -> str:
@@ -43,17 +50,47 @@ def rows(pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}{value}".rstrip() for name, value in pairs)
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns: the first aligned left, the others right."""
-    everything = [list(header), *(list(line) for line in lines)]
+GAP = 2
+"""Spaces between the columns of a table."""
+MIN_COLUMN = 12
+"""A column is never made narrower than this, so numbers stay whole."""
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Columns: the first aligned left, the others right.
+
+    On a terminal, or in `width` characters, the longest texts are shortened until the lines fit.
+    """
+    everything = [[one_line(cell) for cell in line] for line in (header, *lines)]
     widths = [max(len(line[column]) for line in everything) for column in range(len(header))]
+    if room := width or terminal_width():
+        widths = _narrowed(widths, room - GAP * (len(widths) - 1))
     return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
+        (" " * GAP)
+        .join(
+            shown(cell, width).ljust(width) if column == 0 else shown(cell, width).rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
+        )
+        .rstrip()
         for line in everything
     )
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal to which output goes; None for a file or a pipe, which take whole texts."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _narrowed(widths: Sequence[int], room: int) -> list[int]:
+    """Widths of columns that fit, the widest narrowed first; none is narrower than `MIN_COLUMN`, whatever the room.
+
+    The first column, which names the line, keeps twice the width of the others.
+    """
+    widths = list(widths)
+    while sum(widths) > room and max(widths) > MIN_COLUMN:
+        widest = max(range(len(widths)), key=lambda column: widths[column] * (1 if column else 0.5))
+        widths[widest if widths[widest] > MIN_COLUMN else 0] -= 1
+    return widths
 
 
 BAR = 40
@@ -87,12 +124,21 @@ MAX_SHOWN = 90
 
 def shown(text: str, width: int = MAX_SHOWN) -> str:
     """A text from data on one line: cut if long, with escapes for characters that cannot be printed."""
-    text = text if len(text) <= width else text[: width - 3] + "..."
+    return one_line(text if len(text) <= width else text[: width - 3] + "...")
+
+
+def one_line(text: str) -> str:
+    """A text from data on one line, with escapes for characters that cannot be printed."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def quoted(text: str, width: int = MAX_SHOWN) -> str:
     return f'"{shown(text, width)}"'
+
+
+def located(path: Path) -> str:
+    """A path in full, and what it is relative to: "/work/a.jsonl (relative to the working directory /work)"."""
+    return str(path) if path.is_absolute() else f"{path.absolute()} ({path} is relative to the working directory)"
 
 
 def share(part: int, whole: int) -> float:

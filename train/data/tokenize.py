@@ -4,13 +4,15 @@ Design: the whole conversation is rendered and tokenized once, as the stock proc
 the text by character offsets: an answer is what follows the rendering of the messages before it with a generation
 prompt. So no template has to be known in advance, and token boundaries are those of the stock processor. Only the
 answers and the end token after each answer are supervised. An `Example` keeps one placeholder token per image, which is
-expanded when a batch is made; this keeps tens of thousands of examples small.
+expanded when a batch is made; this keeps tens of thousands of examples small. Tokens depend on texts and the number of
+images alone, so a conversation that occurs again, as on visual question answering most do, is tokenized once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,13 @@ from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.constants import Grid
 from lookonce.datasets.records import Record
-from lookonce.errors import ModelError, RecordsError
+from lookonce.environment import without_garbage_collection
+from lookonce.errors import ModelError, RecordsError, explain_os_error
 from lookonce.text import first_line
 
 IMAGE_TOKEN = "<|image_pad|>"
+Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
+"""Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +87,31 @@ class ChatTokenizer:
             RecordsError: the chat template does not render each answer after its prompt, or a text contains special
                 tokens.
         """
-        self._check_texts(record)
-        messages = to_messages(record)
-        text = self._render(messages)
-        spans = [self._answer_span(messages[:end], text, record) for end in _answer_ends(messages)]
-        return self._tokenize(text, spans, record, image_keys, grids)
+        return self.with_images(self.tokens(record), record, image_keys, grids)
 
     def question(self, record: Record, turn: int, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The prompt of a turn: the conversation up to where its answer begins, with the true earlier answers."""
         self._check_texts(record)
         messages = to_messages(record)
         text = self._render(messages[: _answer_ends(messages)[turn] - 1], generation_prompt=True)
-        return self._tokenize(text, [], record, image_keys, grids)
+        return self.with_images(self._tokenize(text, [], record), record, image_keys, grids)
+
+    def tokens(self, record: Record) -> Tokens:
+        """The tokens of a whole conversation, which depend on its texts and the number of its images.
+
+        Raises:
+            RecordsError: as for `example`.
+        """
+        self._check_texts(record)
+        messages = to_messages(record)
+        text = self._render(messages)
+        spans = [self._answer_span(messages[:end], text, record) for end in _answer_ends(messages)]
+        return self._tokenize(text, spans, record)
+
+    def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
+        """The example of a record with these tokens."""
+        num_image_tokens = tuple(t * h * w // self.merge_size**2 for t, h, w in grids)
+        return Example(*tokens, tuple(image_keys), num_image_tokens, record.origin)
 
     def _check_texts(self, record: Record) -> None:
         """Refuse special tokens inside texts: they could end an answer early, or stand for an image."""
@@ -125,29 +143,25 @@ class ChatTokenizer:
             )
         return start, end + len(self.tokenizer.eos_token)
 
-    def _tokenize(
-        self, text: str, spans: list[tuple[int, int]], record: Record, image_keys: Sequence[str], grids: Sequence[Grid]
-    ) -> Example:
+    def _tokenize(self, text: str, spans: list[tuple[int, int]], record: Record) -> Tokens:
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         token_ids = np.array(encoding["input_ids"], dtype=np.int32)
         num_placeholders = int((token_ids == self.image_token_id).sum())
-        if num_placeholders != len(image_keys):
+        if num_placeholders != len(record.images):
             raise RecordsError(
-                f"{record.origin}: the chat template makes {num_placeholders} image tokens for {len(image_keys)} images"
-                "; use the model's own template"
+                f"{record.origin}: the chat template makes {num_placeholders} image tokens for {len(record.images)} "
+                "images; use the model's own template"
             )
-        offsets = encoding["offset_mapping"]
+        starts, ends = np.array(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
+        supervised = np.zeros(len(token_ids), dtype=np.bool_)
         for start, end in spans:
-            if all(first != start for first, _ in offsets):
+            if start not in starts:
                 raise RecordsError(
                     f"{record.origin}: no token begins where answer {text[start:end]!r} does; answers must not begin "
                     "with spaces or line breaks, which belong to the prompt's last token"
                 )
-        supervised = [any(a <= start and end <= b for a, b in spans) for start, end in offsets]
-        num_image_tokens = tuple(t * h * w // self.merge_size**2 for t, h, w in grids)
-        return Example(
-            token_ids, np.array(supervised, dtype=np.bool_), tuple(image_keys), num_image_tokens, record.origin
-        )
+            supervised |= (starts >= start) & (ends <= end)
+        return token_ids, supervised
 
 
 def to_messages(record: Record) -> list[dict[str, Any]]:
@@ -178,20 +192,33 @@ def make_examples(
     Raises:
         RecordsError: no supervised token is left, so there is nothing to learn.
     """
-    examples, num_too_long = [], 0
-    for record in records:
-        keys = [key_of(path) for path in record.images]
-        example = chat_tokenizer.example(record, keys, [grid_of(key) for key in keys])
-        if example.num_tokens > max_tokens:
-            num_too_long += 1
-        else:
-            examples.append(example)
+    with without_garbage_collection():
+        everything = list(_each_example(chat_tokenizer, records, key_of, grid_of))
+    examples = [example for example in everything if example.num_tokens <= max_tokens]
+    num_too_long = len(everything) - len(examples)
     if not any(example.supervised.any() for example in examples):
         raise RecordsError(
             f"no supervised token in the {split} data: {len(examples)} records kept, {num_too_long} longer than "
             f"`{limiting_key}` {max_tokens} left out; raise `{limiting_key}` or lower `cache.max_pixels`"
         )
     return examples, num_too_long
+
+
+def _each_example(
+    chat_tokenizer: ChatTokenizer,
+    records: Iterable[Record],
+    key_of: Callable[[Path], str],
+    grid_of: Callable[[str], Grid],
+) -> Iterator[Example]:
+    """The example of each record; conversations that differ in their images alone are tokenized once."""
+    known: dict[object, Tokens] = {}
+    grid_of = cache(grid_of)
+    for record in records:
+        texts = (record.turns, record.system, len(record.images))
+        if (tokens := known.get(texts)) is None:
+            tokens = known[texts] = chat_tokenizer.tokens(record)
+        keys = [key_of(path) for path in record.images]
+        yield chat_tokenizer.with_images(tokens, record, keys, [grid_of(key) for key in keys])
 
 
 def _answer_ends(messages: list[dict[str, Any]]) -> list[int]:
@@ -202,6 +229,8 @@ def _answer_ends(messages: list[dict[str, Any]]) -> list[int]:
 def _load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    except PermissionError as error:
+        raise ModelError(explain_os_error(error)) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder} has no tokenizer that can be loaded: {first_line(error)}") from None
     if not tokenizer.chat_template:

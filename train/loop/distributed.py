@@ -20,6 +20,10 @@ import torch
 from torch import distributed
 from transformers import TrainingArguments
 
+from lookonce import environment
+
+LONGEST_WAIT = timedelta(days=7)
+"""How long a rank that has ended its part of an evaluation waits for the others."""
 Found = TypeVar("Found")
 
 
@@ -38,6 +42,16 @@ class Ranks:
             return cls()
         group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=arguments.ddp_timeout))
         return cls(arguments.process_index, arguments.world_size, group)
+
+    @classmethod
+    def join(cls) -> Ranks:
+        """The ranks that torchrun has started, for work without Trainer; each gets its own GPU."""
+        if environment.num_ranks() == 1:
+            return cls()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(environment.local_rank())
+        distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
+        return cls(environment.rank(), environment.num_ranks(), distributed.group.WORLD)
 
     @property
     def is_first(self) -> bool:
@@ -66,6 +80,14 @@ class Ranks:
         distributed.all_reduce(numbers, distributed.ReduceOp.MAX, group=self.group)
         return int(numbers)
 
+    def gather(self, mine: Found) -> list[Found] | None:
+        """What each rank passes here, on the first rank; None on the others."""
+        if self.num_ranks == 1:
+            return [mine]
+        of_all: list[Any] | None = [None] * self.num_ranks if self.is_first else None
+        distributed.gather_object(mine, of_all, group=self.group)
+        return of_all
+
     def wait(self) -> None:
         """Wait until all ranks are here."""
         if self.num_ranks > 1:
@@ -80,3 +102,7 @@ class Ranks:
         """Exit this process, which is not the first rank."""
         assert not self.is_first
         raise SystemExit(0)
+
+
+ALONE = Ranks()
+"""The only rank."""

@@ -7,6 +7,7 @@ makes it here for one weight, and a few steps of it are computed, as some errors
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from typing import Any
 
@@ -39,13 +40,32 @@ def check_scheduler(options: TrainSection) -> None:
     try:
         if unknown:
             raise ValueError(f"unknown {', '.join(unknown)}")
-        _try(name, arguments, options.learning_rate)
+        _try(options)
     except (TypeError, ValueError, ArithmeticError) as error:
         reason = first_line(error).replace("lr_scheduler_kwargs", "train.scheduler_args")
         raise UsageError(
             f"`train.scheduler_args` {arguments} does not fit `train.scheduler: {name}`: {reason}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         ) from None
+
+
+def other_rate(options: TrainSection, num_steps: int, other_num_steps: int, first: int) -> str:
+    """Which of the `first` steps has another learning rate in a training of another length; empty if none has."""
+    pairs = zip(_factors(options, num_steps, first), _factors(options, other_num_steps, first), strict=True)
+    for step, (one, other) in enumerate(pairs, start=1):
+        if one != other:
+            return f"step {step:,}: {one * options.learning_rate:.4g} or {other * options.learning_rate:.4g}"
+    return ""
+
+
+def _factors(options: TrainSection, num_steps: int, first: int) -> list[float]:
+    """What the learning rate is multiplied with in the `first` steps of a training of `num_steps`.
+
+    All of them are NaN, which equals nothing, for a schedule that follows the validation loss.
+    """
+    warmup = int(options.warmup) if options.warmup >= 1 else math.ceil(num_steps * options.warmup)  # as Trainer does
+    factors = getattr(_schedule(options, warmup, num_steps), "lr_lambdas", [lambda step: math.nan])
+    return [float(factors[0](step)) for step in range(first)]
 
 
 def _arguments_of(kind: SchedulerType) -> list[str]:
@@ -57,10 +77,15 @@ def _arguments_of(kind: SchedulerType) -> list[str]:
     return [name for name in parameters if name not in OF_TRAINER]
 
 
-def _try(name: str, arguments: dict[str, Any], learning_rate: float) -> None:
+def _schedule(options: TrainSection, num_warmup: int, num_steps: int) -> Any:
+    optimizer, arguments = _optimizer(options.learning_rate), dict(options.scheduler_args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Trainer's own call gives the same warnings
-        scheduler: Any = get_scheduler(name, _optimizer(learning_rate), NUM_WARMUP, NUM_STEPS, dict(arguments))
+        return get_scheduler(options.scheduler, optimizer, num_warmup, num_steps, arguments)
+
+
+def _try(options: TrainSection) -> None:
+    scheduler = _schedule(options, NUM_WARMUP, NUM_STEPS)
     for factor in getattr(scheduler, "lr_lambdas", ()):
         for step in (0, NUM_WARMUP, NUM_STEPS // 2, NUM_STEPS - 1, NUM_STEPS):
             factor(step)

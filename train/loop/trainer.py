@@ -9,9 +9,11 @@ Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and r
     evaluate                    compute the validation loss over the whole split, weighted as in training
     _wrap_model                 skip DDP where gradients are exchanged at the end of a step
     _move_model_to_device       skip a sharded model, which is in place
+    _save_checkpoint            write checksums last, and delete old checkpoints by their step
     _save_rng_state             wait for all ranks before the checkpoint becomes complete
+    _load_best_model            compare its checksums first
     floating_point_ops          return 0: Trainer's estimate knows neither packs nor frozen weights
-    train (called by us)        report out of memory, end the prefetch thread, free the CUDA graphs
+    train (called by us)        measure its seconds, report out of memory, end the prefetch thread, free the CUDA graphs
 
 Design: to Trainer, one item of data is a whole optimizer step, so that a step has exactly `samples_per_step` samples in
 any number of forward passes. A step follows from the seed and its number alone, so a resumed training continues without
@@ -21,7 +23,8 @@ reading the steps before, and batches are prefetched across epochs.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,25 +34,19 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from lookonce.errors import TrainingError, UsageError
-from lookonce.run.config import RunFile
-from lookonce.text import first_line, size
+from lookonce.errors import TrainingError
+from lookonce.run.folder import step_of
+from lookonce.text import size
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.prefetch import Prefetcher
-from lookonce.train.loop.scheduler import check_scheduler
+from lookonce.train.data.sampler import MicroBatch
+from lookonce.train.loop.checkpoints import check_undamaged, checkpoint_bytes, delete_old, saving
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
 from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.model.loss import forward_loss
-
-CHECKPOINTING = next(
-    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
-)
-"""The name of this setting in TrainingArguments; the second is that of transformers 5.17."""
-TF32_CAPABILITY = (8, 0)
-"""CUDA capability of the first GPUs with TensorFloat-32 (Ampere)."""
 
 
 class RunTrainer(Trainer):
@@ -65,12 +62,22 @@ class RunTrainer(Trainer):
         callbacks: Sequence[Any] = (),
         *,
         uses_graphs: bool = False,
+        uses_flex: bool = True,
+        num_checkpoints: int = 2,
     ) -> None:
-        """`uses_graphs`: passes over packs are captured and replayed after `capture_passes` has been called."""
+        """`uses_graphs`: passes over packs are captured and replayed after `capture_passes` has been called.
+        `uses_flex`: on a GPU, FlexAttention computes the attention over packs. `num_checkpoints` are kept."""
         self.batch_maker, self.eval_batch_maker = batch_maker, eval_batch_maker
         self.num_ahead, self.uses_graphs = num_ahead, uses_graphs
+        self.num_checkpoints, self._resumed_from = num_checkpoints, -1
         self._passes: CapturedPasses | None = None
+        self.seconds = 0.0
+        """How long `train` took; Trainer's own figure is wrong if the clock is set meanwhile."""
         self.wait_seconds = 0.0
+        self.num_tokens = 0
+        """Tokens of the steps so far, without padding; the other ranks are taken to have as many as this one."""
+        self._tokens_ahead: deque[int] = deque()
+        """This rank's tokens of the steps that the prefetch thread has begun."""
         self._ahead: Prefetcher | None = None
         super().__init__(
             model=model,
@@ -79,7 +86,8 @@ class RunTrainer(Trainer):
             eval_dataset=eval_batch_maker.sampler.examples if eval_batch_maker else None,
             callbacks=list(callbacks),
         )
-        self.mask = PackMask(padded_length(batch_maker.sampler.batch.tokens_per_pack), batch_maker.device)
+        max_tokens = padded_length(batch_maker.sampler.batch.tokens_per_pack)
+        self.mask = PackMask(max_tokens, batch_maker.device, flex=uses_flex)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """One item per step of an epoch, by which Trainer counts; the sampler decides what is in a step."""
@@ -93,11 +101,14 @@ class RunTrainer(Trainer):
         Raises:
             TrainingError: the GPU is out of memory.
         """
+        began, checkpoint = time.perf_counter(), kwargs.get("resume_from_checkpoint")
+        self._resumed_from = step_of(Path(checkpoint)) if checkpoint else -1
         try:
             return super().train(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise TrainingError(out_of_memory(self.batch_maker)) from None
         finally:
+            self.seconds = time.perf_counter() - began
             self.stop_prefetch()
             self._passes = None
 
@@ -108,9 +119,18 @@ class RunTrainer(Trainer):
             return [], None
         if not self._ahead:
             steps = self.batch_maker.sampler.steps(self.state.global_step, self.state.max_steps)
-            self._ahead = Prefetcher(steps, self.batch_maker.batch, self.batch_maker.device, self.num_ahead)
+            self._ahead = Prefetcher(
+                self._counted(steps), self.batch_maker.batch, self.batch_maker.device, self.num_ahead
+            )
         next(epoch_iterator)
         return [self._ahead.step()], None
+
+    def _counted(self, steps: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
+        """The steps, with their tokens noted; runs in the prefetch thread."""
+        for step in steps:
+            packs = [micro_batch.pack for micro_batch in step if not micro_batch.pack.is_filler]
+            self._tokens_ahead.append(sum(pack.num_tokens for pack in packs))
+            yield step
 
     def training_step(  # type: ignore[override]
         self, model: Any, inputs: Iterator[tuple[Batch, bool]], num_items_in_batch: Any = None
@@ -133,6 +153,7 @@ class RunTrainer(Trainer):
         if self._averages_at_step_end(model):
             average_gradients(model)
         self.wait_seconds += self._waited - before
+        self.num_tokens += self._tokens_ahead.popleft() * self.args.world_size
         return total
 
     def forward_backward(self, model: Any, batch: Batch) -> torch.Tensor:
@@ -170,6 +191,23 @@ class RunTrainer(Trainer):
             self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
             model._is_accelerate_prepared = True
         return super()._wrap_model(model, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save as Trainer does, into a checkpoint that counts when it is whole; then delete the oldest ones."""
+        is_first, state = self.args.should_save, self.state
+        if state.global_step == self._resumed_from:
+            return  # resumed after the last step
+        checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{state.global_step}"
+        num_bytes = checkpoint_bytes(self.model, self.optimizer)
+        with saving(checkpoint, num_bytes) if is_first else contextlib.nullcontext():
+            self.accelerator.wait_for_everyone()  # until the first rank has made the folder
+            super()._save_checkpoint(model, trial)
+        if is_first:
+            delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
+
+    def _load_best_model(self) -> None:
+        check_undamaged(Path(str(self.state.best_model_checkpoint)))
+        super()._load_best_model()
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save as Trainer does, on all ranks before the first writes the file that completes the checkpoint."""
@@ -232,58 +270,3 @@ def out_of_memory(batch_maker: BatchMaker, num_tokens: int | None = None) -> str
         f"{what} this GPU of {size(total)}; lower batch.tokens_per_pack (now {length:,}) or set "
         "train.gradient_checkpointing: true"
     )
-
-
-def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> TrainingArguments:
-    """Trainer's settings for a run; checkpoints go to `folder`.
-
-    Raises:
-        UsageError: hardware or a library that the settings need is missing, or Trainer does not know a name.
-    """
-    if run.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError("train.tensorboard needs tensorboard; install it with: pip install 'lookonce[track]'")
-    options, on_gpu = run.train, torch.cuda.is_available()
-    if options.precision == "fp16" and not on_gpu:
-        raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")
-    check_scheduler(options)
-    settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "num_train_epochs": options.epochs,
-        "max_steps": options.steps or -1,
-        "learning_rate": options.learning_rate,
-        "lr_scheduler_type": options.scheduler,
-        "lr_scheduler_kwargs": dict(options.scheduler_args),
-        "warmup_steps": options.warmup,
-        "optim": options.optimizer,
-        "weight_decay": options.weight_decay,
-        "max_grad_norm": options.max_grad_norm,
-        "bf16": options.precision == "bf16",
-        "fp16": options.precision == "fp16",
-        "tf32": options.tf32 if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY else None,
-        "use_cpu": not on_gpu,
-        CHECKPOINTING: options.gradient_checkpointing,
-        "ddp_find_unused_parameters": False,
-        "ddp_broadcast_buffers": False,
-        "logging_steps": options.logging_steps,
-        "logging_first_step": True,
-        "logging_nan_inf_filter": False,
-        "eval_strategy": "no" if not run.data.val else "epoch" if options.eval_steps is None else "steps",
-        "eval_steps": options.eval_steps,
-        "save_strategy": "epoch" if options.save_steps is None else "steps",
-        "save_steps": options.save_steps or 500,
-        "save_total_limit": options.save_total_limit,
-        "load_best_model_at_end": options.load_best_model_at_end,
-        "seed": options.seed,
-        "report_to": "tensorboard" if options.tensorboard else "none",
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "label_names": ["labels"],
-        "prediction_loss_only": True,
-    }
-    try:
-        arguments = TrainingArguments(**settings | overrides)
-    except ValueError as error:
-        raise UsageError(f"the `train` section is not valid: {first_line(error)}") from None
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # else Trainer uses DataParallel, which splits batches; features have no batch dimension
-    return arguments

@@ -7,5 +7,6 @@ sync_free     the stock model's forward pass over a pack, without host-device sy
 compile       the decoder layers compiled, and set up for packs
 fsdp          the frozen weights sharded over the ranks (FSDP2)
 loss          the weighted loss of one micro-batch
+gpu_memory    how much GPU memory a training needs, from measurements
 cuda_graphs   forward and backward passes over packs, captured as CUDA graphs and replayed
 """

@@ -57,9 +57,12 @@ def dense_mask(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
 class PackMask:
     """Makes the masks of packs, one after another, in the same buffers."""
 
-    def __init__(self, max_tokens: int, device: torch.device) -> None:
-        """Allocate buffers for packs of up to `max_tokens` tokens, a multiple of the block size."""
-        self.device = device
+    def __init__(self, max_tokens: int, device: torch.device, *, flex: bool = True) -> None:
+        """Allocate buffers for packs of up to `max_tokens` tokens, a multiple of the block size.
+
+        Without `flex`, and always without a GPU, masks are dense.
+        """
+        self.is_dense = device.type != "cuda" or not flex
         segment, prefix = (torch.zeros(max_tokens, dtype=torch.int32, device=device) for _ in range(2))
 
         def pack_attends(batch: Any, head: Any, position_q: Any, position_k: Any) -> Any:
@@ -72,7 +75,7 @@ class PackMask:
 
         `segment`, `prefix` `[L]`: each token's segment, and the segment that is its prefix.
         """
-        return self.blocks(segment, prefix) if self.device.type == "cuda" else dense_mask(segment, prefix)
+        return dense_mask(segment, prefix) if self.is_dense else self.blocks(segment, prefix)
 
     def blocks(self, segment: torch.Tensor, prefix: torch.Tensor) -> BlockMask:
         """FlexAttention's mask of a pack of whole blocks."""

@@ -47,11 +47,11 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
     text = text_model(model)
-    _check_layers(text.config)
+    check_layers(text.config)
     before = text.config._attn_implementation
     text.config._attn_implementation = NAME
     try:
-        with _for_all_lengths(), without_syncs(base_model(model)):
+        with for_all_lengths(), without_syncs(base_model(model)):
             if compiled:
                 for layer in text.layers:
                     layer.compile(dynamic=None if is_sharded(model) else True)
@@ -63,12 +63,13 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _for_all_lengths() -> Iterator[None]:
+def for_all_lengths() -> Iterator[None]:
+    """Compile one graph for all lengths within the block."""
     with torch._dynamo.config.patch(COMPILER), fx_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         yield
 
 
-def _check_layers(config: Any) -> None:
+def check_layers(config: Any) -> None:
     """Refuse layers with a recurrent state or a sliding window, which a pack's mask does not restrict."""
     others = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL_ATTENTION})
     if others:

@@ -19,7 +19,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.environment import best_device
+from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import LoraSection, RunFile
 from lookonce.text import first_line, listed
@@ -54,8 +54,10 @@ def load_with_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: st
 
 
 def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str) -> Any:
+    limit_cpu_threads(model_folder.folder)
+    folder = model_folder.folder.absolute()  # PEFT records it in the adapter's configuration
     try:
-        model = model_class.from_pretrained(model_folder.folder, dtype=dtype, attn_implementation=attention)
+        model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     except (ImportError, ValueError) as error:
         raise ModelError(
             f"cannot load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
@@ -98,18 +100,28 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
 
 
+def check_adapter(adapter: Path) -> None:
+    """Check that there is a trained adapter in the folder.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    if not (adapter / "adapter_config.json").exists():
+        raise RunFolderError(
+            f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
+        )
+
+
 def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:
     """The model without its tower and with a trained adapter, on the best device, in evaluation mode.
 
     Raises:
         RunFolderError: there is no adapter in the folder.
     """
-    if not (adapter / "adapter_config.json").exists():
-        raise RunFolderError(
-            f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
-        )
+    check_adapter(adapter)
     model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
     config = PeftConfig.from_pretrained(str(adapter))
+    config.base_model_name_or_path = model.name_or_path  # which may have moved; the run folder compares its content
     config.inference_mode = False  # marks the trained weights, for `_train_in_float32`
     peft_model: Any = get_peft_model(model, config)
     _train_in_float32(peft_model)  # before the weights are loaded, as `PeftModel.from_pretrained` would round them

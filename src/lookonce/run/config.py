@@ -2,7 +2,7 @@
 
 Every key is below, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
 descriptions. Unknown keys are refused, so that a misspelt key is never ignored silently. Paths are relative to the
-working directory. The resolved configuration is saved with the run.
+working directory. The resolved configuration is saved with the run, with absolute paths (absolute.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from lookonce.cache.constants import Backend, DtypeName
 from lookonce.datasets.formats.registry import FormatName
-from lookonce.errors import UsageError
-from lookonce.run.paths import ModelName, OptionalPaths, Paths, StagePath, UserPath
+from lookonce.run.paths import ModelName, OptionalPaths, Paths, StagePath, UserPath, as_list
+from lookonce.run.removed import refuse_removed_keys
 from lookonce.settings import number_from_text, read_settings, set_key
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
-
-
-REMOVED = {"train.compare_steps": "compare after training with: lookonce bench step RUN.yaml"}
-"""Keys of earlier versions, each with its replacement."""
 
 
 class Section(BaseModel):
@@ -60,6 +57,12 @@ class DataSection(Section):
     format: FormatName | None = None
     """Record format of all records files: canonical, flat, llava, sharegpt, alpaca, messages, parts or openai. By
     default each file's format is recognised by its first record."""
+    coerce_answers: bool = False
+    """Read answers that are numbers or booleans as text, as JSON writes them (`3`, `true`). By default they are an
+    error."""
+    skip_unusable: bool = False
+    """Leave out the records of images that are missing or could not be encoded, in training and in evaluation. By
+    default such an image is an error, because a score without its records is of other questions."""
 
 
 class CacheSection(Section):
@@ -85,8 +88,8 @@ class CacheSection(Section):
     it is complete, and the original otherwise. Only here, a variable that is not set is no error: there is no copy
     then."""
     claim_s: Annotated[float, Field(gt=0)] = 180
-    """Seconds without a heartbeat after which a worker counts as dead and its shard is taken over. Must be longer than
-    a network file system needs to show one machine what another wrote."""
+    """Seconds without a heartbeat after which a process on another machine counts as dead, and its shard, cache or run
+    folder is taken over. Must be longer than a network file system needs to show one machine what another wrote."""
     check: bool = True
     """Verify each image's checksum whenever its features are read."""
 
@@ -181,6 +184,9 @@ class TrainSection(Section):
     """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps."""
     compile: bool = True
     """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
+    flex_attention: bool = True
+    """Compute the attention over packs with FlexAttention, on a GPU only. Otherwise PyTorch's own attention gets a
+    dense mask: slower, and its memory grows with the square of `tokens_per_pack`."""
     cuda_graphs: bool = True
     """Capture passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch kernels. The graphs
     keep their memory until training ends. Not used with gradient checkpointing, fp16, fsdp or `separate` mode."""
@@ -202,8 +208,10 @@ class TrainSection(Section):
     """Use the checkpoint with the lowest validation loss as the result, instead of the last step."""
     seed: int = 42
     """Seed of the adapter's initial weights, the order of the records, and dropout."""
-    tensorboard: bool = False
-    """Also log to TensorBoard, in `checkpoints/runs` of the run folder. Needs: pip install 'lookonce[track]'."""
+    track: Annotated[list[Tracker], BeforeValidator(as_list)] = []
+    """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
+    files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
+    Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
 
     @model_validator(mode="after")
     def _best_needs_saved(self) -> TrainSection:
@@ -271,24 +279,6 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
     def assign(values: dict[str, Any]) -> None:
         for assignment in assignments:
             set_key(values, assignment)
-        _refuse_removed_keys(values)
+        refuse_removed_keys(values)
 
     return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)
-
-
-def without_removed_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded values without keys that no longer exist, so that runs of earlier versions stay readable."""
-    sections = {name.partition(".")[0] for name in REMOVED}
-    return {
-        name: {key: inner for key, inner in value.items() if f"{name}.{key}" not in REMOVED}
-        if name in sections and isinstance(value, dict)
-        else value
-        for name, value in values.items()
-    }
-
-
-def _refuse_removed_keys(values: dict[str, Any]) -> None:
-    for name, instead in REMOVED.items():
-        section, _, key = name.partition(".")
-        if isinstance(values.get(section), dict) and key in values[section]:
-            raise UsageError(f"`{name}` no longer exists; remove it and {instead}")

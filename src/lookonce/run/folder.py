@@ -1,42 +1,63 @@
 """The run folder: what a run writes, and the check that keeps two runs out of one folder.
 
-run.yaml            the resolved run file
-run.json            the same with hashes of everything the run read; written first
+run.json            the resolved run file with hashes of everything the run read; written first, and compared
+run.yaml            the run file with absolute paths, for people
 environment.json    versions and device
 log.jsonl           one line per logging step
+claim.json          the process that trains or evaluates here; removed when it ends
+curves.svg          its losses and learning rate as a drawing
 progress.json       progress of the training, rewritten every few seconds while it runs
-checkpoints/        Trainer's checkpoints; TensorBoard's files in checkpoints/runs
+checkpoints/        Trainer's checkpoints, each with the checksums of its files
+tensorboard/, wandb/, mlruns/, trackers.json
+                    files of the trackers in `train.track`, and the run's names there
 adapter/            the trained adapter, as PEFT saves it
 trained.json        figures of the training, written after the adapter: a folder that has it is trained
-predictions/        one JSONL file per split
+predictions/        one JSONL file per split; while it is evaluated SPLIT.partial-RANK.jsonl
 metrics/            one JSON file per split
 summary.json        written last: a folder that has it is finished
+steps-N/            the results of a shorter training, before it was extended
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lookonce.differences import differences
 from lookonce.environment import library_versions
 from lookonce.errors import RunFolderError
-from lookonce.files import write_json, write_text
-from lookonce.run.config import RunFile, read_run_file, without_removed_keys
+from lookonce.files import TEMPORARY_MARK, write_json, write_text
+from lookonce.run.absolute import with_absolute_paths
+from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.paths import RECORDED
+from lookonce.run.removed import without_removed_keys
+from lookonce.text import located
 
+CLAIM = "claim.json"
+RECORD = "run.json"
+"""The file that records the run; run.yaml beside it is a copy for people."""
+CHECKSUMS = "checksums.json"
+"""The file in a checkpoint that is empty until all others are on the disk; then it has the xxh3 of each."""
+STATE = "trainer_state.json"
+"""Trainer's last file in a checkpoint, and the first that is deleted."""
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
     *("data.format", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp"),
-    "train.cuda_graphs",
-    *("train.save_total_limit", "train.tensorboard", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
+    *("train.cuda_graphs", "train.compile", "train.flex_attention"),
+    *("train.save_total_limit", "train.track", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
 }
-"""Keys that may change between a run and its resumption, because they do not change what is trained. Paths of models,
+"""Keys that may change between a run and its resumption, because they do not change what is trained (the compiler
+and the attention round differently, and a fault of theirs must not end a run). Paths of models,
 records and images are among them: their content is compared instead."""
+INTERVALS = {"train.eval_steps", "train.save_steps"}
+"""Keys that may change too, unless the result is the best checkpoint, which is one of these steps."""
+LENGTH = {"train.epochs", "train.steps"}
+"""Keys that `lookonce train --resume` may raise, if the learning rates allow it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,8 @@ class Trained:
     """Duration since `first_step`."""
     wait_share: float
     """Share of the step time since `first_step` that was spent waiting for data."""
+    startup_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each piece of work before `first_step`."""
 
 
 class RunFolder:
@@ -64,6 +87,7 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
+        self.curves = folder / "curves.svg"
         self.progress = folder / "progress.json"
 
     def predictions(self, split: str) -> Path:
@@ -74,8 +98,10 @@ class RunFolder:
 
     @classmethod
     def find(cls, path: Path) -> RunFolder:
-        """The folder at `path`, or the output folder of the run file at `path`."""
-        return cls(read_run_file(path).output if path.is_file() else path)
+        """The folder at `path`, the one in which a copy of the run file lies, or the output folder of a run file."""
+        if path.is_file():
+            return cls(path.parent if (path.parent / RECORD).exists() else read_run_file(path).output)
+        return cls(path)
 
     @property
     def is_finished(self) -> bool:
@@ -87,15 +113,31 @@ class RunFolder:
         return any(path.exists() for path in (self.log, self.checkpoints, self.adapter))
 
     @property
-    def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint to resume from."""
-        found = [path for path in self.checkpoints.glob("checkpoint-*") if _is_whole(path)]
-        return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    def _holds_files(self) -> bool:
+        """Whether there is anything but a claim and temporary files."""
+        names = (path.name for path in self.folder.iterdir()) if self.folder.exists() else ()
+        return any(name != CLAIM and TEMPORARY_MARK not in name for name in names)
 
-    def check(self, run: RunFile, identity: dict[str, Any]) -> None:
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that was written completely; its checksums are not compared."""
+        return next(iter(self.complete_checkpoints()), None)
+
+    def complete_checkpoints(self) -> list[Path]:
+        """The checkpoints that were written completely, the newest first; their checksums are not compared."""
+        found = [path for path in self.checkpoints.glob("checkpoint-*") if step_of(path) >= 0 and is_complete(path)]
+        return sorted(found, key=step_of, reverse=True)
+
+    def has_other_length(self, run: RunFile) -> bool:
+        """Whether the folder holds a training of another number of epochs or steps."""
+        if not (self.holds_work and self._record.exists()):
+            return False
+        return _length(self.read_run()) != _length(run)
+
+    def check(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> None:
         """Check that the folder is free or already belongs to this run; a run without any step does not count.
 
-        `identity` is all of `RunInputs.identity`, or the entries of it that are known.
+        `identity` is all of `RunInputs.identity`, or the entries of it that are known. Keys in `may_differ` may differ.
 
         Raises:
             RunFolderError: it holds another run, or files that are not a run.
@@ -103,30 +145,41 @@ class RunFolder:
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
         if self.holds_work and self._record.exists():
-            ignored = {f"run.{name}" for name in HARMLESS}
+            ignored = {f"run.{name}" for name in (*_harmless(run), *may_differ)}
             recorded = json.loads(self._record.read_text())
             recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
             recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
             found = differences(_identity(run, identity), recorded)
             lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
             if lines:
+                is_longer = {name for name, _, _ in found} - ignored <= {f"run.{name}" for name in LENGTH}
+                advice = "Extend it with: lookonce train RUN.yaml --resume. Or choose" if is_longer else "Choose"
                 raise RunFolderError(
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
-                    + "\nChoose another `output`, or move that run away and start again with --restart"
+                    + f"\n{advice} another `output`, or move that run away and start again with --restart"
                 )
-        elif self.folder.exists() and any(self.folder.iterdir()) and not self._record.exists():
+        elif self._holds_files and not self._record.exists():
             raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
 
-    def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Claim the folder for this run.
+    def claim(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> None:
+        """Claim the folder for this run, which may differ from the one in it by keys in `may_differ`.
 
         Raises:
             RunFolderError: it holds another run or other files.
         """
-        self.check(run, identity)
+        self.check(run, identity, may_differ)
+        run = with_absolute_paths(run)
         write_json(self._record, _identity(run, identity))
         write_text(self.folder / "run.yaml", run.to_yaml())
         write_json(self.folder / "environment.json", environment())
+
+    def recorded_inputs(self) -> dict[str, Any]:
+        """The hashes of the recorded run's inputs; empty if there is none."""
+        try:
+            inputs: dict[str, Any] = json.loads(self._record.read_text())["inputs"]
+            return inputs
+        except (OSError, ValueError, KeyError):
+            return {}
 
     def check_inputs(self, identity: dict[str, Any]) -> None:
         """Check that the run's inputs are still those of the training; `identity` may hold some of the entries.
@@ -144,7 +197,7 @@ class RunFolder:
 
     @property
     def _record(self) -> Path:
-        return self.folder / "run.json"
+        return self.folder / RECORD
 
     def move_away(self) -> Path | None:
         """Rename the folder to make room for a new run; returns the new path, or None if it holds none."""
@@ -170,18 +223,38 @@ class RunFolder:
             recorded = without_removed_keys(json.loads(self._record.read_text())["run"])
             return RunFile.model_validate(recorded, context=RECORDED)
         except FileNotFoundError:
-            raise RunFolderError(f"{self.folder} is not a run folder; make one with: lookonce train RUN.yaml") from None
+            where = located(self.folder)
+            raise RunFolderError(f"{where} is not a run folder; make one with: lookonce train RUN.yaml") from None
         except (ValueError, KeyError) as error:
             raise RunFolderError(f"{self._record} is broken: {error}") from None
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written completely: Trainer's state is its last file."""
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written, from its name; -1 if this is not the name of one."""
+    number = checkpoint.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint was written completely, and not deleted in part."""
+    state, checksums = checkpoint / STATE, checkpoint / CHECKSUMS
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text())
+        if checksums.exists():
+            return state.exists() and checksums.stat().st_size > 0
+        json.loads(state.read_text())  # of an earlier version, whose last file was the state
     except (OSError, ValueError):
         return False
     return True
+
+
+def _harmless(run: RunFile) -> set[str]:
+    """The keys that may differ from those of the run in the folder."""
+    intervals = set() if run.train.load_best_model_at_end else INTERVALS
+    return HARMLESS | intervals | ({"train.epochs"} if run.train.steps else set())
+
+
+def _length(run: RunFile) -> tuple[int | None, float]:
+    return run.train.steps, 0.0 if run.train.steps else run.train.epochs
 
 
 def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lookonce.cache.build.estimate import Estimate, estimate
 from lookonce.cache.build.planner import ensure_plan, planned_images
@@ -14,14 +16,39 @@ from lookonce.cache.maintenance.staging import find_staged
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.claims import using
 from lookonce.cache.store.fingerprint_notes import Source
 from lookonce.cache.store.manifest import ensure_manifest
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.config import RunFile
-from lookonce.run.model_ref import open_model, source_of
-from lookonce.run.records import RunRecords, find_images, read_splits
+from lookonce.run.identity import model_identity
+from lookonce.run.model_ref import fingerprint_of, open_model, source_of
+from lookonce.run.records import (
+    UNUSABLE_ADVICE,
+    RunRecords,
+    cached_images,
+    find_images,
+    find_unusable,
+    leave_out_unusable,
+    read_splits,
+)
+
+Found = TypeVar("Found")
+Once = Callable[[Callable[[], Any]], Any]
+"""Calls a function in one of several processes and returns its result in all of them."""
+Timed = Callable[[str], AbstractContextManager[Any]]
+
+
+def at_once(function: Callable[[], Found]) -> Found:
+    """`Once` for a single process."""
+    return function()
+
+
+def untimed(name: str) -> AbstractContextManager[Any]:
+    """`Timed` without a clock."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -34,20 +61,48 @@ class RunInputs(RunRecords):
     processor: ImageProcessor
 
     @classmethod
-    def open(cls, run: RunFile, *, trust_plan: bool = False) -> RunInputs:
+    def open(cls, run: RunFile, *, trust_plan: bool = False, skip_unusable: bool = False) -> RunInputs:
         """Read the records, open the model, hash the images and the tower.
 
         `trust_plan`: images that the cache's plan names are not read; their keys are taken from the plan.
+        `skip_unusable`: leave out records as training does, if the run file asks for it; a build tries all images.
 
         Raises:
             LookonceError: records, images or model are missing or broken.
         """
-        records = read_splits(run)
+        notes: list[str] = []
+        records = read_splits(run, notes.append)
         source = source_of(run)  # before reading, so that a change meanwhile is noticed later
         model_folder, processor, fingerprint = open_model(source)
         source.write_note(run.cache.dir, fingerprint)
+        if skip_unusable:
+            records = leave_out_unusable(records, find_unusable(run, fingerprint, records), notes.append)
         images = find_images(run, fingerprint, records, trust_plan=trust_plan)
-        return cls(run, fingerprint, records, images, source, model_folder, processor)
+        return cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+
+    @classmethod
+    def from_cache(cls, run: RunFile, once: Once = at_once, timed: Timed = untimed) -> RunInputs:
+        """Read the records and open the model; take the rest from the cache, so that training needs nothing else.
+
+        Image keys come from the cache's plan (`cached_images`), and the fingerprint from what was recorded for these
+        files of the model, so neither images nor the tower are read. `once` calls a function on the first rank and
+        returns its result on all. `timed` times a part of the work, by its name.
+
+        Raises:
+            LookonceError: records, model or cache are missing or broken, or the plan lacks images.
+        """
+        notes: list[str] = []
+        with timed("read records"):
+            records = read_splits(run, notes.append)
+        source = source_of(run)
+        with timed("find image keys"):
+            fingerprint = once(lambda: fingerprint_of(source, run.cache.dir))
+            unusable = once(lambda: find_unusable(run, fingerprint, records))
+            records = leave_out_unusable(records, unusable, notes.append)
+            images = once(lambda: cached_images(run, fingerprint, records, notes.append))
+        with timed("open model folder"):
+            model_folder, processor, _ = open_model(source, fingerprint)
+        return cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
 
     def estimate(self, num_pilot: int) -> Estimate:
         """What `build` would do; after encoding `num_pilot` images, also how long it would take."""
@@ -65,9 +120,10 @@ class RunInputs(RunRecords):
 
     def write_plan(self) -> None:
         """Write the plan, so that workers need not hash the images."""
-        ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())
-        wanted = planned_images(self.images, self.processor)
-        ensure_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+        with using(self.cache_folder, "lookonce cache plan", self.run.cache.claim_s):
+            ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())
+            wanted = planned_images(self.images, self.processor)
+            ensure_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
         self._note_fingerprint()
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
@@ -107,38 +163,31 @@ class RunInputs(RunRecords):
         options, keys = self.run.cache, self.images.path_of
         staged = find_staged(options.stage, self.fingerprint, keys, check=options.check) if options.stage else None
         cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
-        missing = [
-            (path, record.origin)
-            for record in self.all_records()
-            for path in record.images
-            if self.images.key_of.get(path, "") not in cache
-        ]
+        missing = {path for path, key in self.images.key_of.items() if key not in cache} | self.images.unusable.keys()
         if missing:
-            path, origin = missing[0]
+            path, origin = next(
+                (path, record.origin) for record in self.all_records() for path in record.images if path in missing
+            )
             reason = self.images.unusable.get(path)
             if reason is None and (failure := cache.failed.get(self.key_of(path))):
                 reason = failure.reason
-            advice = (
-                f"it is quarantined ({reason}); repair the file or remove its records"
-                if reason
-                else f"run: {BUILD_COMMAND}"
-            )
-            num_images = len({path for path, _ in missing})
+            advice = f"it is quarantined ({reason}); {UNUSABLE_ADVICE}" if reason else f"run: {BUILD_COMMAND}"
             raise FeaturesMissing(
-                f"{cache.folder} lacks the features of {num_images} of {self.images.num_files} images, "
+                f"{cache.folder} lacks the features of {len(missing)} of {self.images.num_files} images, "
                 f"the first being {path} ({origin}): {advice}"
             )
         return cache
 
-    def identity(self) -> dict[str, Any]:
-        """Hashes of what a training depends on: the whole model, the cache's fingerprint, training and validation
-        records. The test split is not among them.
+    def identity(self, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Hashes of what a training depends on: the model, the cache's fingerprint, training and validation records.
+
+        The test split is not among them. `recorded` are the entries of the run that is in the run folder, if any.
 
         Raises:
             ImageError: an image cannot be read.
         """
         self._refuse_unusable()
-        return {"model": self.model_folder.content_hash(), **self.cheap_identity()}
+        return model_identity(self.model_folder.folder, recorded or {}) | self.cheap_identity()
 
     def _refuse_unusable(self) -> None:
         for record in self.all_records():
@@ -146,5 +195,5 @@ class RunInputs(RunRecords):
                 if path in self.images.unusable:
                     raise ImageError(
                         f"{len(self.images.unusable)} of {self.images.num_files} images cannot be read; the first is "
-                        f"used by {record.origin}: {self.images.unusable[path]}; repair it or remove its records"
+                        f"used by {record.origin}: {self.images.unusable[path]}; {UNUSABLE_ADVICE}"
                     )

@@ -7,6 +7,7 @@ other setting can change the fingerprint. Torch is imported only where the model
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -30,8 +31,8 @@ def source_of(run: RunFile, *, is_local: bool = False) -> Source:
     return Source.of(folder, settings)
 
 
-def open_model(source: Source) -> tuple[ModelFolder, ImageProcessor, Fingerprint]:
-    """The model folder, its image processor, and the fingerprint of the run's cache.
+def open_model(source: Source, known: Fingerprint | None = None) -> tuple[ModelFolder, ImageProcessor, Fingerprint]:
+    """The model folder, its image processor, and the fingerprint of the run's cache, computed unless it is `known`.
 
     Raises:
         ModelError: the model has no vision tower that is supported, or a file of it is broken.
@@ -41,7 +42,7 @@ def open_model(source: Source) -> tuple[ModelFolder, ImageProcessor, Fingerprint
 
     pixels = {name: value for name, value in source.settings.items() if name != "dtype"}
     model_folder, processor = ModelFolder.open(str(source.folder)), ImageProcessor(source.folder, **pixels)
-    return model_folder, processor, Fingerprint.of(model_folder, processor, source.settings["dtype"])
+    return model_folder, processor, known or Fingerprint.of(model_folder, processor, source.settings["dtype"])
 
 
 def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:
@@ -53,8 +54,13 @@ def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:
         ModelError: there is no such model, or it is broken.
     """
     source = source_of(run, is_local=is_local)  # before reading, so that a change meanwhile is noticed later
-    if known := source.read_note(run.cache.dir):
+    return fingerprint_of(source, run.cache.dir)
+
+
+def fingerprint_of(source: Source, root: Path) -> Fingerprint:
+    """The fingerprint of a source as recorded in `root`, the folder of caches; else computed and recorded there."""
+    if known := source.read_note(root):
         return known
     fingerprint = open_model(source)[-1]
-    source.write_note(run.cache.dir, fingerprint)
+    source.write_note(root, fingerprint)
     return fingerprint

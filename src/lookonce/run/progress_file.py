@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lookonce.cache.store.claims import Worker, read_worker_file
+from lookonce.claim_file import Process, read_process_file
 
 End = Literal["", "finished", "stopped", "failed"]
 
@@ -15,7 +15,7 @@ End = Literal["", "finished", "stopped", "failed"]
 class Progress:
     """The content of the file."""
 
-    worker: Worker
+    worker: Process
     began: float
     """When the training began, in seconds since 1970 by the trainer's clock."""
     phase: str = "loading"
@@ -39,4 +39,4 @@ class Progress:
 
 def read_progress(path: Path) -> Progress | None:
     """The progress of a training; None if the file is missing or unreadable."""
-    return read_worker_file(path, Progress)
+    return read_process_file(path, Progress)

@@ -1,29 +1,40 @@
 """A run's records and distinct images, and the cache they belong to: all that read-only commands need.
 
 Design: no torch, so `lookonce status` and `cache status` answer in half a second, where opening the model takes six.
-They open it only if its fingerprint has not been recorded (model_ref.py).
+They open it only if its fingerprint has not been recorded (model_ref.py). Python's garbage collector is paused while
+records are read: a million of them make it look at all objects again and again, for a third of the time.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lookonce.cache.build.planner import index_from_plan
 from lookonce.cache.build.status import StatusReport, status
+from lookonce.cache.build.unusable import unusable_images
+from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
+from lookonce.cache.store.reader import find_cache
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.records import Record, read_records
+from lookonce.datasets.records import Record, RecordsFile, missing_file
+from lookonce.datasets.stamps import is_gone
+from lookonce.datasets.usable import leave_out
+from lookonce.environment import without_garbage_collection
+from lookonce.errors import FeaturesMissing, ImageError, RecordsError
+from lookonce.hub import check_name
 from lookonce.run.config import RunFile
+from lookonce.run.identity import hash_records
 from lookonce.run.model_ref import find_fingerprint
+from lookonce.text import Notify, count, quiet
 
 MEGABYTE = 1_000_000
 SPLITS = ("train", "val", "test")
+UNUSABLE_ADVICE = "repair the file, or leave its records out with `data.skip_unusable: true`"
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class RunRecords:
     records: dict[str, list[Record]]
     """Records by split (train, val, test); a split that the run file does not name is empty."""
     images: ImageIndex
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """What a user should know of how the records were read, such as those that were left out."""
 
     @property
     def cache_folder(self) -> Path:
@@ -48,6 +61,13 @@ class RunRecords:
         """How much of this run's cache is built."""
         return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
 
+    def without_unusable(self) -> RunRecords:
+        """The same without the records that training leaves out, which are named in `notes`."""
+        notes = [*self.notes]
+        unusable = find_unusable(self.run, self.fingerprint, self.records)
+        records = leave_out_unusable(self.records, unusable, notes.append)
+        return replace(self, records=records, notes=tuple(notes))
+
     def all_records(self) -> Iterator[Record]:
         """The records of all splits."""
         return chain.from_iterable(self.records.values())
@@ -59,15 +79,10 @@ class RunRecords:
         """The entries of `RunInputs.identity` that do not need the model; every image must have a key."""
         return {
             "cache": self.fingerprint.sha256,
-            "records": {split: self._hash(records) for split, records in self.records.items() if split != "test"},
+            "records": {
+                split: hash_records(records, self.key_of) for split, records in self.records.items() if split != "test"
+            },
         }
-
-    def _hash(self, records: list[Record]) -> str:
-        digest = hashlib.sha256()
-        for record in records:
-            keys = [self.key_of(path) for path in record.images]
-            digest.update(repr((keys, record.turns, record.system)).encode())
-        return digest.hexdigest()
 
 
 def open_records(run: RunFile) -> RunRecords:
@@ -80,15 +95,62 @@ def open_records(run: RunFile) -> RunRecords:
     return RunRecords(run, fingerprint, records, find_images(run, fingerprint, records, trust_plan=True))
 
 
-def read_splits(run: RunFile) -> dict[str, list[Record]]:
-    """The records of a run, by split: train, val, test."""
-    return {split: list(read_split(run, split)) for split in SPLITS}
+def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]:
+    """The records of a run, by split: train, val, test. `notify` gets the number of answers that were not text."""
+    with without_garbage_collection():
+        return {split: list(read_split(run, split, notify)) for split in SPLITS}
 
 
-def read_split(run: RunFile, split: str) -> Iterator[Record]:
+def read_split(run: RunFile, split: str, notify: Notify = quiet) -> Iterator[Record]:
     """The records of one split."""
-    for path in getattr(run.data, split):
-        yield from read_records(path, run.data.image_root, format=run.data.format)
+    data, num_coerced = run.data, 0
+    for path in getattr(data, split):
+        file = RecordsFile(path, data.image_root, format=data.format, coerce_answers=data.coerce_answers)
+        yield from file
+        num_coerced += file.num_coerced
+    if num_coerced:
+        what = count(num_coerced, f"{split} answer")
+        notify(f"{what} read as text from numbers or booleans (`data.coerce_answers`)")
+
+
+def check_paths(run: RunFile) -> None:
+    """Check that the records files exist, and the model folder unless it may be on the Hub; takes no time.
+
+    Raises:
+        RecordsError: a records file is missing.
+        ModelError: the model folder is missing.
+    """
+    for split in SPLITS:
+        for path in getattr(run.data, split):
+            if not path.exists():
+                raise RecordsError(missing_file(path))
+    check_name(run.model.path)
+
+
+def find_unusable(run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]]) -> dict[Path, str]:
+    """Why images whose records are left out have no features; none unless `data.skip_unusable` is set."""
+    if not run.data.skip_unusable:
+        return {}
+    paths = dict.fromkeys(path for some in records.values() for record in some for path in record.images)
+    return unusable_images(run.cache.dir / fingerprint.folder_name, fingerprint.sha256, paths)
+
+
+def leave_out_unusable(
+    records: dict[str, list[Record]], unusable: dict[Path, str], notify: Notify = quiet
+) -> dict[str, list[Record]]:
+    """The records without those of unusable images; `notify` gets their number and the first few of each split.
+
+    Raises:
+        ImageError: no training record is left.
+    """
+    kept = {}
+    for split, some in records.items() if unusable else ():
+        kept[split], left_out = leave_out(some, unusable)
+        if left_out.num_left_out and split == "train" and not kept[split]:
+            raise ImageError(f"no training record is left with `data.skip_unusable`; {left_out.text('train ')}")
+        if left_out.num_left_out:
+            notify(left_out.text(f"{split} "))
+    return kept or records
 
 
 def find_images(
@@ -101,3 +163,51 @@ def find_images(
         plan = read_plan(run.cache.dir / fingerprint.folder_name)
         known = index_from_plan(plan, (path for record in everything for path in record.images))
     return index_images(everything, known)
+
+
+def cached_images(
+    run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], notify: Notify = quiet
+) -> ImageIndex:
+    """The images of a run's records by the plan of its cache, as training and evaluation need them.
+
+    No planned image is read, and none need exist. Files that the plan does not name, or that have changed since, are
+    hashed; `notify` gets their number.
+
+    Raises:
+        CacheError: there is no such cache.
+        FeaturesMissing: the plan does not know an image; names the first one and a record with it.
+    """
+    folder = run.cache.dir / fingerprint.folder_name
+    if not (folder / MANIFEST).exists():
+        find_cache(run.cache.dir, fingerprint)  # its error says which caches there are, and how they differ
+    plan = read_plan(folder)
+    everything = list(chain.from_iterable(records.values()))
+    paths = dict.fromkeys(path for record in everything for path in record.images)
+    known = index_from_plan(plan, paths, without_files=True)
+    unknown = [path for path in paths if path not in known.key_of]
+    _refuse([path for path in unknown if is_gone(path)], everything, folder)
+    images = index_images(everything, known)
+    keys = {key for key, _ in plan.files().values()}
+    _refuse([path for path in unknown if images.key_of.get(path) not in keys | {None}], everything, folder)
+    if unknown:
+        notify(
+            f"{count(len(unknown), 'image')} hashed, because the cache's plan does not name the files or they have "
+            f"changed since; to record them, run: {BUILD_COMMAND}"
+        )
+    return images
+
+
+def _refuse(unknown: list[Path], records: list[Record], folder: Path) -> None:
+    """Refuse images that the plan of a cache does not know."""
+    if unknown:
+        path = unknown[0]
+        origin = next(record.origin for record in records if path in record.images)
+        num_images = len({path for record in records for path in record.images})
+        reason = read_quarantine(folder).get(str(path))
+        advice = (
+            f"the last build could not read it ({reason}); {UNUSABLE_ADVICE}" if reason else f"run: {BUILD_COMMAND}"
+        )
+        raise FeaturesMissing(
+            f"the plan of {folder} does not know {len(unknown)} of {num_images} images, the first being {path} "
+            f"({origin}); {advice}"
+        )

@@ -8,6 +8,7 @@ import pytest
 
 from lookonce.errors import CacheError
 from lookonce.run.inputs import RunInputs
+from lookonce.run.log_file import read_curves
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
@@ -51,10 +52,24 @@ def test_checkpoints_and_log_follow_the_run_file(make_run):
     lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 4, 6]
     assert all(
-        {"grad_norm", "samples_per_second", "eta_seconds", "wait_share"} <= set(line)
+        {"grad_norm", "samples_per_second", "tokens_per_second", "eta_seconds", "wait_share", "time"} <= set(line)
         for line in lines
         if "loss" in line
     )
+
+
+def test_a_run_keeps_its_curves_its_best_validation_loss_and_the_seconds_of_its_start(make_run):
+    notes: list[str] = []
+    run = make_run(train={"steps": 4, "save_steps": 2, "eval_steps": 1})
+    RunInputs.open(run).build()
+    summary = train(run, notify=notes.append)
+    curves = read_curves(run.output / "log.jsonl")
+    assert list(curves.validation_loss) == [1, 2, 3, 4] and len(curves.loss) == 4
+    assert (summary.best_validation_step, summary.best_validation_loss) == curves.best
+    assert f"at step {curves.best[0]}" in (run.output / "curves.svg").read_text()
+    said = [note.partition(":")[0] for note in notes]
+    assert [name for name in summary.startup_seconds if name not in said] == []
+    assert {"read records", "make tokens of train records", "load weights"} <= set(summary.startup_seconds)
 
 
 def test_rounded_features_in_a_float32_training_are_reported(make_run):

@@ -21,8 +21,8 @@ from lookonce.run.config import BatchSection, RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import BLOCK
+from lookonce.train.loop.arguments import CHECKPOINTING
 from lookonce.train.loop.session import Session
-from lookonce.train.loop.trainer import CHECKPOINTING
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.loss import forward_loss

@@ -22,17 +22,16 @@ import torch
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.config import BatchSection, RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.selftest.passes import Outcome, Passes
+from lookonce.selftest.questions import stock_rows
 from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.collate_rows import image_keys
-from lookonce.train.data.features import Batch, image_inputs
+from lookonce.train.data.features import Batch
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.loop.session import Session
-from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
-from lookonce.train.model.cuda_graphs import CapturedPasses, copy_into, cuda_graph_capture, shape_of_batch
+from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
-from lookonce.train.model.loss import forward_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,53 +85,17 @@ def packs(sessions: list[Session]) -> Iterator[tuple[BatchMaker, MicroBatch]]:
         yield batch_maker, rng.choice(next(sampler.epoch(0)))
 
 
-@dataclass
-class Outcome:
-    """Loss and gradient of one pack."""
-
-    loss: torch.Tensor
-    gradient: torch.Tensor
-
-    def distance(self, other: Outcome) -> tuple[float, float]:
-        """Relative distances of loss and gradient."""
-        pairs = ((self.loss, other.loss), (self.gradient, other.gradient))
-        return tuple(float((found - expected).norm() / expected.norm()) for found, expected in pairs)
-
-
 def load_rounded(model_folder: ModelFolder, dtype: torch.dtype) -> Any:
     """Load the model with the weights of bfloat16, so that both precisions have the same weights."""
     return load_without_tower(model_folder, torch.bfloat16).to(dtype)
 
 
-class Computation:
+class Computation(Passes):
     """Computes packs in one precision: bfloat16 as in training, or float32."""
 
     def __init__(self, session: Session, precision: str, random_lora: Callable[..., Any]) -> None:
-        self.session, self.dtype = session, PRECISIONS[precision]
-        self.model = random_lora(session.inputs, load_rounded, self.dtype).to(DEVICE)
-        self.mask = PackMask(max(LIMITS), DEVICE)
-
-    def outcome(self, batches: list[Batch]) -> Outcome:
-        total = torch.zeros((), device=DEVICE)
-        for batch in batches:
-            total += self.run(batch)
-        return self.taken(total)
-
-    def run(self, batch: Batch) -> torch.Tensor:
-        with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
-            loss = forward_loss(self.model, batch, self.mask)
-        loss.backward()
-        return loss.detach()
-
-    @property
-    def trained(self) -> list[torch.Tensor]:
-        return [weight for weight in self.model.parameters() if weight.requires_grad]
-
-    def taken(self, loss: torch.Tensor) -> Outcome:
-        """The loss with the gradients, which are then cleared."""
-        gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained])
-        self.model.zero_grad(set_to_none=True)
-        return Outcome(loss.double(), gradient)
+        dtype = PRECISIONS[precision]
+        super().__init__(random_lora(session.inputs, load_rounded, dtype).to(DEVICE), dtype, max(LIMITS), DEVICE)
 
     def shared(self, batch_maker: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """The pack as in training."""
@@ -151,18 +114,7 @@ class Computation:
 
     def rows(self, batch_maker: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """Each question as a padded row, as transformers computes it, in random order."""
-        numbers = [number for group in micro_batch.pack.groups for number in group.examples]
-        rows = list(zip(numbers, micro_batch.target_weights, strict=True))
-        random.Random(0).shuffle(rows)
-        return self.outcome(
-            [self._rows(batch_maker, rows[start : start + NUM_ROWS]) for start in range(0, len(rows), NUM_ROWS)]
-        )
-
-    def _rows(self, batch_maker: BatchMaker, rows: list[tuple[int, float]]) -> Batch:
-        examples = [batch_maker.sampler.examples[number] for number, _ in rows]
-        texts = self.session.collator.text_batch(examples, [weight for _, weight in rows])
-        text = {name: tensor.to(DEVICE) for name, tensor in texts.items()}
-        return text | image_inputs(batch_maker.source, image_keys(examples), DEVICE)
+        return self.stock(stock_rows(batch_maker, micro_batch, NUM_ROWS))
 
 
 @dataclass
@@ -231,7 +183,7 @@ def test_packs_of_all_lengths_use_the_graphs_compiled_for_the_first(measured):
 def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, random_lora):
     """With packs of many lengths in any order, each length several times."""
     rounded = Computation(session, "bf16", random_lora)
-    captured = CapturedPasses(rounded.run, rounded.trained, session.chat_tokenizer.merge_size, cuda_graph_capture())
+    captured = rounded.captured(session.chat_tokenizer.merge_size)
     with training_on_packs(rounded.model, compiled=True):
         for batch_maker, micro_batch in islice(packs(sessions), NUM_PACKS):
             batch = batch_maker.batch(micro_batch)
@@ -240,8 +192,7 @@ def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, rando
             copy_into(inputs, batch)
             rounded.model.zero_grad(set_to_none=True)
             launched = rounded.outcome([inputs])  # padded as well: products of other shapes are rounded differently
-            captured.begin_step()
-            replayed = rounded.taken(captured(batch))
+            replayed = rounded.replayed(captured, batch)
             assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
 
 
@@ -251,13 +202,12 @@ def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_stat
     session = replace(session, inputs=replace(session.inputs, run=run))
     rounded = Computation(session, "bf16", random_lora)
     rounded.model.train()
-    captured = CapturedPasses(rounded.run, rounded.trained, session.chat_tokenizer.merge_size, cuda_graph_capture())
+    captured = rounded.captured(session.chat_tokenizer.merge_size)
     batch_maker, micro_batch = next(packs(sessions))
     batch = batch_maker.batch(micro_batch)
 
     def replayed() -> torch.Tensor:
-        captured.begin_step()
-        return rounded.taken(captured(batch)).gradient
+        return rounded.replayed(captured, batch).gradient
 
     with training_on_packs(rounded.model, compiled=True):
         rounded.outcome([batch])  # compiles

@@ -171,7 +171,7 @@ import os, sys
 import lookonce.workflow.train as run
 from lookonce.cli import main
 
-def signalled(*arguments):
+def signalled(*arguments, **options):
     os.kill(os.getpid(), int(sys.argv[1]))
     os._exit(1)
 

@@ -67,14 +67,14 @@ class Watched(train_module.MetricsLog):
         save("weights", {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
 
 
-def evaluate_alone(*arguments: Any) -> Any:
+def evaluate_alone(*arguments: Any, **options: Any) -> Any:
     """Evaluate after the other rank has ended."""
     other = int((FOLDER / "pid-1").read_text())
     deadline = time.monotonic() + WAIT_S
     while is_running(other):
         assert time.monotonic() < deadline, "the other rank waits for this one"
         time.sleep(0.05)
-    return evaluate(*arguments)
+    return evaluate(*arguments, **options)
 
 
 def is_running(process_id: int) -> bool:

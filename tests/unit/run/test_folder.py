@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lookonce.errors import RunFolderError
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import LENGTH, RunFolder
 
 IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
 
@@ -53,6 +53,27 @@ def test_another_run_is_refused_and_the_difference_named(make_run, change, name)
         claim(RunFolder(make_run().output), make_run(**change))
 
 
+@pytest.mark.parametrize("change", [{"save_steps": 4, "eval_steps": 4}, {"eval_steps": 1, "save_steps": 2}])
+def test_the_steps_between_which_the_best_is_chosen_are_part_of_the_run(make_run, change):
+    best = {"load_best_model_at_end": True, "save_steps": 2, "eval_steps": 2}
+    claim(RunFolder(make_run().output), make_run(train=best))
+    with pytest.raises(RunFolderError, match="holds another run"):
+        claim(RunFolder(make_run().output), make_run(train=best | change))
+
+
+@pytest.mark.parametrize("change", [{"steps": 9}, {"steps": None, "epochs": 9}])
+def test_a_run_of_another_length_is_refused_with_the_command_that_extends_it(make_run, change):
+    folder, longer = RunFolder(make_run().output), make_run(train=change)
+    claim(folder, make_run())
+    with pytest.raises(
+        RunFolderError, match=r"train.steps: this run .*\nExtend it with: lookonce train .* --resume. Or"
+    ):
+        claim(folder, longer)
+    assert folder.has_other_length(longer) and not folder.has_other_length(make_run())
+    folder.claim(longer, IDENTITY, may_differ=LENGTH)
+    assert folder.read_run() == longer
+
+
 @pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])
 def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
     claim(RunFolder(make_run().output), make_run())
@@ -64,6 +85,8 @@ def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
     "change",
     [
         {"train": {"prefetch": 3}},
+        {"train": {"save_steps": 3, "eval_steps": 3}},
+        {"train": {"epochs": 7}},
         {"train": {"cuda_graphs": False}},
         {"cache": {"dir": "elsewhere"}},
         {"model": {"path": "moved"}},
@@ -149,3 +172,11 @@ def test_a_run_is_found_by_its_folder_and_by_its_run_file(make_run, tmp_path):
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     assert RunFolder.find(tmp_path / "run.yaml").folder == run.output
     assert RunFolder.find(run.output).folder == run.output
+
+
+def test_the_copy_of_a_run_file_finds_the_folder_that_it_lies_in(make_run, tmp_path):
+    """Also when that was moved, and when its `output` was edited."""
+    run = make_run()
+    RunFolder(run.output).claim(run, IDENTITY)
+    run.output.rename(tmp_path / "moved")
+    assert RunFolder.find(tmp_path / "moved" / "run.yaml").folder == tmp_path / "moved"

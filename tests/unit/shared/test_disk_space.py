@@ -1,14 +1,11 @@
-"""Free space is checked in advance; a full disk is reported and costs at most the current shard."""
+"""Free space is checked in advance; a full disk is reported, and costs a build at most the current shard."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import resource
-import subprocess
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,32 +24,6 @@ Usage = namedtuple("Usage", ["total", "used", "free"])
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No minimal margin, which is small beside shards of real size."""
     monkeypatch.setattr(space, "MIN_MARGIN_BYTES", 0)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 40 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(place)]
-    with contextlib.suppress(FileNotFoundError):
-        if subprocess.run(command, capture_output=True).returncode == 0:
-            yield place
-            subprocess.run(["umount", str(place)], check=True)
-            return
-    pytest.skip("a file system cannot be mounted here, since that takes root")
-
-
-def free(place: Path) -> int:
-    return os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-
-
-def fill(place: Path, leave: int) -> Path:
-    """Fill a disk up to `leave` free bytes."""
-    ballast = place / "ballast"
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free(place) - leave)
-    return ballast
 
 
 # Before a build.
@@ -149,12 +120,12 @@ def resumes(site, images, kept: dict[Path, tuple[int, bytes]]) -> None:
 
 
 def test_a_disk_that_fills_up_during_a_build_costs_the_current_shard(site, images, narrow, small_disk):
-    site.path = small_disk
+    site.path = small_disk.folder
     ballast = []
 
     def on_image(number: int) -> None:
         if number == 6:  # a file of another user
-            ballast.append(fill(small_disk, leave=200_000))
+            ballast.append(small_disk.fill(leave=200_000))
 
     with pytest.raises(DiskFull, match=r"bytes\) are missing"):
         site.build(images, site.Tower(on_image=on_image))
@@ -169,13 +140,13 @@ def test_a_disk_that_fills_up_during_a_build_costs_the_current_shard(site, image
 
 @pytest.mark.parametrize("step", ["plan", "summary"])
 def test_a_full_disk_before_or_after_the_shards_is_reported_alike(site, images, narrow, small_disk, step):
-    site.path = small_disk
-    (small_disk / "bad.jpg").write_text("no image")
-    images = site.index(*images.key_of, small_disk / "bad.jpg")
+    site.path = small_disk.folder
+    (small_disk.folder / "bad.jpg").write_text("no image")
+    images = site.index(*images.key_of, small_disk.folder / "bad.jpg")
     if step == "summary":
         site.build(images)
         (site.folder() / "quarantine.jsonl").unlink()
-    ballast = fill(small_disk, leave=0)
+    ballast = small_disk.fill(leave=0)
     with pytest.raises(DiskFull, match="no room for the rest of"):
         site.build(images, site.no_tower)
     ballast.unlink()
@@ -183,18 +154,7 @@ def test_a_full_disk_before_or_after_the_shards_is_reported_alike(site, images, 
     assert not site.leftovers()
 
 
-@contextlib.contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """A limit on the size of files, as `ulimit -f` sets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_limit_on_file_sizes_is_named_and_costs_the_current_shard(site, images):
+def test_a_limit_on_file_sizes_is_named_and_costs_the_current_shard(site, images, largest_file):
     sizes = [shard.num_tokens * site.fingerprint.bytes_per_token for shard in plan_of(site, images)]
     with largest_file(max(sizes)), pytest.raises(DiskFull, match=r"are free but were refused \(File too large"):
         site.build(images)
@@ -240,3 +200,34 @@ def test_other_errors_of_the_disk_are_raised_unchanged(site, images, monkeypatch
     with pytest.raises(OSError, match="Input/output error"):
         site.build(images)
     assert not site.leftovers()
+
+
+# Libraries that hide the reason.
+
+
+def written(folder: Path, error: Exception) -> None:
+    with space.full_disk_named(folder, 10**6, "a checkpoint", "Make room"):
+        raise error
+
+
+def test_a_librarys_error_on_a_full_disk_names_the_disk(narrow, small_disk):
+    ballast = small_disk.fill(leave=100_000)
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+    with pytest.raises(DiskFull, match=r"no room for a checkpoint: 1.0 MB are .* bytes\) are missing. Make room"):
+        written(small_disk.folder, error)
+    ballast.unlink()
+    with pytest.raises(RuntimeError, match="enforce fail"):
+        written(small_disk.folder, error)
+    assert list(small_disk.folder.iterdir()) == []
+
+
+def test_a_librarys_error_names_a_limit_on_file_sizes(tmp_path, largest_file):
+    with largest_file(10**5), pytest.raises(DiskFull, match=r"are free but were refused \(File too large"):
+        written(tmp_path, RuntimeError())
+
+
+def test_errors_that_are_not_of_the_disk_stay_as_they_are(tmp_path):
+    for error in (OSError(errno.EIO, "Input/output error"), ValueError("no"), DiskFull("said already")):
+        with pytest.raises(type(error)) as caught:
+            written(tmp_path, error)
+        assert caught.value is error

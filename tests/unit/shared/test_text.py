@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from lookonce.text import count, duration, faster, rows, size, table
+from lookonce.text import count, duration, faster, located, rows, size, table
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,36 @@ def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
     )
 
 
+LONG = [("Where in the image is the abnormality, if there is one?", "6,500", "centre; lower-left; upper-right", "70 %")]
+
+
+def test_a_table_fits_a_terminal_by_shortening_its_longest_texts() -> None:
+    header, *lines = table(("question", "asked", "majority", "share"), LONG * 2, width=60).splitlines()
+    assert len(header) <= 60 and [len(line) for line in lines] == [60, 60]
+    assert lines[0].split()[:2] == ["Where", "in"] and lines[0].count("...") == 2 and lines[0].endswith("70 %")
+    assert lines[0].startswith("Where in the image is the ...") and " 6,500  centre; lowe..." in lines[0]
+
+
+def test_a_table_is_whole_where_its_lines_fit_and_in_a_pipe() -> None:
+    whole = table(("question", "asked", "majority", "share"), LONG)
+    assert LONG[0][0] in whole and table(("question", "asked", "majority", "share"), LONG, width=200) == whole
+
+
+def test_numbers_stay_whole_in_the_narrowest_terminal() -> None:
+    lines = table(("", "a number"), [("x" * 50, "12,345,678")], width=10).splitlines()
+    assert lines[1] == f"{'x' * 9}...  12,345,678"
+
+
+def test_a_line_break_in_a_text_does_not_break_a_table() -> None:
+    assert table(("question",), [("What is\nthis?",)]).splitlines() == ["question", "What is\\nthis?"]
+
+
+def test_a_table_asks_the_terminal_for_its_width(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, table(("question", "asked", "majority", "share"), LONG).splitlines())) == 50
+
+
 def test_a_table_without_lines_is_its_header() -> None:
     assert table(("part", "images"), []) == "part  images"
 
@@ -76,3 +108,9 @@ def test_a_ratio_below_one_is_slower(ratio: float, expected: str) -> None:
 )
 def test_numbers_that_round_up_take_the_next_unit(found: str, expected: str) -> None:
     assert found == expected
+
+
+def test_a_relative_path_is_shown_in_full_with_what_it_is_relative_to(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert located(Path("a.jsonl")) == f"{tmp_path}/a.jsonl (a.jsonl is relative to the working directory)"
+    assert located(Path("/data/a.jsonl")) == "/data/a.jsonl"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lookonce.train.data.features import CachedFeatures, image_inputs
 
-quick = settings(deadline=None, database=None, max_examples=80)
+quick = settings(deadline=None, database=None, max_examples=60)
 NUM_TOKENS = {"a": 1, "b": 2, "c": 3, "d": 4}
 BYTES_A_TOKEN = 4 * 5 * 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -17,10 +18,10 @@ from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import Pack, pack_step, row_batches
 from lookonce.train.data.steps import epoch_steps
 
-quick = settings(deadline=None, database=None, max_examples=80)
+quick = settings(deadline=None, database=None, max_examples=60)
 LIMIT = 100
-LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=12))
-STEPS = st.lists(LENGTHS, min_size=1, max_size=15).map(lambda lengths: groups_of(lengths))
+LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
+STEPS = st.lists(LENGTHS, min_size=1, max_size=10).map(lambda lengths: groups_of(lengths))
 RANKS = st.integers(1, 5)
 
 
@@ -33,6 +34,7 @@ def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
     ]
 
 
+@functools.cache
 def kvasir_steps(num_images: int, samples: int, questions: int | None = None) -> list[list[Group]]:
     """Full steps of images with the numbers of questions and the lengths of Kvasir-VQA-x1."""
     rng = random.Random(0)

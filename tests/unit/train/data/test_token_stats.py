@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ from lookonce.datasets.records import read_records
 from lookonce.errors import ModelError
 from lookonce.run.config import BatchSection
 from lookonce.run.inputs import RunInputs
+from lookonce.train.data import tokenize
 from lookonce.train.data.groups import group_examples
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.token_report import findings, to_text
@@ -88,7 +90,8 @@ def test_an_image_that_the_processor_refuses_has_an_unknown_size(tmp_path, count
     assert stats_of(tmp_path / "train.jsonl", counter).num_unknown == 1
 
 
-def test_the_published_tokenizer_needs_no_model_weights(real_processor: Path, real_records: Path):
+def test_the_published_tokenizer_needs_no_model_weights(real_processor: Path, real_records: Path, monkeypatch):
+    monkeypatch.setattr(tokenize, "_load_tokenizer", functools.cache(tokenize._load_tokenizer))  # takes half a second
     corpus = Corpus.read([real_records], real_records.parent / "images")
     found = count_tokens(corpus, TokenCounter(real_processor), "published", BatchSection())
     assert sum(found.image_tokens.values()) == 8 and found.num_unknown == 0

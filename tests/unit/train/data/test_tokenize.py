@@ -35,7 +35,7 @@ SIZES = {"a": (97, 181), "b": (240, 130)}
 def published_model(real_processor: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model folder with the published tokenizer."""
     folder = tmp_path_factory.mktemp("published") / "model"
-    write_model(folder, "tiny", tokenizer=real_processor)
+    write_model(folder, "tiny", tokenizer=real_processor, tower_only=True)
     return folder
 
 

@@ -1,0 +1,112 @@
+"""Measure the start of a training on many records: from the command to the batch of the first step.
+
+    python benchmarks/start.py FOLDER --images 100000 --questions 10
+
+Makes image files, records, and a cache of random features of one block of tokens each, once; then opens the training in
+a fresh process and prints the seconds of each part. `--distinct` gives every record a question of its own, so that no
+conversation occurs twice. Needs 1 kB of disk space an image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.receipts import has_receipt
+from lookonce.cache.store.shards import ShardWriter, StoredImage
+from lookonce.datasets.sample.write import write_sample
+from lookonce.run.claim import RunClaim
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.train import open_training
+
+ANSWERS = ("yes", "no", "none", "polyp", "2", "upper left", "pink; red", "more than 20")
+GRID = (1, 2, 2)
+
+
+def make_run(folder: Path, num_images: int, num_questions: int, distinct: bool) -> RunFile:
+    """The run file; its data are made if they are missing."""
+    data = folder / f"{num_images}x{num_questions}{'-distinct' if distinct else ''}"
+    if not (folder / "sample").exists():
+        write_sample(folder / "sample")
+    if not data.exists():
+        (data / "images").mkdir(parents=True)
+        for number in range(num_images):
+            (data / "images" / f"{number:07d}.png").write_text(f"image {number}")
+        with (data / "train.jsonl").open("w") as file:
+            for row in range(num_images * num_questions):
+                image, question = divmod(row, num_questions)
+                asked = f"Question {row if distinct else question}: is there a finding of this kind in the image?"
+                record = {"image": f"images/{image:07d}.png", "question": asked, "answer": ANSWERS[row * 7 % 8]}
+                file.write(json.dumps(record) + "\n")
+    return RunFile.model_validate(
+        {
+            "model": {"path": str(folder / "sample" / "model")},
+            "data": {"train": str(data / "train.jsonl")},
+            "cache": {"dir": str(folder / "caches"), "dtype": "bfloat16"},
+            "batch": {"samples_per_step": 64, "tokens_per_pack": 2048},
+            "output": str(folder / "run"),
+        }
+    )
+
+
+def fill_cache(run: RunFile) -> None:
+    """Plan the images, and write random features for each."""
+    inputs = RunInputs.open(run)
+    inputs.write_plan()
+    fingerprint = inputs.fingerprint
+    features = torch.zeros(1, fingerprint.num_levels, fingerprint.hidden_size, dtype=torch.bfloat16)
+    levels = (0.0,) * fingerprint.num_levels
+    for shard in read_plan(inputs.cache_folder).shards:
+        if not has_receipt(inputs.cache_folder, shard.name):
+            with ShardWriter(inputs.cache_folder, shard.name, fingerprint, len(shard.images)) as writer:
+                writer.add([StoredImage(key, GRID, (features,), levels, levels) for key in shard.keys])
+                writer.commit()
+
+
+def start(run: RunFile) -> dict[str, float]:
+    """Seconds of each part of a start."""
+    began = time.perf_counter()
+    with RunClaim(run.output, "benchmark") as owner:
+        _, training = open_training(run, owner, restart=True, notify=lambda note: None)
+        assert training is not None
+        session, clock, (examples, _) = training.session, training.startup, training.examples["train"]
+        with clock.timed("group records"):
+            device = torch.device("cpu")
+            batches = BatchMaker.of(
+                examples, session.chat_tokenizer, session.collator.source, run.batch, device, seed=0
+            )
+        with clock.timed("first step's batch"):
+            for micro_batch in next(batches.sampler.steps(0, 1)):
+                batches.batch(micro_batch)
+    return clock.seconds | {"all": round(time.perf_counter() - began, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--questions", type=int, default=10)
+    parser.add_argument("--distinct", action="store_true")
+    parser.add_argument("--made", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    run = make_run(options.folder, options.images, options.questions, options.distinct)
+    if options.made:
+        print(json.dumps(start(run), indent=2))
+        return
+    fill_cache(run)
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *sys.argv, "--made"], check=True)
+    print(f"process: {time.perf_counter() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""A disk, a checkpoint, a cache or a clock that fails in the middle of a training: named, and the training resumes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lookonce.cli import main
+from lookonce.errors import CacheCorrupt, DiskFull, LookonceError, RunFolderError, TrainingError
+from lookonce.eval.run import evaluate_run
+from lookonce.run.claim import RunClaim
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder
+from lookonce.status.status import find_training
+from lookonce.train.loop.checkpoints import find_checkpoint
+from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+FEW = {"steps": 12}
+"""Trainings of 12 steps, with a checkpoint after every fourth."""
+
+
+@pytest.fixture
+def meanwhile(monkeypatch) -> Callable[..., None]:
+    """Calls a function at the end of a step of a training, or after each save."""
+
+    def set_up(step: int, act: Callable[[], object], on_save: Callable[[Path], object] = lambda folder: None) -> None:
+        class Lines(MetricsLog):
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                super().on_step_end(args, state, control, **kwargs)
+                if state.global_step == step:
+                    act()
+
+            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                on_save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+        monkeypatch.setattr("lookonce.train.train.MetricsLog", Lines)
+
+    return set_up
+
+
+def undisturbed(trainings) -> RunFile:
+    return trainings.uninterrupted("shared", **FEW)
+
+
+def unstarted(trainings, **changes: Any) -> RunFile:
+    undisturbed(trainings)
+    return trainings.make_run(**trainings.options("shared", **FEW) | changes)
+
+
+def resumes(trainings, run: RunFile, step: int) -> None:
+    """Check that the training resumes after a step and ends as the undisturbed one, with the same files."""
+    assert train(run, resume=True, **QUIET).first_step == step
+    trainings.assert_same_adapter(run, undisturbed(trainings))
+    assert trainings.log(run) == trainings.log(undisturbed(trainings))
+    assert names(run) == names(undisturbed(trainings))
+
+
+def names(run: RunFile) -> set[str]:
+    return {str(path.relative_to(run.output)) for path in run.output.rglob("*")}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# A full disk.
+
+
+@pytest.mark.parametrize(
+    ("step", "leave", "what", "kept"),
+    [
+        (3, 100_000, "checkpoint-4 of .*run", "There is no checkpoint yet"),
+        (7, 100_000, "checkpoint-8 of .*run", "checkpoint-4 is whole"),
+    ],
+    ids=["first", "second"],
+)
+def test_a_disk_that_is_full_at_a_checkpoint_names_what_is_missing_and_the_training_resumes(
+    trainings, meanwhile, monkeypatch, small_disk, step, leave, what, kept
+):
+    run = unstarted(trainings, output=str(small_disk.folder / "run"))
+    ballast = []
+    meanwhile(step, lambda: ballast.append(small_disk.fill(leave)))
+    advice = rf"{kept}: make room \(.*\), then continue with: lookonce train RUN.yaml --resume"
+    with pytest.raises(DiskFull, match=rf"no room for {what}: .* \([\d,]+ bytes\) are missing. {advice}"):
+        train(run, **QUIET)
+    assert trainings.checkpoints(run) == list(range(4, step, 4))
+    ballast[0].unlink()
+    monkeypatch.undo()
+    resumes(trainings, run, step // 4 * 4)
+
+
+def test_a_disk_that_is_full_between_checkpoints_is_named_too(trainings, meanwhile, monkeypatch, small_disk):
+    run, ballast = unstarted(trainings, output=str(small_disk.folder / "run")), []
+
+    def fill() -> None:
+        with (run.output / "log.jsonl").open("a") as file:  # up to the end of a page
+            file.write(f"{'x' * (-file.tell() % 4096 - 1)}\n")
+        ballast.append(small_disk.fill(leave=0))
+
+    meanwhile(6, fill)
+    with pytest.raises(DiskFull, match=r"no room for the files of .*run: .* are missing. All checkpoints are whole"):
+        train(run, **QUIET)
+    ballast[0].unlink()
+    monkeypatch.undo()
+    resumes(trainings, run, 4)
+
+
+def test_a_disk_that_is_full_at_the_adapter_is_named_too(trainings, meanwhile, monkeypatch, small_disk):
+    run = unstarted(trainings, output=str(small_disk.folder / "run"))
+    ballast = []
+    meanwhile(-1, print, lambda folder: folder.name == "checkpoint-12" and ballast.append(small_disk.fill(20_000)))
+    with pytest.raises(DiskFull, match=r"no room for .*adapter: .* bytes\) are missing. All checkpoints are whole"):
+        train(run, **QUIET)
+    ballast[0].unlink()
+    monkeypatch.undo()
+    resumes(trainings, run, 12)
+
+
+def test_a_limit_on_file_sizes_is_named(trainings, largest_file):
+    run = unstarted(trainings)
+    with largest_file(100_000), pytest.raises(DiskFull, match=r"checkpoint-4 .* were refused \(File too large; `quota"):
+        train(run, **QUIET)
+    resumes(trainings, run, 0)
+
+
+# A damaged checkpoint.
+
+
+@pytest.fixture
+def interrupted(trainings, meanwhile, monkeypatch) -> RunFile:
+    """A training that was interrupted after its ninth step."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    run = unstarted(trainings)
+    meanwhile(9, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, **QUIET)
+    monkeypatch.undo()
+    return run
+
+
+def test_a_flipped_byte_in_any_file_of_a_checkpoint_is_named_and_the_one_before_is_taken(trainings, interrupted):
+    folder, notes = RunFolder(interrupted.output), []
+    last = folder.checkpoints / "checkpoint-8"
+    files = {"adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    assert files < {path.name for path in last.iterdir()}
+    for path in last.iterdir():
+        flip(path)
+        assert find_checkpoint(folder, notes.append) == folder.checkpoints / "checkpoint-4"
+        assert path.name in notes[-1] and "checkpoint-8 is damaged" in notes[-1]
+        flip(path)
+    assert find_checkpoint(folder, notes.append) == last
+    flip(last / "adapter_model.safetensors")
+    resumes(trainings, interrupted, 4)
+
+
+def test_if_every_checkpoint_is_damaged_the_training_starts_again(trainings, interrupted):
+    for path in (interrupted.output / "checkpoints").rglob("optimizer.pt"):
+        flip(path)
+    resumes(trainings, interrupted, 0)
+
+
+def test_a_damaged_checkpoint_does_not_become_the_result(trainings, meanwhile):
+    run = unstarted(trainings, train={"steps": 4, "save_steps": 4, "eval_steps": 4, "load_best_model_at_end": True})
+    meanwhile(-1, print, lambda checkpoint: flip(checkpoint / "adapter_model.safetensors"))
+    with pytest.raises(TrainingError, match=r"best checkpoint, .*-4, is damaged \(.*: adapter_model.safetensors\)"):
+        train(run, **QUIET)
+    assert not run.output.joinpath("adapter").exists()
+
+
+# A damaged cache.
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+def flip_all(path: Path) -> None:
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("damage", "how"),
+    [(Path.unlink, "cannot be read"), (cut, "are truncated"), (flip_all, "do not have the checksum")],
+    ids=["lost", "cut", "flipped"],
+)
+def test_a_shard_that_fails_in_the_middle_of_an_epoch_stops_the_training(
+    trainings, meanwhile, monkeypatch, tmp_path, damage, how
+):
+    """Each shard is opened again for each image, as in a cache of very many shards."""
+    caches = tmp_path / "copied"
+    run = unstarted(trainings, cache={"dir": str(caches), "shard_mb": 1})
+    shutil.copytree(trainings.folder / "caches", caches)
+    monkeypatch.setattr("lookonce.cache.store.reader.NUM_OPEN", 0)
+
+    def damage_all() -> None:
+        for path in caches.glob("*/shards/*.safetensors"):
+            damage(path)
+
+    meanwhile(6, damage_all)
+    named = (
+        rf"features of image \w{{64}} \(.*jpg\) in .*shard-\d+.safetensors {how}.*; run: lookonce cache repair RUN.yaml"
+    )
+    with pytest.raises(CacheCorrupt, match=named):
+        train(run, **QUIET)
+    monkeypatch.undo()
+    logged = trainings.log(run)
+    assert (
+        6 <= logged[-1][0] <= 6 + run.train.prefetch and logged == trainings.log(undisturbed(trainings))[: len(logged)]
+    )
+    with pytest.raises(LookonceError, match="lookonce cache"):
+        train(run, resume=True, **QUIET)
+    assert find_checkpoint(RunFolder(run.output), pytest.fail).name == "checkpoint-4"
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert CliRunner().invoke(main, ["cache", "repair", str(tmp_path / "run.yaml")]).exit_code == 0
+    resumes(trainings, run, 4)
+
+
+# A clock that is set.
+
+
+def test_a_clock_that_jumps_takes_nothing_over_and_makes_no_negative_time(trainings, meanwhile, monkeypatch):
+    run, hours, real = unstarted(trainings), itertools.cycle([0, 5, -7, 26, -48]), time.time
+    seen: list[str] = []
+
+    def look() -> None:
+        with RunClaim(run.output, "lookonce train") as other, pytest.raises(RunFolderError, match="is in use by"):
+            other.take()
+        seen.append(find_training(RunFolder(run.output), run.cache.claim_s).state)
+
+    def from_the_future(checkpoint: Path) -> None:
+        os.utime(checkpoint, (real() + 3600 * (50 - len(seen)),) * 2)
+        look()
+
+    meanwhile(6, look, from_the_future)
+    monkeypatch.setattr(time, "time", lambda: real() + 3600 * next(hours))
+    summary = train(run, **QUIET)
+    monkeypatch.undo()
+    assert seen == ["running"] * 4 and trainings.checkpoints(run) == [8, 12]
+    assert 0 < RunFolder(run.output).read_trained().seconds < 3600
+    times = [*summary.startup_seconds.values(), summary.to_json()["train_seconds"]]
+    for line in map(json.loads, (run.output / "log.jsonl").read_text().splitlines()):
+        times += [line[name] for name in ("eta_seconds", "samples_per_second", "wait_share") if name in line]
+    progress = json.loads((run.output / "progress.json").read_text())
+    times += [progress[name] for name in ("stepped_s", "ms_per_sample")]
+    assert all(0 <= value < 1e5 for value in times)
+    trainings.assert_same_adapter(run, undisturbed(trainings))
+
+
+# A folder that may not be written to.
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_read_only_folder_is_refused_before_anything_is_loaded(make_run, small_disk, monkeypatch, is_new):
+    run = make_run(output=str(small_disk.folder / "runs" / "a"))
+    run.output.parent.mkdir() if is_new else run.output.mkdir(parents=True)
+    small_disk.make_read_only()
+    for name in ("RunInputs.from_cache", "load_without_tower"):
+        monkeypatch.setattr(f"lookonce.train.train.{name}", pytest.fail)
+    with pytest.raises(RunFolderError, match=rf"cannot write to {run.output} \(Read-only file system\); .*`output`"):
+        train(run, **QUIET)
+
+
+def test_a_read_only_folder_is_refused_before_any_question_is_answered(make_run, small_disk, built, monkeypatch):
+    run = make_run(output=str(small_disk.folder / "run"), train={"steps": 1}, cache={"dir": str(built.folder.parent)})
+    train(run, **QUIET)
+    small_disk.make_read_only()
+    monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
+    with pytest.raises(RunFolderError, match=rf"cannot write to {run.output} \(Read-only file system\)"):
+        evaluate_run(run.output)
+
+
+def test_an_output_below_a_file_is_refused_before_anything_is_loaded(make_run, tmp_path):
+    (tmp_path / "file").write_text("")
+    run = make_run(output=str(tmp_path / "file" / "run"))
+    with pytest.raises(RunFolderError, match=rf"cannot write to {run.output} \(Not a directory\)"):
+        train(run, **QUIET)

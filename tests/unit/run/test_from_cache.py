@@ -1,0 +1,172 @@
+"""Inputs from the cache alone: neither images nor the tower are read, and nothing else differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from lookonce.cache.maintenance.staging import stage
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.store import fingerprint_notes
+from lookonce.cache.store.manifest import read_plan
+from lookonce.datasets import images as images_module
+from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
+from lookonce.run.inputs import RunInputs
+
+NAMES = ("a.png", "b.png", "c.png")
+
+
+def age(folder: Path) -> None:
+    """Make files older: the stamp of one that was just written is not trusted."""
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 60,) * 2)
+
+
+def write_records(path: Path, names: tuple[str, ...]) -> None:
+    lines = [{"image_filename": f"images/{name}", "question": "Is it?", "answer": "yes"} for name in names]
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.fixture
+def frames(site, tmp_path) -> Path:
+    """A folder of images, and `records.jsonl` about them."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, name in enumerate(NAMES):
+        site.noise(f"images/{name}", number)
+    age(folder)
+    write_records(tmp_path / "records.jsonl", NAMES)
+    return folder
+
+
+@pytest.fixture
+def run(make_run, frames, tmp_path):
+    return make_run(data={"train": str(tmp_path / "records.jsonl"), "val": [], "test": []})
+
+
+@pytest.fixture
+def built_inputs(run, monkeypatch) -> RunInputs:
+    """The run's inputs, hashed and built; the model's files count as old, so their fingerprint is recorded."""
+    later = time.time() + 10
+    monkeypatch.setattr(fingerprint_notes, "now", lambda: later)
+    inputs = RunInputs.open(run)
+    inputs.build()
+    return inputs
+
+
+def no_reading(monkeypatch):
+    for name in ("_read_file", "_read_archive"):
+        monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
+
+
+def test_neither_images_nor_the_tower_are_read(run, frames, built_inputs, monkeypatch):
+    no_reading(monkeypatch)
+    monkeypatch.setattr(ModelFolder, "tower_tensors", lambda self: pytest.fail("the tower was read"))
+    inputs = RunInputs.from_cache(run)
+    assert inputs.images.key_of == built_inputs.images.key_of
+    assert inputs.identity() == built_inputs.identity()
+    assert len(inputs.open_cache()) == len(NAMES)
+
+
+def test_images_need_not_exist(run, frames, built_inputs, monkeypatch):
+    shutil.rmtree(frames)
+    inputs = RunInputs.from_cache(run)
+    assert inputs.images.key_of == built_inputs.images.key_of
+    assert inputs.identity() == built_inputs.identity()
+    assert len(inputs.open_cache()) == len(NAMES)
+
+
+def test_without_a_recorded_fingerprint_the_tower_is_read(run, built_inputs):
+    for note in (run.cache.dir / fingerprint_notes.NOTES).iterdir():
+        note.unlink()
+    assert RunInputs.from_cache(run).fingerprint == built_inputs.fingerprint
+
+
+def test_of_several_processes_one_looks_at_the_cache(run, frames, built_inputs, monkeypatch):
+    answers = []
+    first = RunInputs.from_cache(run, lambda function: answers.append(function()) or answers[-1])
+    monkeypatch.setattr("lookonce.run.inputs.cached_images", lambda *_: pytest.fail("looked at the cache"))
+    monkeypatch.setattr("lookonce.run.inputs.fingerprint_of", lambda *_: pytest.fail("looked at the model"))
+    replies = iter(answers)
+    other = RunInputs.from_cache(run, lambda function: next(replies))
+    assert (other.fingerprint, other.images) == (first.fingerprint, first.images)
+
+
+def test_an_edited_image_is_hashed_and_its_features_are_missing(run, frames, built_inputs, site):
+    site.noise("images/b.png", 99)
+    with pytest.raises(FeaturesMissing, match=r"does not know 1 of 3 images, the first being .*b\.png \(.*jsonl:2\)"):
+        RunInputs.from_cache(run)
+
+
+def test_an_image_that_was_only_touched_keeps_its_key(run, frames, built_inputs):
+    os.utime(frames / "b.png", (time.time() - 30,) * 2)
+    inputs = RunInputs.from_cache(run)
+    assert inputs.images.key_of == built_inputs.images.key_of
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_image_that_the_plan_does_not_know_is_an_error(run, frames, built_inputs, tmp_path, site, exists):
+    write_records(tmp_path / "records.jsonl", (*NAMES, "new.png", "newer.png"))
+    for number, name in enumerate(("new.png", "newer.png") if exists else ()):
+        site.noise(f"images/{name}", 50 + number)
+    with pytest.raises(FeaturesMissing) as caught:
+        RunInputs.from_cache(run)
+    expected = f"does not know 2 of 5 images, the first being {frames / 'new.png'} ({tmp_path / 'records.jsonl'}:4)"
+    assert f"{expected}; run: lookonce cache build RUN.yaml" in str(caught.value)
+
+
+def test_without_a_cache_the_error_says_how_to_build_it(run):
+    with pytest.raises(CacheError, match="no cache in .*; build it with: lookonce cache build"):
+        RunInputs.from_cache(run)
+
+
+def test_a_cache_of_other_settings_is_named_with_the_difference(make_run, run, built_inputs):
+    with pytest.raises(CacheMismatch, match="dtype"):
+        RunInputs.from_cache(make_run(data=run.data.model_dump(), cache={"dtype": "bfloat16"}))
+
+
+def test_after_a_move_images_are_hashed_until_a_build_records_the_files(run, frames, built_inputs, make_run, tmp_path):
+    moved = tmp_path / "moved"
+    frames.parent.joinpath("moved").mkdir()
+    frames.rename(moved / "images")
+    again = make_run(data=run.data.model_dump() | {"image_root": str(moved)})
+    found = RunInputs.from_cache(again)
+    assert list(found.images.key_of.values()) == list(built_inputs.images.key_of.values())
+    [note] = found.notes
+    assert note.startswith("3 images hashed, because the cache's plan does not name the files")
+    assert RunInputs.open(again).build().num_encoded == 0
+    shutil.rmtree(moved)
+    inputs = RunInputs.from_cache(again)
+    assert list(inputs.images.key_of.values()) == list(built_inputs.images.key_of.values())
+    assert len(read_plan(inputs.cache_folder).shards) == 1
+
+
+def test_a_build_records_the_stamp_of_a_touched_file_once(run, frames, built_inputs, monkeypatch):
+    os.utime(frames / "b.png", (time.time() - 30,) * 2)
+    for _ in range(2):
+        RunInputs.open(run).build()
+    assert read_plan(built_inputs.cache_folder).num_files == 2
+    no_reading(monkeypatch)
+    assert RunInputs.from_cache(run).images.key_of == built_inputs.images.key_of
+
+
+def test_of_a_file_with_several_contents_the_last_counts(run, frames, built_inputs, site):
+    for seed in (99, 1, 98):
+        site.noise("images/b.png", seed)
+        age(frames)
+        inputs = RunInputs.open(run)
+        inputs.build()
+    shutil.rmtree(frames)
+    assert RunInputs.from_cache(run).images.key_of == inputs.images.key_of
+
+
+def test_a_staged_copy_is_read(run, frames, built_inputs, tmp_path, make_run):
+    stage(built_inputs.cache_folder, tmp_path / "stage")
+    shutil.rmtree(frames)
+    staged = make_run(data=run.data.model_dump(), cache={"stage": str(tmp_path / "stage")})
+    assert (tmp_path / "stage") in RunInputs.from_cache(staged).open_cache().folder.parents

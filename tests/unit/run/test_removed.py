@@ -1,0 +1,48 @@
+"""Keys of earlier versions: refused in run files, ignored in recorded runs; and what replaced them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lookonce.errors import UsageError
+from lookonce.run.config import TrainSection, read_run_file
+from lookonce.run.folder import HARMLESS, RunFolder
+
+
+def test_a_run_file_with_a_removed_key_is_refused_with_its_replacement(make_run, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(make_run().to_yaml())
+    with pytest.raises(UsageError, match=r"`train.tensorboard` no longer exists; .* `train.track`: \[tensorboard\]"):
+        read_run_file(path, ["train.tensorboard=true"])
+
+
+def test_a_run_that_was_recorded_with_it_is_readable_and_the_same_run(make_run, tmp_path):
+    run = make_run()
+    folder = RunFolder(run.output)
+    folder.claim(run, {})
+    folder.log.touch()
+    record = run.output / "run.json"
+    values = json.loads(record.read_text())
+    del values["run"]["train"]["track"]
+    values["run"]["train"]["tensorboard"] = True
+    record.write_text(json.dumps(values))
+    assert folder.read_run().train.track == []
+    folder.check(run, {})
+
+
+def test_trackers_may_change_when_a_run_is_resumed():
+    assert "train.track" in HARMLESS
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("wandb", ["wandb"]), (["mlflow", "tensorboard"], ["mlflow", "tensorboard"])]
+)
+def test_trackers_are_one_or_a_list(value, expected):
+    assert TrainSection(track=value).track == expected
+
+
+def test_an_unknown_tracker_is_refused():
+    with pytest.raises(ValueError, match="'tensorboard', 'wandb' or 'mlflow'"):
+        TrainSection(track=["comet"])

@@ -1,0 +1,137 @@
+"""Checkpoints that are whole: written with checksums, compared before they are loaded, deleted by their step.
+
+Design: Trainer writes a checkpoint file by file into the folder that it stays in. `checksums.json` there is empty at
+first, and is written when all other files are on the disk: a checkpoint without its content was interrupted and is
+ignored, and one whose files no longer agree with it is damaged and passed over. Trainer would delete old checkpoints
+before the new one is on the disk, and the newest one first if the clock was set back, so they are deleted here.
+A checkpoint of an earlier version has no checksums and is used as it is. Cost: an fsync a file, and reading each file
+once after it was written (from memory) and once before it is loaded; half a second a gigabyte, and what the disk takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lookonce.disk_space import full_disk_named
+from lookonce.errors import TrainingError
+from lookonce.files import flush, flush_files, hash_file, write_json
+from lookonce.run.folder import CHECKSUMS, STATE, RunFolder, is_complete, step_of
+from lookonce.text import Notify, listed
+
+OTHER_BYTES = 1_000_000
+"""More than the files of a checkpoint take that are neither weights nor optimizer state."""
+MAKE_ROOM = (
+    "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
+    "lookonce train RUN.yaml --resume"
+)
+KEPT = f"All checkpoints are whole: {MAKE_ROOM}"
+"""What to do if the disk is full while something else is written."""
+
+
+def find_checkpoint(folder: RunFolder, notify: Notify) -> Path | None:
+    """The newest checkpoint whose files are as they were written; `notify` gets a note of each damaged one."""
+    checkpoints = folder.complete_checkpoints()
+    for checkpoint in checkpoints:
+        if not (damaged := damaged_files(checkpoint)):
+            return checkpoint
+        notify(f"{checkpoint} is damaged ({_changed(damaged)}), so it is not used")
+    if checkpoints:
+        notify("no checkpoint is left; starting at the first step")
+    return None
+
+
+def check_undamaged(checkpoint: Path) -> None:
+    """Check the files of a checkpoint before it becomes the result of a training.
+
+    Raises:
+        TrainingError: a file is missing or has changed.
+    """
+    if damaged := damaged_files(checkpoint):
+        raise TrainingError(
+            f"the best checkpoint, {checkpoint}, is damaged ({_changed(damaged)}); "
+            "train again with: lookonce train RUN.yaml --restart"
+        )
+
+
+def _changed(files: list[str]) -> str:
+    return f"missing, or changed since it was written: {listed(files)}"
+
+
+def damaged_files(checkpoint: Path) -> list[str]:
+    """The files of a checkpoint that are missing, unreadable or changed; none if it has no checksums."""
+    path = checkpoint / CHECKSUMS
+    if not path.exists():
+        return []
+    try:
+        recorded = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return [CHECKSUMS]
+    return [name for name, checksum in recorded.items() if _checksum(checkpoint / name) != checksum]
+
+
+def _checksum(path: Path) -> str | None:
+    try:
+        return hash_file(path)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def saving(checkpoint: Path, num_bytes: int) -> Iterator[None]:
+    """Write a checkpoint of about `num_bytes` within the block; it counts only when the block has ended.
+
+    Raises:
+        DiskFull: there is no room; what was written is deleted.
+    """
+    before = RunFolder(checkpoint.parent.parent).last_checkpoint
+    kept = f"{before.name} is whole" if before else "There is no checkpoint yet"
+    what = f"{checkpoint.name} of {checkpoint.parent.parent}"
+    with full_disk_named(checkpoint.parent.parent, num_bytes, what, f"{kept}: {MAKE_ROOM}"):
+        delete(checkpoint)
+        try:
+            checkpoint.mkdir(parents=True)
+            (checkpoint / CHECKSUMS).touch()
+            yield
+            _complete(checkpoint)
+        except Exception:
+            delete(checkpoint)
+            raise
+
+
+def _complete(checkpoint: Path) -> None:
+    flush_files(checkpoint)
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    write_json(checkpoint / CHECKSUMS, {str(path.relative_to(checkpoint)): hash_file(path) for path in files})
+    flush(checkpoint.parent)
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it exists; one that is deleted in part does not count."""
+    (checkpoint / STATE).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def delete_old(newest: Path, best: str | None, num_kept: int) -> None:
+    """Delete the oldest checkpoints before `newest`, and those that are not complete.
+
+    `num_kept` are left; the newest and the best one are among them.
+    """
+    older = {path for path in newest.parent.iterdir() if 0 <= step_of(path) < step_of(newest)}
+    kept = {newest} | {path for path in older if best and path.name == Path(best).name}
+    for path in sorted(older - kept, key=step_of, reverse=True):
+        if is_complete(path) and len(kept) < num_kept:
+            kept.add(path)
+        else:
+            delete(path)
+
+
+def checkpoint_bytes(model: Any, optimizer: Any = None) -> int:
+    """The size of a checkpoint or an adapter: the trained weights, the optimizer's state, and a margin for the rest."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    states = [value for state in optimizer.state.values() for value in state.values()] if optimizer else []
+    return OTHER_BYTES + sum(int(getattr(value, "nbytes", 0)) for value in (*weights, *states))
