@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from lookonce.run.config import REMOVED, RunFile
+from lookonce.run.config import RunFile
+from lookonce.run.removed import REMOVED
 
 INTRODUCTION = """\
 # The run file
@@ -29,10 +30,11 @@ output: runs/first
 ```
 
 - Unknown keys are refused, so a misspelt one cannot be silently ignored.
-- Paths are relative to the folder in which a command is started. `~` and environment variables are replaced. A variable
-  that is not set is an error, except in `cache.stage`.
+- `lookonce init run.yaml` writes one from a few questions; `lookonce check run.yaml` says what would stop a run.
+- Paths are relative to the folder in which a command is started, and the run folder records them absolute. `~` and
+  environment variables are replaced. A variable that is not set, or is empty, is an error, except in `cache.stage`.
 - `--set` replaces keys for one command: `lookonce train run.yaml --set train.epochs=5 --set output=runs/longer`.
-- The resolved run file is saved in the run folder, as `run.yaml`.
+- The resolved run file is saved in the run folder, as `run.yaml`, with absolute paths.
 """
 
 

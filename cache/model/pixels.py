@@ -23,7 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from lookonce.cache.constants import Backend, Grid
 from lookonce.datasets.images import UNDECODABLE, read_bytes
-from lookonce.errors import BadImage, ModelError
+from lookonce.errors import BadImage, ModelError, explain_os_error
 from lookonce.text import first_line
 
 SETTINGS = (
@@ -217,6 +217,8 @@ def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: in
     processor_class: Any = Qwen2VLImageProcessorPil if backend == "pil" else _torchvision_class()
     try:
         stock = processor_class.from_pretrained(folder)
+    except PermissionError as error:
+        raise ModelError(explain_os_error(error)) from None
     except OSError as error:
         reason = first_line(error)
         raise ModelError(f"{folder} has no image processor settings (preprocessor_config.json): {reason}") from None

@@ -16,6 +16,7 @@ from transformers import MODEL_MAPPING, PreTrainedConfig
 from lookonce.cache.constants import Grid
 from lookonce.cache.model.fast_tower import FastTower
 from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.environment import limit_cpu_threads
 from lookonce.errors import ModelError
 
 TOKENS_PER_TOWER_BATCH = 8192
@@ -46,6 +47,7 @@ class Tower:
         Raises:
             ModelError: the tensors do not fit the configuration.
         """
+        limit_cpu_threads(model_folder.folder)
         self.dtype, self.device = dtype, torch.device(device)
         self.config = model_folder.vision_config
         self.merge_size: int = self.config.spatial_merge_size
