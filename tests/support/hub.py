@@ -50,6 +50,10 @@ class Hub:
         return 404, b"{}", {"X-Error-Code": "RevisionNotFound" if path.startswith(api) else "RepoNotFound"}
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # a connection that does not fit is tried again after a second
+
+
 @pytest.fixture
 def make_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hub]]:
     """Starts a Hub that huggingface_hub uses instead of the real one; downloads go to the test's folder."""
@@ -74,7 +78,7 @@ def make_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
             def log_message(self, *args: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = Server(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         servers.append((server, thread))
