@@ -35,6 +35,7 @@ COMPILER: dict[str, Any] = {
     "recompile_limit": 128,
     "accumulated_recompile_limit": 4096,
     "fail_on_recompile_limit_hit": True,
+    "specialize_float": True,  # or the LoRA scale and each epsilon are inputs on the CPU, with C++ kernels to compile
     "optimize_ddp": False,  # would split graphs to exchange gradients earlier; one graph per layer does that already
 }
 
