@@ -18,7 +18,7 @@ def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
     Compares packs with the rows of stock training, on this GPU with these libraries: masks, attention forward and
     backward, and loss and gradients of a small model, in float32 and in bfloat16, compiled or not, launched or replayed
     as CUDA graphs. Each difference may be a few times the spread, which is measured in the same run between exact ways
-    to compute rows. Takes two to three minutes on a GPU. Without one, small packs are compared with dense masks.
+    to compute rows. Takes about a minute on a GPU. Without one, small packs are compared with dense masks.
 
     Exits with 1 if anything differs by more, and prints the fastest settings that are exact. The first training on a
     GPU with new libraries runs this test by itself; LOOKONCE_SELFTEST=off in the environment skips that.
@@ -36,7 +36,7 @@ def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
         from lookonce.selftest.note import save_note
         from lookonce.selftest.run import run_selftest
 
-        report = run_selftest(dense, notify)
+        report = run_selftest(dense, notify=notify)
         if report.combination["device"] != "CPU":
             save_note(report)
     emit(report.to_json(), report.text(), as_json)

@@ -1,8 +1,8 @@
 """Results of the self-test that were noted on this machine, so that it runs once on each combination.
 
-A combination is what decides which kernels run: the GPU and its driver, torch and its compiler, transformers, and this
-program. Each has a file of its own in the user's cache folder, $XDG_CACHE_HOME/lookonce/selftest (~/.cache without the
-variable). A file that cannot be read or written is not an error: the self-test then runs again.
+A combination is what decides which kernels run: the GPU and its driver, torch and its compiler, transformers, this
+program, and the precision. Each has a file of its own in the user's cache folder, $XDG_CACHE_HOME/lookonce/selftest
+(~/.cache without the variable). A file that cannot be read or written is not an error: the self-test then runs again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ VARIABLE = "LOOKONCE_SELFTEST"
 """The environment variable that switches the self-test before trainings off."""
 
 
-def combination() -> dict[str, str]:
-    """The device, its driver and the library versions; what is missing is "none"."""
+def combination(precision: str) -> dict[str, str]:
+    """The device, its driver, the library versions and the precision; what is missing is "none"."""
     libraries = library_versions() | {"triton": library_version("triton"), "cuda": torch.version.cuda}
     names = ("torch", "cuda", "triton", "transformers", "lookonce")
     found = {"device": device_name(), "driver": _driver() if torch.cuda.is_available() else None}
-    return {name: value or "none" for name, value in (found | {name: libraries[name] for name in names}).items()}
+    found |= {name: libraries[name] for name in names} | {"precision": precision}
+    return {name: value or "none" for name, value in found.items()}
 
 
 def _driver() -> str | None:
@@ -55,11 +56,13 @@ def note_path(found: dict[str, str]) -> Path | None:
 
 
 def save_note(report: Report) -> None:
-    """Note a result, if the folder can be written to."""
-    path = note_path(report.combination)
+    """Note a result, if the folder can be written to; earlier results of ways that it did not compare stay."""
+    path, found = note_path(report.combination), report.to_json()
+    compared = [way.settings for way in report.compared]
+    found["exact"] += [settings for settings in noted_exact(report.combination) if settings not in compared]
     with contextlib.suppress(OSError):
         if path:
-            write_json(path, report.to_json())
+            write_json(path, found)
 
 
 def noted_exact(found: dict[str, str]) -> list[list[str]]:

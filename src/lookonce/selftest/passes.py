@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lookonce.train.data.features import Batch
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import Capture, CapturedPasses, cuda_graph_capture
 from lookonce.train.model.load import text_model
 from lookonce.train.model.loss import forward_loss
+
+STOCK_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""PyTorch's attention without cuDNN's, which takes a second to prepare for each shape."""
 
 
 @dataclass
@@ -96,7 +100,8 @@ class Passes:
         config = text_model(self.model).config
         before, config._attn_implementation = config._attn_implementation, name
         try:
-            yield
+            with sdpa_kernel(STOCK_KERNELS):
+                yield
         finally:
             config._attn_implementation = before
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lookonce.selftest.ways import ROWS, Way
+from lookonce.selftest.ways import ON_GPU, ROWS, Way
 from lookonce.text import duration, first_line, table
 
 FACTOR = 4
@@ -36,10 +36,18 @@ class Check:
     """The way that was compared; None for what all ways with FlexAttention use."""
     error: str = ""
     """The first line of the error if the computation failed."""
+    is_part: bool = False
+    """Whether the way was compared as a part of all ways that include it."""
 
     @property
     def ok(self) -> bool:
         return self.difference <= self.allowed
+
+    def concerns(self, way: Way) -> bool:
+        """Whether a mismatch means that the way is not exact."""
+        if self.way is None:
+            return way.flex
+        return way.includes(self.way) if self.is_part else way == self.way
 
     def to_json(self) -> dict[str, Any]:
         finite = self.difference if math.isfinite(self.difference) else None
@@ -72,10 +80,15 @@ class Report:
         return all(check.ok for check in self.checks)
 
     @property
+    def compared(self) -> list[Way]:
+        """The ways that were compared, the fastest first."""
+        found = {check.way for check in self.checks if not check.is_part}
+        return [way for way in ON_GPU if way in found]
+
+    @property
     def exact(self) -> list[Way]:
-        """The ways whose checks are all within their spread, the fastest first."""
-        ways = dict.fromkeys(check.way for check in self.checks if check.way)
-        return [way for way in ways if all(check.ok for check in self.checks_of(way))]
+        """The ways that were compared and whose checks are all within their spread, the fastest first."""
+        return [way for way in self.compared if all(check.ok for check in self.checks_of(way))]
 
     @property
     def fastest(self) -> str:
@@ -87,7 +100,7 @@ class Report:
 
     def checks_of(self, way: Way) -> list[Check]:
         """The checks that concern a way."""
-        return [check for check in self.checks if check.way == way or (check.way is None and way.flex)]
+        return [check for check in self.checks if check.concerns(way)]
 
     def text(self) -> str:
         header = ("", "difference", "allowed", "")

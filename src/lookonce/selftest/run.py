@@ -1,17 +1,18 @@
-"""The whole self-test, two to three minutes on a GPU, and with small sizes some seconds on a CPU.
+"""The whole self-test, about a minute on a GPU, and with small sizes some seconds on a CPU.
 
-Design: float32 shows small faults, such as a mask that is off by one token, because its spread is a millionth. The
-precision of training shows faults of the kernels that trainings use; it is bfloat16, or float16 on GPUs before Ampere.
-Heads have 64 numbers in float32, since larger ones exceed the shared memory of some GPUs, and 128 otherwise. Ways with
-dense masks are computed only if no way with FlexAttention is exact, or if they are asked for.
+Design: most of the time is compilation, so each kernel is compiled only in the precision in which trainings use it:
+bfloat16, or float16 on GPUs before Ampere. float32 shows small faults, such as a mask that is off by one token, because
+its spread is a millionth; such faults are those of the code around the kernels, so its layers are not compiled. Heads
+have 64 numbers in float32, since larger ones exceed the shared memory of some GPUs, and 128 otherwise. Dense masks are
+computed only if no way with FlexAttention is exact, or if they are asked for.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,10 +40,15 @@ class Sizes:
     layouts: tuple[Layout, ...]
     questions: Questions
     models: dict[str, ModelSize]
-    """The model of each precision."""
+    """The model in float32, and in the precision of training unless that is float32 too."""
+
+    @property
+    def precision(self) -> str:
+        """The precision of training."""
+        return [*self.models][-1]
 
 
-def gpu_sizes(half: str = "bf16") -> Sizes:
+def gpu_sizes(precision: str = "bf16") -> Sizes:
     """Heads as in real models, images of up to 2,000 tokens, and packs of up to 4,096.
 
     What takes most memory is the reference of the attention in float64, for packs of 2,560 tokens.
@@ -50,7 +56,8 @@ def gpu_sizes(half: str = "bf16") -> Sizes:
     rng, long = random.Random(0), (2000, (33, 128, 1, 60, 17))
     layouts = Layout((long,)), Layout(((90, (5, 40)), long, (129, (1, 2)))), Layout(((0, (70, 300)),))
     questions = Questions(((5, 6), (12, 10), (40, 50), (16, 20), (4, 4)), (9, 5, 3, 17, 4, 2), 4096, 7)
-    models = {"fp32": ModelSize(256, 4, Heads(8, 2, 64)), half: ModelSize(256, 4, Heads(8, 2, 128))}
+    models = {"fp32": ModelSize(256, 4, Heads(8, 2, 64))}
+    models.setdefault(precision, ModelSize(256, 4, Heads(8, 2, 128)))
     return Sizes((*layouts, *(random_layout(rng, 1800) for _ in range(5))), questions, models)
 
 
@@ -62,59 +69,86 @@ def cpu_sizes() -> Sizes:
     return Sizes(layouts, questions, {"fp32": size, "bf16": size})
 
 
-def run_selftest(dense: bool = False, notify: Notify = print) -> Report:
-    """Run the self-test on the best device; `dense` also compares the ways with dense masks.
+def run_selftest(
+    dense: bool = False, *, own: Way | None = None, precision: str | None = None, notify: Notify = print
+) -> Report:
+    """Run the self-test on the best device.
+
+    `dense` also compares the ways with dense masks. With `own` that way is compared alone, and others only if it is not
+    exact. `precision` is that of training, by default the best that the device has.
 
     Raises:
         TrainingError: the GPU is out of memory.
     """
     start, on_gpu = time.perf_counter(), torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    half = "bf16" if not on_gpu or torch.cuda.get_device_capability() >= AMPERE else "fp16"
-    checks: list[Check] = []
+    precision = precision or default_precision()
+    comparison = Comparison(gpu_sizes(precision) if on_gpu else cpu_sizes(), device, notify)
     try:
         with ieee_float32():
-            for check in compared(gpu_sizes(half) if on_gpu else cpu_sizes(), device, dense, notify):
-                checks.append(check)
+            checks = comparison.run(ON_GPU if on_gpu else ON_CPU, own, dense=dense)
     except torch.OutOfMemoryError:
         raise TrainingError(
             "the self-test is out of memory; it needs 4 GB of the GPU, which other programs may be using"
         ) from None
-    return Report(combination(), tuple(checks), time.perf_counter() - start)
+    return Report(combination(precision), tuple(checks), time.perf_counter() - start)
 
 
-def compared(sizes: Sizes, device: torch.device, dense: bool = False, notify: Notify = print) -> Iterator[Check]:
-    """All checks, one after another."""
-    found: list[Check] = []
-    for check in _attention(sizes, device, notify):
-        found.append(check)
-        yield check
-    models = {}
-    for name, size in sizes.models.items():
-        notify(f"computing stock rows in {name}")
-        models[name] = ModelChecks(size, sizes.questions, PRECISIONS[name], name, device)
-    first, second = (ON_GPU[:4], ON_GPU[4:]) if device.type == "cuda" else (ON_CPU, ())
-    for check in _models(models, first, notify):
-        found.append(check)
-        yield check
-    if dense or not Report({}, tuple(found), 0).exact:
-        yield from _models(models, second, notify)
+def default_precision() -> str:
+    """bf16, or fp16 on a GPU without it."""
+    has_bf16 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= AMPERE
+    return "bf16" if has_bf16 else "fp16"
 
 
-def _attention(sizes: Sizes, device: torch.device, notify: Notify) -> Iterator[Check]:
-    notify("comparing masks and attention")
-    yield from mask_checks(sizes.layouts, device)
-    for name, size in sizes.models.items():
-        try:
-            yield from attention_checks(sizes.layouts, size.heads, PRECISIONS[name], name, device)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a compiler or a kernel raises
-            yield failed(f"attention, {name}", error)
+class Comparison:
+    """The checks of one self-test; the stock rows of each precision are computed once."""
 
+    def __init__(self, sizes: Sizes, device: torch.device, notify: Notify = print) -> None:
+        self.sizes, self.device, self.notify = sizes, device, notify
+        self.checks: list[Check] = []
+        self._models: dict[str, ModelChecks] = {}
+        self._compared: set[tuple[str, Way]] = set()
 
-def _models(models: dict[str, ModelChecks], ways: Sequence[Way], notify: Notify) -> Iterator[Check]:
-    for way in ways:
-        for name, checks in models.items():
-            notify(f"comparing packs in {name}: {way.name}")
-            yield from checks.checks(way)
+    def run(self, ways: Sequence[Way], own: Way | None = None, *, dense: bool = False) -> list[Check]:
+        """Compare masks, attention and ways: `own`, then those with FlexAttention, then those with dense masks.
+
+        Ends when one of them is exact; with `dense` all are compared.
+        """
+        self._attention()
+        with_flex = [way for way in ways if way.flex]
+        for group in ([own] if own else [], with_flex, ways):
+            for way in group:
+                self._compare(way)
+            if not dense and Report({}, tuple(self.checks), 0).exact:
+                break
+        return self.checks
+
+    def _attention(self) -> None:
+        self.notify("comparing masks and attention")
+        self.checks += mask_checks(self.sizes.layouts, self.device)
+        for name, size in self.sizes.models.items():
+            try:
+                self.checks += attention_checks(self.sizes.layouts, size.heads, PRECISIONS[name], name, self.device)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a compiler or a kernel raises
+                self.checks.append(failed(f"attention, {name}", error))
+
+    def _compare(self, way: Way) -> None:
+        """Compare a way in the precision of training, and before that its part in float32, each once."""
+        if self.sizes.precision != "fp32":
+            part = replace(way, compiled=False)
+            self.checks += [replace(check, is_part=True) for check in self._model_checks("fp32", part)]
+        self.checks += self._model_checks(self.sizes.precision, way)
+
+    def _model_checks(self, precision: str, way: Way) -> list[Check]:
+        """Compare packs of the small model in one precision; none if they were."""
+        if (precision, way) in self._compared:
+            return []
+        self._compared.add((precision, way))
+        if precision not in self._models:
+            self.notify(f"computing stock rows in {precision}")
+            size, questions = self.sizes.models[precision], self.sizes.questions
+            self._models[precision] = ModelChecks(size, questions, PRECISIONS[precision], precision, self.device)
+        self.notify(f"comparing packs in {precision}: {way.name}")
+        return self._models[precision].checks(way)

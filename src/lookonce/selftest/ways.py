@@ -48,6 +48,10 @@ class Way:
         """The settings that differ from the defaults."""
         return [f"{key}=false" for switch, key in SETTINGS.items() if not getattr(self, switch)]
 
+    def includes(self, other: Way) -> bool:
+        """Whether a fault of the other way is one of this way too: the same masks, and not more of the rest."""
+        return self.flex == other.flex and self.compiled >= other.compiled and self.recorded >= other.recorded
+
 
 ON_GPU = tuple(Way(*switches) for switches in product((True, False), repeat=3))
 """All ways on a GPU, the fastest first."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -21,7 +22,7 @@ from lookonce.selftest.note import VARIABLE, combination, is_noted_exact, save_n
 from lookonce.selftest.report import Check, Report
 from lookonce.selftest.run import run_selftest
 from lookonce.selftest.ways import Way
-from lookonce.text import Notify, duration
+from lookonce.text import Notify, count, duration, quiet
 
 OFF = ("off", "0", "false", "no")
 """Values of the environment variable that skip the self-test."""
@@ -36,25 +37,16 @@ def check_exact(run: RunFile, notify: Notify) -> None:
     """
     if not torch.cuda.is_available() or not run.batch.has_packs or os.environ.get(VARIABLE, "").lower() in OFF:
         return
-    way = Way.of(run)
-    if is_noted_exact(combination(), way):
+    way, precision = Way.of(run), run.train.precision
+    if is_noted_exact(combination(precision), way):
         return
-    notify("first training with this GPU, driver and libraries; testing that packs are exact, which takes some minutes")
-    report = in_own_process(quiet_selftest, not way.flex)
+    notify("first training with this GPU, driver and libraries; testing that packs are exact, which takes a minute")
+    report = in_own_process(partial(run_selftest, own=way, precision=precision, notify=quiet))
     save_note(report)
     if way not in report.exact:
         raise TrainingError(not_exact(report, way))
-    notify(f"packs are exact here: {len(report.checks)} comparisons in {duration(report.seconds)}")
-
-
-def quiet_selftest(dense: bool) -> Report:
-    """The self-test without notes and warnings, as a function that another process can import."""
-    warnings.simplefilter("ignore")
-    return run_selftest(dense, notify=_ignore)
-
-
-def _ignore(note: str) -> None:
-    """Drop a note."""
+    compared = count(len(report.checks), "comparison")
+    notify(f"packs are exact here: {compared} in {duration(report.seconds)}")
 
 
 def not_exact(report: Report, way: Way) -> str:
@@ -74,7 +66,7 @@ def _excess(check: Check) -> float:
     return check.difference / check.allowed if check.allowed else float("inf")
 
 
-def in_own_process(function: Callable[[bool], Report], argument: bool) -> Report:
+def in_own_process(function: Callable[[], Report]) -> Report:
     """What the function returns in a new process, which is killed if this one is interrupted.
 
     Raises:
@@ -82,7 +74,7 @@ def in_own_process(function: Callable[[bool], Report], argument: bool) -> Report
     """
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(function, argument, sender), daemon=True)
+    process = context.Process(target=_send, args=(function, sender), daemon=True)
     process.start()
     sender.close()
     try:
@@ -102,8 +94,9 @@ def in_own_process(function: Callable[[bool], Report], argument: bool) -> Report
     return found
 
 
-def _send(function: Callable[[bool], Report], argument: bool, sender: Connection) -> None:
+def _send(function: Callable[[], Report], sender: Connection) -> None:
+    warnings.simplefilter("ignore")
     try:
-        sender.send(function(argument))
+        sender.send(function())
     except LookonceError as error:
         sender.send(error)

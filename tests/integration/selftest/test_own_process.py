@@ -10,5 +10,5 @@ from lookonce.workflow.selftest import in_own_process
 
 
 def test_a_report_comes_back_from_a_new_process():
-    report = partial(Report, {"device": "a GPU"}, (Check("model", 0.5, 0.1, Way(), "an error"),))
-    assert in_own_process(report, True) == report(True)
+    report = partial(Report, {"device": "a GPU"}, (Check("model", 0.5, 0.1, Way(), "an error"),), 50)
+    assert in_own_process(report) == report()

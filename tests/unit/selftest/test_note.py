@@ -31,6 +31,14 @@ def test_a_noted_result_counts_for_its_ways_and_its_combination(cache_home):
     assert len(list((cache_home / "lookonce" / "selftest").glob("*.json"))) == 1
 
 
+def test_a_later_result_replaces_those_of_the_ways_that_it_compared():
+    save_note(REPORT)
+    save_note(Report(HERE, (Check("a", 0, 0, Way()),), 50))
+    assert is_noted_exact(HERE, Way(recorded=False)) and is_noted_exact(HERE, Way())
+    save_note(REPORT)
+    assert not is_noted_exact(HERE, Way())
+
+
 def test_without_the_variable_notes_are_in_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -51,8 +59,8 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(cache_home):
 
 
 def test_the_combination_names_what_decides_which_kernels_run():
-    found = combination()
-    assert list(found) == ["device", "driver", "torch", "cuda", "triton", "transformers", "lookonce"]
+    found = combination("bf16")
+    assert list(found) == ["device", "driver", "torch", "cuda", "triton", "transformers", "lookonce", "precision"]
     assert all(isinstance(value, str) and value for value in found.values())
 
 

@@ -39,6 +39,16 @@ def test_the_fastest_settings_are_those_of_the_first_way_that_is_exact(wrong, ex
     assert report(*wrong).ok == (not wrong)
 
 
+def test_a_fault_of_a_part_is_one_of_all_ways_that_include_it():
+    launched, replayed = (
+        Check("", 1, 0, Way(compiled=False, recorded=recorded), "", True) for recorded in (False, True)
+    )
+    right = report().checks
+    assert Report(COMBINATION, (*right, launched), 50).exact == list(ON_GPU[4:])
+    assert Report(COMBINATION, (*right, replayed), 50).exact == [Way(recorded=False), ON_GPU[3], *ON_GPU[4:]]
+    assert Report(COMBINATION, (launched, replayed), 50).compared == [], "parts alone say nothing of a way"
+
+
 def test_a_difference_may_be_a_few_times_the_largest_spread():
     assert within_spread("a", [0.1, FACTOR * 0.2], [0.1, 0.2]).ok
     assert not within_spread("a", [0.1, FACTOR * 0.21], [0.1, 0.2]).ok

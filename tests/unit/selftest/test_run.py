@@ -1,0 +1,59 @@
+"""The self-test compares the own way alone, others if it is not exact, and its parts in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lookonce.selftest import run
+from lookonce.selftest.report import Check
+from lookonce.selftest.run import Comparison, gpu_sizes
+from lookonce.selftest.ways import ON_CPU, ON_GPU, Way
+from lookonce.text import quiet
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Runs a comparison in which some ways are wrong, and gives what was compared, in order."""
+
+    def compare(ways, own=None, wrong=(), precision="bf16", **options):
+        class Checks:
+            def __init__(self, size, questions, dtype, name, device):
+                self.name = name
+
+            def checks(self, way):
+                done.append((self.name, way))
+                return [Check("model", float((self.name, way) in wrong), 0.1, way)]
+
+        done: list[tuple[str, Way]] = []
+        monkeypatch.setattr(run, "ModelChecks", Checks)
+        Comparison(gpu_sizes(precision), torch.device("cpu"), quiet).run(ways, own, **options)
+        return done
+
+    monkeypatch.setattr(run, "mask_checks", lambda *arguments: [])
+    monkeypatch.setattr(run, "attention_checks", lambda *arguments: [])
+    return compare
+
+
+WITH_FLEX, PLAIN = ON_GPU[:4], Way(compiled=False)
+
+
+def test_ways_with_flex_attention_are_compared_once_and_parts_in_float32(compared):
+    done = compared(ON_GPU)
+    assert [way for name, way in done if name == "bf16"] == list(WITH_FLEX)
+    assert [way for name, way in done if name == "fp32"] == [PLAIN, Way(compiled=False, recorded=False)]
+
+
+def test_dense_masks_are_compared_if_asked_for_or_if_nothing_else_is_exact(compared):
+    assert {way for _, way in compared(ON_GPU, dense=True)} == set(ON_GPU)
+    assert {way for _, way in compared(ON_GPU, wrong=[("fp32", ON_GPU[3])])} == set(ON_GPU)
+    assert {way for _, way in compared(ON_CPU)} == set(ON_CPU)
+
+
+def test_the_own_way_is_compared_alone_if_it_is_exact(compared):
+    assert compared(ON_GPU, Way()) == [("fp32", PLAIN), ("bf16", Way())]
+    assert {way for name, way in compared(ON_GPU, Way(), [("bf16", Way())]) if name == "bf16"} == set(WITH_FLEX)
+
+
+def test_in_float32_each_way_is_compared_itself(compared):
+    assert compared(ON_GPU, Way(), precision="fp32") == [("fp32", Way())]
