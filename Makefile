@@ -30,7 +30,7 @@ $(READY): constraints.txt constraints-gpu.txt pyproject.toml $(if $(OTHER_SET),a
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lookonce needs Python 3.11 or later; name one with PYTHON=")'
 	@echo "$(FOUND): installing the versions in $(CONSTRAINTS)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev,docs,track]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev,docs,metrics,track]'
 	@echo $(CONSTRAINTS) > $@
 
 sample: $(READY)  ## Write the sample set and its tiny model to data/sample

@@ -14,6 +14,7 @@ adapter/            the trained adapter, as PEFT saves it
 trained.json        figures of the training, written after the adapter: a folder that has it is trained
 predictions/        one JSONL file per split; while it is evaluated SPLIT.partial-RANK.jsonl
 metrics/            one JSON file per split
+answering/          one JSON file per split: how long it took to answer, and with how much memory
 summary.json        written last: a folder that has it is finished
 steps-N/            the results of a shorter training, before it was extended
 """
@@ -95,6 +96,9 @@ class RunFolder:
 
     def metrics(self, split: str) -> Path:
         return self.folder / "metrics" / f"{split}.json"
+
+    def answering(self, split: str) -> Path:
+        return self.folder / "answering" / f"{split}.json"
 
     @classmethod
     def find(cls, path: Path) -> RunFolder:

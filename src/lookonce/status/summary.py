@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from lookonce.environment import program, shorten
 from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.statistics.bootstrap import Interval
 from lookonce.run.folder import RunFolder, Trained
 from lookonce.run.log_file import read_curves
 from lookonce.text import count, duration, rows, size
@@ -46,6 +48,8 @@ class Summary:
     best_validation_step: int | None = None
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each piece of work before the first step."""
+    exact_match_interval: Sequence[float] | None = None
+    """The ends of the 95 % interval of the exact match; None if all questions are about one image."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +102,8 @@ class Summary:
         return f"{duration(total)} before the first step, {duration(seconds)} of them to {name}"
 
     def _accuracy(self, exact_match: float, majority: float) -> str:
-        asked = f"{exact_match:.1%} exact match on {self.num_questions:,} questions"
+        interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
+        asked = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
         return f"{asked}; always the majority answer: {majority:.1%}"
 
 
@@ -138,6 +143,7 @@ def summarise(
         best_validation_loss=best_loss,
         best_validation_step=best_step,
         startup_seconds=trained.startup_seconds,
+        exact_match_interval=evaluation.interval if evaluation else None,
     )
 
 

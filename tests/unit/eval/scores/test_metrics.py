@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.scores.metrics import Evaluation, Prediction
+from lookonce.eval.scores import texts
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Prediction
 
 
 def prediction(answer: str, predicted: str, majority: str = "no", question: str = "q") -> Prediction:
@@ -72,6 +76,64 @@ def test_scores_are_shares_overall_and_by_question():
 
 
 def test_the_report_has_one_line_per_question_and_one_for_all():
-    lines = Evaluation.of([prediction("yes", "yes"), prediction("2", "1", "2", "how many")]).text().splitlines()
+    text = Evaluation.of([prediction("yes", "yes"), prediction("2", "1", "2", "how many")]).text()
+    lines = text.split("\n\n")[0].splitlines()
     assert len(lines) == 4
     assert lines[-1].split() == ["all", "2", "50.0%", "50.0%"]
+
+
+ANSWERED = [
+    Prediction(
+        "val.jsonl:1",
+        ("a.jpg",),
+        "What color is the abnormality? If more than one separate with ;",
+        "pink; red",
+        "red; pink",
+        "pink",
+        source="polyps",
+        logprob=logprob,
+        ended="stop",
+    )
+    for logprob in (-0.1, None)
+]
+
+
+def test_the_report_fits_a_terminal_of_80_columns(monkeypatch):
+    monkeypatch.setattr("lookonce.text.terminal_width", lambda: 80)
+    text = Evaluation.of([*ANSWERED, prediction("(1, 2)", "?")], {"q": {"no"}}).text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "0.7 sim" in text and "1 different" not in text.splitlines()[0]
+    assert "labels in any order" in text and "2 answers without a log-probability" in text
+
+
+def test_the_keys_of_the_file_are_the_documented_ones(root):
+    page = (root / "docs" / "metrics.md").read_text()
+    value = Evaluation.of([*ANSWERED, prediction("(1, 2)", "?"), prediction("[1, 2, 3, 4]", "?")]).to_json()
+    assert value["overall"] == {"num_questions": 4, "exact_match": 0, "majority": 0}
+    headline, groups = {"overall", "exact_match_interval"}, {"by_question", "by_category", "by_source", "by_stage"}
+    assert value.keys() == {*headline, *groups, "metrics", "counts", "calibration", "text_metrics"}
+    assert value["metrics"]["label_set_match"] == {
+        "name": "labels in any order",
+        "num_questions": 2,
+        "model": 1,
+        "majority": 0,
+    }
+    keys = [*value, *value["overall"], *value["metrics"], *value["counts"], *value["calibration"]]
+    assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_the_file_is_json_and_equal_in_every_repetition():
+    values = [json.dumps(Evaluation.of(ANSWERED).to_json(), allow_nan=False) for _ in range(2)]
+    assert values[0] == values[1]
+
+
+def test_without_the_extra_the_report_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(texts, "is_installed", lambda: False)
+    evaluation = Evaluation.of(ANSWERED)
+    assert "not installed: pip install 'lookonce[metrics]'" in evaluation.text()
+    assert "bleu" not in evaluation.to_json()["metrics"] and evaluation.to_json()["text_metrics"].startswith("not")
+
+
+def test_no_predictions_have_a_report():
+    evaluation = Evaluation.of([])
+    assert evaluation.text() and evaluation.to_json()["metrics"] == {}

@@ -1,0 +1,51 @@
+"""What answering cost: time and GPU memory, which submissions to challenges ask for.
+
+Design: measured by the first rank, after the model is loaded. An evaluation that was interrupted has the cost of the
+questions that were answered last, and their number. Figures that vary do not belong to the scores, which are the same
+bytes in every repetition; so they have a file of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lookonce.environment import device_name
+
+
+@dataclass
+class AnsweringCost:
+    """The content of answering/SPLIT.json in the run folder."""
+
+    num_answered: int = 0
+    """Questions that were answered in these seconds; 0 if all answers were on disk before."""
+    seconds: float = 0.0
+    device: str | None = None
+    model_mb: float = 0.0
+    """GPU memory that was allocated before the first answer, in 1024 x 1024 bytes."""
+    used_mb: float = 0.0
+    """GPU memory that was allocated after the last answer, without `model_mb`."""
+
+    @classmethod
+    def read(cls, path: Path) -> AnsweringCost:
+        """The cost in a file; without figures if there is none, as in runs of earlier versions."""
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    @contextlib.contextmanager
+    def measure(self, num_questions: int) -> Iterator[None]:
+        """Measure how questions are answered within the block."""
+        began, self.model_mb = time.perf_counter(), _allocated_mb()
+        yield
+        self.num_answered, self.seconds = num_questions, round(time.perf_counter() - began, 4)
+        self.used_mb, self.device = round(_allocated_mb() - self.model_mb, 2), device_name()
+        self.model_mb = round(self.model_mb, 2)
+
+
+def _allocated_mb() -> float:
+    import torch
+
+    return torch.cuda.memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0

@@ -1,0 +1,7 @@
+"""Whether one run is better than another.
+
+runs       the predictions of the runs that are named, and which runs are seeds of one another
+join       the questions that all runs answered, which must be the same
+compare    scores, paired differences, intervals and p values
+report     tables of 80 columns, and a sentence for each pair
+"""

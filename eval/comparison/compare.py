@@ -1,0 +1,172 @@
+"""Scores of several runs with their intervals, and for each pair whether the difference is more than chance.
+
+Q questions, R runs, C candidates, P pairs.
+
+Design: images are drawn, not questions, since the answers about one image are right or wrong together. An interval over
+images holds the chance of the test set and not that of training. So runs that are seeds of one another are one
+*candidate*: its score is their mean, and its spread is from the worst to the best of them. A difference counts only if
+its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger than the spread of either
+candidate. Runs that are all seeds of one training are compared with each other, and none of them is better.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.eval.comparison.join import Joined, join
+from lookonce.eval.comparison.runs import Run
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, wider_at_an_end
+from lookonce.eval.statistics.clusters import totals
+from lookonce.eval.statistics.significance import holm, mcnemar_p, sign_flip_p
+
+LEVEL = 0.05
+"""The largest p, after Holm's correction, of a difference that is called one."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run, or several that are seeds of one another."""
+
+    name: str
+    runs: list[str]
+    seeds: list[int]
+    """The training seeds of the runs, where they are known."""
+    exact_match: float
+    """The share of right answers; of several runs the mean."""
+    interval: Interval | None
+    majority: float
+    spread: float | None
+    """The exact match of the best seed less that of the worst; None for one run."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How the second candidate compares with the first."""
+
+    first: str
+    second: str
+    difference: float
+    """The exact match of the second less that of the first."""
+    interval: Interval | None
+    p: float
+    """Of the sign flips by image."""
+    p_holm: float
+    only_first: int | None
+    """Questions that only the first answers right; None for means over seeds."""
+    only_second: int | None
+    p_mcnemar: float | None
+    """Exact, as if questions were independent."""
+    spread: float | None
+    """The larger spread of the two; None without seeds."""
+    are_seeds: bool
+    """Whether the two are the same training with other seeds."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the interval does not hold 0."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+    @property
+    def better(self) -> str | None:
+        """The better one; None if they are not distinguishable."""
+        exceeds_seeds = not self.are_seeds and abs(self.difference) > (self.spread or 0)
+        if not (self.is_apart and exceeds_seeds and self.p_holm < LEVEL):
+            return None
+        return self.second if self.difference > 0 else self.first
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Candidates on the same questions, and the pairs of them that were compared."""
+
+    num_questions: int
+    num_images: int
+    """Images that were drawn; images that share a question count as one."""
+    candidates: list[Candidate]
+    pairs: list[Pair]
+
+
+def compare(runs: Sequence[Run], *, with_first_only: bool = False) -> Comparison:
+    """Compare every two candidates, or only all others with the first.
+
+    Raises:
+        UsageError: the runs answered different questions.
+    """
+    joined = join(runs)
+    groups = _groups(runs)
+    are_seeds = len(groups) == 1
+    if are_seeds:
+        groups = [[number] for number in range(len(runs))]
+    right_QC = np.stack([joined.right_QR[:, group].mean(axis=1) for group in groups], axis=1)
+    chosen = [pair for pair in combinations(range(len(groups)), 2) if pair[0] == 0 or not with_first_only]
+    differences_QP = np.stack([right_QC[:, second] - right_QC[:, first] for first, second in chosen], axis=1)
+    intervals = mean_intervals(np.concatenate([right_QC, differences_QP], axis=1), joined.clusters)
+    candidates = [
+        _candidate([runs[number] for number in group], joined, group, interval)
+        for group, interval in zip(groups, intervals, strict=False)
+    ]
+    p_values = sign_flip_p(totals(differences_QP, joined.clusters)).tolist()
+    tested = zip(chosen, intervals[len(groups) :], p_values, holm(p_values), strict=True)
+    pairs = [
+        _pair(candidates[first], candidates[second], right_QC[:, [first, second]], interval, p, p_holm, are_seeds)
+        for (first, second), interval, p, p_holm in tested
+    ]
+    num_images = int(joined.clusters.max(initial=-1)) + 1
+    return Comparison(len(joined.clusters), num_images, candidates, pairs)
+
+
+def _groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The numbers of the runs of each candidate. A run with the same seed as another is a candidate of its own."""
+    seen: Counter[tuple[str, int | None]] = Counter()
+    groups: dict[Hashable, list[int]] = {}
+    for number, run in enumerate(runs):
+        same = seen[run.training, run.seed]
+        groups.setdefault((run.training, same) if run.training else number, []).append(number)
+        seen[run.training, run.seed] += 1
+    return list(groups.values())
+
+
+def _candidate(runs: Sequence[Run], joined: Joined, group: list[int], interval: Interval | None) -> Candidate:
+    by_run = joined.right_QR[:, group].mean(axis=0)
+    return Candidate(
+        name=runs[0].name if len(runs) == 1 else f"{runs[0].name} ({len(runs)} seeds)",
+        runs=[run.name for run in runs],
+        seeds=[run.seed for run in runs if run.seed is not None],
+        exact_match=float(by_run.mean()),
+        interval=wider_at_an_end(interval, joined.clusters),
+        majority=float(joined.majority_QR[:, group].mean()),
+        spread=float(by_run.max() - by_run.min()) if len(runs) > 1 else None,
+    )
+
+
+def _pair(
+    first: Candidate,
+    second: Candidate,
+    right_Q2: NDArray[np.float64],
+    interval: Interval | None,
+    p: float,
+    p_holm: float,
+    are_seeds: bool,
+) -> Pair:
+    is_counted = len(first.runs) == len(second.runs) == 1
+    only_first, only_second = (int(np.sum(right_Q2[:, one] > right_Q2[:, 1 - one])) for one in (0, 1))
+    spreads = [one.spread for one in (first, second) if one.spread is not None]
+    return Pair(
+        first=first.name,
+        second=second.name,
+        difference=second.exact_match - first.exact_match,
+        interval=interval,
+        p=p,
+        p_holm=p_holm,
+        only_first=only_first if is_counted else None,
+        only_second=only_second if is_counted else None,
+        p_mcnemar=mcnemar_p(only_first, only_second) if is_counted else None,
+        spread=max(spreads, default=None),
+        are_seeds=are_seeds,
+    )

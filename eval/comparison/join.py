@@ -1,0 +1,100 @@
+"""The questions that all runs answered: joined by image key, question and turn, and refused if they are not the same.
+
+Q questions, R runs.
+
+Design: a difference between runs that answered different questions says nothing about the runs, so there is no inner
+join. Rows of earlier versions have no image keys; if a run has such rows, all runs are joined by the paths of the
+images. Where a question is asked twice about an image, the first is joined with the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.errors import UsageError
+from lookonce.eval.comparison.runs import Run
+from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.statistics.clusters import Clusters, clusters_of
+from lookonce.text import count, listed, quoted
+
+Key = tuple[tuple[str, ...], str, int, int]
+"""Images, question, turn, and how often the same was asked before."""
+MOST = 3
+"""Examples in a message."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The answers of some runs to the same questions."""
+
+    right_QR: NDArray[np.float64]
+    """Whether each question is answered right by each run: 1 or 0."""
+    majority_QR: NDArray[np.float64]
+    """Whether the majority answer is right. Runs with other training records have another one."""
+    clusters: Clusters
+
+
+def join(runs: Sequence[Run]) -> Joined:
+    """Bring the answers of all runs into one order.
+
+    Raises:
+        UsageError: they answered different questions, or were scored with different references; names the differences.
+    """
+    has_keys = all(one.image_keys or not one.images for run in runs for one in run.predictions)
+    asked = [_by_key(run.predictions, has_keys) for run in runs]
+    differences = [
+        line
+        for run, by_key in zip(runs[1:], asked[1:], strict=True)
+        for line in _differences(runs[0].name, asked[0], run.name, by_key)
+    ]
+    if differences:
+        raise UsageError(
+            "\n".join(["the runs cannot be compared, because they answered different questions:", *differences])
+            + "\nevaluate them on the same records, with: lookonce eval RUN --split SPLIT"
+        )
+    rows = [[by_key[key] for key in asked[0]] for by_key in asked]
+    return Joined(
+        np.array([[one.is_right for one in row] for row in rows], dtype=np.float64).T,
+        np.array([[one.is_majority_right for one in row] for row in rows], dtype=np.float64).T,
+        clusters_of([one.sources for one in rows[0]]),
+    )
+
+
+def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Prediction]:
+    seen: Counter[tuple[tuple[str, ...], str, int]] = Counter()
+    found: dict[Key, Prediction] = {}
+    for one in predictions:
+        asked = (one.image_keys if has_keys else one.images, one.question, one.turn)
+        found[*asked, seen[asked]] = one
+        seen[asked] += 1
+    return found
+
+
+def _differences(
+    name: str, mine: dict[Key, Prediction], other_name: str, theirs: dict[Key, Prediction]
+) -> Iterator[str]:
+    """What differs between the questions of two runs: a line each, with a number and some examples."""
+    for lacking, has, absent in (
+        (other_name, name, [one for key, one in mine.items() if key not in theirs]),
+        (name, other_name, [one for key, one in theirs.items() if key not in mine]),
+    ):
+        if absent:
+            yield f"  {lacking} lacks {count(len(absent), 'question')} of {has}: {_examples(absent)}"
+    scored = [(one, theirs[key]) for key, one in mine.items() if key in theirs]
+    if changed := [one for one, other in scored if _references(one) != _references(other)]:
+        yield f"  the references of {count(len(changed), 'question')} differ from {name} to {other_name}: " + _examples(
+            changed
+        )
+
+
+def _references(one: Prediction) -> set[str]:
+    return {text.strip() for text in (one.answer, *one.references)}
+
+
+def _examples(predictions: Sequence[Prediction]) -> str:
+    return listed([f"{quoted(one.question, 50)} ({one.origin})" for one in predictions], MOST)

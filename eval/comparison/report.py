@@ -1,0 +1,120 @@
+"""A comparison as text: the runs, the pairs, and what the figures of each pair mean in a sentence."""
+
+from __future__ import annotations
+
+import string
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lookonce.eval.comparison.compare import LEVEL, Candidate, Comparison, Pair
+from lookonce.eval.statistics.bootstrap import RESAMPLES, Interval
+from lookonce.text import count, table, terminal_width
+
+WIDTH = 80
+RUNS = ("run", "exact match", "95% interval", "majority", "seeds differ by")
+PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right", "McNemar p")
+ONE_IMAGE = "all questions are about one image, so there is no interval"
+
+
+def to_text(comparison: Comparison) -> str:
+    """Two tables with a letter for each run, and a sentence for each pair."""
+    letters = dict(zip((one.name for one in comparison.candidates), _letters(len(comparison.candidates)), strict=True))
+    width = terminal_width() or WIDTH
+    runs = table(RUNS, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
+    pairs = table(PAIRS, [_pair_row(pair, letters) for pair in comparison.pairs], width)
+    asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
+    sentences = [textwrap.fill(sentence(pair, comparison.num_questions), WIDTH) for pair in comparison.pairs]
+    notes = [textwrap.fill(note, WIDTH) for note in _notes(comparison)]
+    return "\n\n".join([asked, runs, pairs, *sentences, *notes])
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """All figures, and for each pair the better one and the sentence."""
+    said = [{"better": pair.better, "sentence": sentence(pair, comparison.num_questions)} for pair in comparison.pairs]
+    value = asdict(comparison)
+    value["pairs"] = [figures | words for figures, words in zip(value["pairs"], said, strict=True)]
+    return value
+
+
+def sentence(pair: Pair, num_questions: int) -> str:
+    """What the figures of a pair mean: the better one, or why the two are not distinguishable."""
+    better = pair.better
+    if better:
+        worse = pair.first if better == pair.second else pair.second
+        return f"{better} answers {_points(pair)} more questions exactly right than {worse} ({_figures(pair)})."
+    start = f"{pair.first} and {pair.second} are not distinguishable:"
+    if pair.difference == 0 and not (pair.only_first or pair.only_second):
+        return f"{start} they answer the same of the {num_questions:,} questions right."
+    if pair.interval is None:
+        return f"{start} {ONE_IMAGE}."
+    higher = pair.second if pair.difference > 0 else pair.first
+    gap = f"{higher} is {_points(pair)} higher" if pair.difference else "their scores are equal"
+    return f"{start} {gap} ({_figures(pair)}){_why(pair)}."
+
+
+def _why(pair: Pair) -> str:
+    """What else is in the way of a difference that its interval and p alone would show."""
+    if pair.are_seeds:
+        return "; they are seeds of the same training, so their difference is that of chance in training"
+    if pair.spread is not None and abs(pair.difference) <= pair.spread:
+        return f"; seeds of one training differ by {100 * pair.spread:.1f} points"
+    return f"; p is not below {LEVEL}" if pair.is_apart else ""
+
+
+def _points(pair: Pair) -> str:
+    points = 100 * abs(pair.difference)
+    return f"{points:.1f} points" if points >= 0.05 else f"{points:.2f} points"
+
+
+def _figures(pair: Pair) -> str:
+    """The interval of the difference, in the direction in which it is told, and p."""
+    assert pair.interval is not None
+    low, high = pair.interval if pair.difference >= 0 else (-pair.interval.high, -pair.interval.low)
+    return f"95% interval {Interval(low, high).in_percent()}, p after Holm {_p(pair.p_holm)}"
+
+
+def _p(value: float) -> str:
+    if value < 0.0001:
+        return "<0.0001"
+    return f"{value:.4f}" if value < 0.001 else f"{value:.3f}"
+
+
+def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
+    spread = "" if one.spread is None else f"{100 * one.spread:.1f} points"
+    return f"{letter}  {one.name}", f"{one.exact_match:.1%}", _interval(one.interval), f"{one.majority:.1%}", spread
+
+
+def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:
+    only = "" if pair.only_first is None else f"{pair.only_second:,} : {pair.only_first:,}"
+    mcnemar = "" if pair.p_mcnemar is None else _p(pair.p_mcnemar)
+    name = f"{letters[pair.second]} - {letters[pair.first]}"
+    return name, f"{100 * pair.difference:+.1f}", _interval(pair.interval), _p(pair.p_holm), only, mcnemar
+
+
+def _interval(interval: Interval | None) -> str:
+    return "none" if interval is None else interval.in_percent()
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """How the figures were computed, and what they do not hold."""
+    notes = [
+        f"Intervals: {RESAMPLES:,} resamples of the images with all their questions. p: sign flips by image, corrected "
+        f"for {count(len(comparison.pairs), 'pair')} (Holm). McNemar takes questions of one image as independent."
+    ]
+    if comparison.num_images == 1:
+        notes.append(f"No intervals: {ONE_IMAGE}.")
+    knows_seeds = any(one.spread is not None for one in comparison.candidates)
+    if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
+        notes.append(
+            "The intervals do not hold the chance of training: train each variant with at least three values of "
+            "train.seed and name all of the runs."
+        )
+    return notes
+
+
+def _letters(number: int) -> Sequence[str]:
+    """A letter for each run, or a number if there are too many."""
+    many = [str(one) for one in range(1, number + 1)]
+    return string.ascii_uppercase[:number] if number <= len(string.ascii_uppercase) else many

@@ -1,0 +1,165 @@
+"""Predictions: one answered question each, written to JSONL and read from it.
+
+Design: an answer is right if it equals the reference apart from spaces around it; lenient metrics, for which "no"
+matches "none", have spoiled published numbers. A record with several `references` in its metadata, which `lookonce data
+prepare` makes from rows with different answers, has several right answers.
+
+A row has all that a score or a judge needs without the records: image keys, by which runs are compared, the labels of
+the record, and the prompt. Its keys are described in docs/predictions.md. A row of earlier versions has no `version`
+and fewer keys; its turn follows from the rows before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from lookonce.datasets.formats.record import Turn
+from lookonce.datasets.readers.text import read_jsonl
+from lookonce.errors import RecordsError
+from lookonce.files import write_text
+from lookonce.text import located, quoted
+
+VERSION = 1
+"""The version of the rows that are written."""
+WRITTEN_BY = "expected rows as `lookonce eval` writes them to predictions/ in the run folder"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One question: the reference answer, the model's answer and the majority answer."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    origin: str
+    """Where the record was read from, such as val.jsonl:12."""
+    images: tuple[str, ...]
+    """The paths of the images, in the order of the prompt."""
+    question: str
+    """The text of the question."""
+    answer: str
+    """The reference answer."""
+    predicted: str
+    """The model's answer."""
+    majority: str
+    """The most frequent training answer of the question: the majority baseline's answer."""
+    references: tuple[str, ...] = ()
+    """All right answers, if there are several."""
+    image_keys: tuple[str, ...] = ()
+    """The sha256 of each image file's bytes, by which the questions of two runs are joined."""
+    turn: int = 0
+    """The number of the question in its record, from 0."""
+    source: str | None = None
+    """The record's metadata under `source`, as text."""
+    category: str | None = None
+    """The record's metadata under `category`, as text."""
+    stage: str | None = None
+    """The record's metadata under `stage`, as text."""
+    system: str | None = None
+    """The system text of the prompt."""
+    earlier: tuple[Turn, ...] = ()
+    """The turns before the question in the prompt, each with `question` and `answer`; the answers are the reference
+    ones."""
+    logprob: float | None = None
+    """The sum of the log-probabilities of the answer's tokens."""
+    num_tokens: int | None = None
+    """The number of tokens of the answer, with its end token."""
+    ended: Literal["stop", "length"] | None = None
+    """Why the answer ended: `stop` at its end token, `length` at `eval.max_new_tokens`."""
+
+    @property
+    def is_right(self) -> bool:
+        return self._is_right(self.predicted)
+
+    @property
+    def is_majority_right(self) -> bool:
+        return self._is_right(self.majority)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What the question shares with others, by which they are correlated: its images, or without any its record."""
+        return self.image_keys or self.images or (self.origin,)
+
+    def _is_right(self, given: str) -> bool:
+        return given.strip() in {text.strip() for text in (self.answer, *self.references)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The row in a predictions file; keys without a value are left out, also a log-probability that is NaN."""
+        values = asdict(self)
+        if self.logprob is not None and not math.isfinite(self.logprob):
+            values["logprob"] = None  # JSON has no NaN
+        kept = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, ())}
+        return {"version": VERSION} | kept | {"right": self.is_right}
+
+
+OPTIONAL = {"references", "source", "category", "stage", "system", "earlier", "logprob", "num_tokens", "ended"}
+"""Keys that a row may lack."""
+ROW = TypeAdapter(Prediction)
+
+
+def label(value: Any) -> str | None:
+    """A value of a record's metadata as text; None if there is none."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    """Write predictions as JSONL."""
+    lines = [json.dumps(prediction.to_json(), ensure_ascii=False) for prediction in predictions]
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def read_predictions(path: Path) -> list[Prediction]:
+    """The predictions in a file, also of earlier versions.
+
+    Raises:
+        RecordsError: the file is missing or empty; a line is damaged, has another form, or is there twice; it is named.
+    """
+    places: dict[tuple[Any, ...], str] = {}
+    num_turns: Counter[str] = Counter()
+    found = []
+    try:
+        for place, row in read_jsonl(path, broken=_refuse_damaged):
+            prediction = _read_row(row, place)
+            is_old = "version" not in row
+            key = (prediction.origin, prediction.question if is_old else prediction.turn)
+            if key in places:
+                raise RecordsError(
+                    f"{place} answers {quoted(prediction.question)} of {prediction.origin} a second time, after "
+                    f"{places[key]}; remove the file and write it again with: lookonce eval RUN"
+                )
+            places[key] = place
+            found.append(replace(prediction, turn=num_turns[prediction.origin]) if is_old else prediction)
+            num_turns[prediction.origin] += 1
+    except FileNotFoundError:
+        raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
+    if not found:
+        raise RecordsError(f"{path} has no predictions; write them with: lookonce eval RUN")
+    return found
+
+
+def _refuse_damaged(place: str, error: RecordsError) -> NoReturn:
+    raise RecordsError(f"{error}; the line is damaged: write the file again with: lookonce eval RUN") from None
+
+
+def _read_row(row: Any, place: str) -> Prediction:
+    if not isinstance(row, dict):
+        raise RecordsError(f"{place} is not a prediction but {quoted(json.dumps(row))}; {WRITTEN_BY}")
+    version = row.get("version", 0)
+    if not isinstance(version, int) or version > VERSION:
+        raise RecordsError(
+            f"{place} has version {version!r} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
+        )
+    try:
+        return ROW.validate_python(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        what = f"it lacks `{name}`" if first["type"] == "missing" else f"`{name}`: {first['msg']}"
+        raise RecordsError(f"{place} is not a prediction: {what}; {WRITTEN_BY}") from None

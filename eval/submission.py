@@ -1,0 +1,128 @@
+"""A run's answers as the submission JSON of a challenge: MediaEval Medico or ImageCLEFmed MEDVQA-GI, task 1.
+
+Design: the keys and their order are those of the challenges' own scripts (submission_task1.py of the package medvqa,
+0.15.7), which write predictions_1.json. The public scores are computed from the answers as they are exported, against
+the one reference that the scripts use. A challenge scores its own rows in its own order: the file is complete only if
+the run answered exactly these.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from lookonce.errors import UsageError
+from lookonce.eval.answers.cost import AnsweringCost
+from lookonce.eval.scores import texts
+from lookonce.eval.scores.prediction import Prediction
+from lookonce.text import quoted
+
+Challenge = Literal["medico", "medvqa-gi"]
+CHALLENGES = get_args(Challenge)
+PUBLIC = ("bleu", "rouge1", "rouge2", "rougeL", "meteor")
+
+
+class SubmissionInfo(BaseModel):
+    """Who submits: the keys of `submission_info`, which the challenges name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    Participant_Names: str = ""
+    Affiliations: str = ""
+    Contact_emails: list[str] = []
+    Team_Name: str = ""
+    Country: str = ""
+    Notes_to_organizers: str = ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a challenge's script writes answers and scores."""
+
+    strips_answers: bool
+    digits: int
+    num_public: int | None
+    """The number of rows of the public part, where the script has one."""
+
+
+RULES: dict[Challenge, Rules] = {"medico": Rules(True, 4, 1500), "medvqa-gi": Rules(False, 2, None)}
+
+
+def submission(
+    predictions: Sequence[Prediction], challenge: Challenge, info: SubmissionInfo, cost: AnsweringCost
+) -> dict[str, Any]:
+    """The content of predictions_1.json. Without a measured `cost` its figures are null.
+
+    Raises:
+        UsageError: a question has not exactly one image or is a later turn, or the extra `metrics` is not installed.
+    """
+    rules = RULES[challenge]
+    rows = [_row(number, one, rules) for number, one in enumerate(predictions)]
+    seconds = cost.seconds / cost.num_answered if cost.num_answered else None
+    return {
+        "submission_info": info.model_dump(),
+        "public_scores": _public_scores(predictions, [row["answer"] for row in rows], rules),
+        "predictions": rows,
+        "total_time": round(seconds * len(rows), 4) if seconds else None,
+        "time_per_item": seconds,
+        "memory_used_mb": cost.used_mb if seconds else None,
+        "model_memory_mb": cost.model_mb if seconds else None,
+        "gpu_name": cost.device,
+        "debug": {
+            "packages": sorted(_packages(), key=lambda package: package["name"].lower()),
+            "system": {
+                "python": platform.python_version(),
+                "os": platform.system(),
+                "platform": platform.platform(),
+                "arch": platform.machine(),
+            },
+        },
+    }
+
+
+def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:
+    """What is unusual about a submission, for the user."""
+    found, num_public = [], RULES[challenge].num_public
+    if empty := [key for key, text in value["submission_info"].items() if not text and key != "Notes_to_organizers"]:
+        found.append(f"submission_info lacks {', '.join(empty)}; give them with --info FILE")
+    if num_public and len(value["predictions"]) != num_public:
+        found.append(
+            f"{challenge} scores {num_public:,} public rows, and this split has {len(value['predictions']):,} questions"
+        )
+    if value["total_time"] is None:
+        found.append("time and memory were not measured by this evaluation, so they are null")
+    return found
+
+
+def _row(number: int, one: Prediction, rules: Rules) -> dict[str, Any]:
+    if len(one.images) != 1 or one.turn:
+        raise UsageError(
+            f"{one.origin}: the challenge asks one question about one image, and {quoted(one.question)} is turn "
+            f"{one.turn + 1} about {len(one.images)} images; export a split of such questions with --split"
+        )
+    answer = one.predicted.strip() if rules.strips_answers else one.predicted
+    return {"index": number, "img_id": Path(one.images[0]).stem, "question": one.question, "answer": answer}
+
+
+def _public_scores(predictions: Sequence[Prediction], answers: list[str], rules: Rules) -> dict[str, float]:
+    if not texts.is_installed():
+        raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {texts.NOT_INSTALLED}")
+    scores = texts.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
+    return {name: round(scores[name], rules.digits) for name in PUBLIC}
+
+
+def _packages() -> list[dict[str, str]]:
+    """The installed packages, as `pip list --format=json` lists them."""
+    return [{"name": found.metadata["Name"], "version": found.version} for found in distributions()]
+
+
+def to_text(value: dict[str, Any]) -> str:
+    """The content of the file, indented as the challenges' scripts write it."""
+    return json.dumps(value, indent=4, ensure_ascii=False) + "\n"

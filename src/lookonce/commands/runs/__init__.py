@@ -1,0 +1,5 @@
+"""Commands that read the answers of finished runs.
+
+compare  lookonce compare
+export   lookonce export
+"""

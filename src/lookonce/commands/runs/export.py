@@ -1,0 +1,70 @@
+"""`lookonce export`: a run's answers in the form of a challenge. The work is done in `eval.submission`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify, remember_run_file
+
+if TYPE_CHECKING:
+    from lookonce.eval.submission import Challenge
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.option("--to", "challenge", type=click.Choice(["medico", "medvqa-gi"]), required=True, help="The challenge.")
+@SPLIT
+@click.option("--info", "info_file", type=PATH, metavar="FILE", help="YAML or JSON with the keys of submission_info.")
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=Path("predictions_1.json"),
+    show_default=True,
+    help="File to write; it must not exist.",
+)
+@JSON
+def export(
+    run_dir: Path, challenge: Challenge, split: str | None, info_file: Path | None, output: Path, as_json: bool
+) -> None:
+    """Write a run's answers as the submission JSON of a challenge.
+
+    medico is task 1 of MediaEval Medico, medvqa-gi task 1 of ImageCLEFmed MEDVQA-GI. The file has the keys of the
+    challenges' own scripts, with the public scores of the answers; these need the extra `metrics`.
+
+    --info names the participants: Participant_Names, Affiliations, Contact_emails (a list), Team_Name, Country and
+    Notes_to_organizers. An image's id is its file name without suffix.
+
+    \b
+    Examples:
+      lookonce export runs/x1 --to medico --split test --info team.yaml
+      lookonce export runs/kvasir --to medvqa-gi --split test -o submission.json
+    """
+    from lookonce.errors import UsageError
+    from lookonce.eval.answers.cost import AnsweringCost
+    from lookonce.eval.comparison.runs import find_predictions
+    from lookonce.eval.scores.prediction import read_predictions
+    from lookonce.eval.submission import SubmissionInfo, notes, submission, to_text
+    from lookonce.files import create_text
+    from lookonce.run.folder import RunFolder
+    from lookonce.settings import read_settings
+
+    if run_dir.is_file():
+        remember_run_file(run_dir)
+    folder = RunFolder.find(run_dir)
+    split = split or folder.read_run().eval.split
+    predictions = read_predictions(find_predictions(folder, split))
+    info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+    if info_file:
+        info = read_settings(info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected)
+    value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
+    if not create_text(output, to_text(value)):
+        raise UsageError(f"{output} exists; name another file with -o, or remove it")
+    for note in notes(value, challenge):
+        notify(note)
+    written = {"file": str(output), "num_answers": len(predictions), "public_scores": value["public_scores"]}
+    emit(written, f"wrote {len(predictions):,} answers to {output}", as_json)

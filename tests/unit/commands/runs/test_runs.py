@@ -1,0 +1,85 @@
+"""`lookonce compare` and `lookonce export` on the files of runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lookonce.cli import main
+from lookonce.eval.scores.prediction import Prediction, write_predictions
+from lookonce.files import write_json
+from lookonce.run.folder import RunFolder
+
+
+def row(number: int, image: str) -> Prediction:
+    question = f"q{number % 3}"
+    return Prediction(f"val.jsonl:{number}", (f"{image}.jpg",), question, "yes", "yes", "no", image_keys=(image,))
+
+
+ROWS = [row(number, str(number // 3)) for number in range(60)]
+
+
+def wrong(number: int) -> list[Prediction]:
+    return [replace(one, predicted="no") if place < number else one for place, one in enumerate(ROWS)]
+
+
+@pytest.fixture
+def runs(make_run, tmp_path, monkeypatch):
+    """Three run folders: `a` answers all right, `b` most, `c` half of the questions."""
+    monkeypatch.chdir(tmp_path)
+    for number, (name, rows) in enumerate([("a", ROWS), ("b", wrong(2)), ("c", wrong(30))]):
+        run = make_run(output=str(tmp_path / name), train={"learning_rate": 0.1 * (number + 1)})
+        write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {}})
+        write_predictions(RunFolder(run.output).predictions("val"), rows)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, words, catch_exceptions=False)
+
+
+def test_compare_prints_a_sentence_for_each_pair(runs):
+    text = " ".join(invoke("compare", "a", "b", "c").output.split())
+    assert "60 questions about 20 images" in text
+    assert "a and b are not distinguishable" in text and "a answers 50.0 points more questions exactly right" in text
+    assert "b answers 46.7 points more" in text and "three values of train.seed" in text
+
+
+def test_compare_with_a_baseline_has_a_pair_for_each_other_run(runs):
+    for words in (("a", "b", "c", "--baseline", "c"), ("a", "b", "--baseline", "c")):
+        value = json.loads(invoke("compare", *words, "--json").output)
+        assert [(pair["first"], pair["second"], pair["better"]) for pair in value["pairs"]] == [
+            ("c", "a", "a"),
+            ("c", "b", "b"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "a"], "comparing needs two runs; name them: lookonce compare RUN RUN"),
+        (["compare", "a", "--baseline", "a"], "comparing needs two runs"),
+        (["compare", "a", "nothing"], "is not a run folder"),
+        (["compare", "a", "b", "--split", "test"], "no predictions of the split test; there are those of val"),
+        (["export", "a", "--to", "medico", "--split", "test"], "no predictions of the split test"),
+        (["export", "a", "--to", "medico", "--info", "team.yaml"], "Team: unknown key; did you mean `Team_Name`?"),
+    ],
+)
+def test_mistakes_are_explained(runs, tmp_path, words, message):
+    (tmp_path / "team.yaml").write_text("Team: x\n")
+    result = invoke(*words)
+    assert result.exit_code in (1, 2) and message in result.output
+
+
+def test_export_writes_once_and_names_what_is_missing(runs, tmp_path):
+    pytest.importorskip("sacrebleu")
+    (tmp_path / "team.yaml").write_text("Team_Name: t\nContact_emails: [a@b.example]\n")
+    words = ("export", "a", "--to", "medvqa-gi", "--info", "team.yaml", "-o", "gi.json")
+    result = invoke(*words)
+    assert "submission_info lacks Participant_Names, Affiliations, Country" in result.output
+    assert "wrote 60 answers to gi.json" in result.output
+    value = json.loads((tmp_path / "gi.json").read_text())
+    assert value["submission_info"]["Team_Name"] == "t" and value["public_scores"]["bleu"] == 0.0
+    assert "gi.json exists; name another file with -o" in invoke(*words).output

@@ -1,0 +1,128 @@
+"""Comparisons: who is better, and in which words; seeds count as one; equal and small runs are not distinguishable."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from lookonce.eval.comparison import report
+from lookonce.eval.comparison.compare import Comparison, compare
+from lookonce.eval.comparison.runs import Run
+from lookonce.eval.scores.prediction import Prediction
+
+IMAGES, ASKED = 60, 9
+
+
+def run(name: str, right: np.ndarray, training: str = "", seed: int | None = None, images: int = IMAGES) -> Run:
+    return Run(
+        name,
+        [
+            Prediction(
+                f"a:{number}", (f"{number % images}.jpg",), f"q{number // images}", "yes", "yes" if one else "no", "no"
+            )
+            for number, one in enumerate(right)
+        ],
+        training,
+        seed,
+    )
+
+
+def answers(share: float, seed: int = 0) -> np.ndarray:
+    """Which questions are answered right: those below a share, nested, so that only the share differs."""
+    return np.random.default_rng(seed).permutation(IMAGES * ASKED) < share * IMAGES * ASKED
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    return [report.sentence(pair, comparison.num_questions) for pair in comparison.pairs]
+
+
+def test_a_real_difference_is_called_one_whichever_run_is_named_first():
+    low, high = run("a", answers(0.8)), run("b", answers(0.87))
+    for runs, difference in (([low, high], 0.07), ([high, low], -0.07)):
+        comparison = compare(runs)
+        [pair], [said] = comparison.pairs, sentences(comparison)
+        assert pair.difference == pytest.approx(difference, abs=0.001) and pair.better == "b"
+        assert {pair.only_first, pair.only_second} == {0, 38} or (pair.only_first, pair.only_second) == (38, 0)
+        assert said.startswith("b answers 7.0 points more questions exactly right than a (95% interval 5.")
+        assert said.endswith("p after Holm <0.0001).")
+
+
+def test_equal_runs_are_not_distinguishable():
+    comparison = compare([run("a", answers(0.8)), run("a (2)", answers(0.8))])
+    assert sentences(comparison) == [
+        "a and a (2) are not distinguishable: they answer the same of the 540 questions right."
+    ]
+    assert comparison.pairs[0].p == 1.0 and comparison.pairs[0].p_mcnemar == 1.0
+
+
+def test_a_difference_within_its_interval_is_not_called_one():
+    comparison = compare([run("a", answers(0.8, 1)), run("b", answers(0.81, 2))])
+    assert comparison.pairs[0].better is None
+    assert sentences(comparison)[0].startswith(
+        "a and b are not distinguishable: b is 1.1 points higher (95% interval -4."
+    )
+
+
+def test_one_image_has_no_interval_and_this_is_said():
+    one, other = (run(name, answers(share), images=1) for name, share in (("a", 0.8), ("b", 0.9)))
+    comparison = compare([one, other])
+    assert comparison.num_images == 1 and [one.interval for one in comparison.candidates] == [None, None]
+    assert sentences(comparison) == [f"a and b are not distinguishable: {report.ONE_IMAGE}."]
+    assert report.ONE_IMAGE in " ".join(report.to_text(comparison).split()) and "none" in report.to_text(comparison)
+
+
+def test_p_values_are_corrected_for_the_pairs_that_are_shown():
+    runs = [run(name, answers(share)) for name, share in (("a", 0.8), ("b", 0.82), ("c", 0.84))]
+    everything, against_first = compare(runs), compare(runs, with_first_only=True)
+    assert [(pair.first, pair.second) for pair in everything.pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [(pair.first, pair.second) for pair in against_first.pairs] == [("a", "b"), ("a", "c")]
+    assert everything.pairs[0].p == against_first.pairs[0].p
+    assert everything.pairs[1].p_holm == pytest.approx(3 * everything.pairs[1].p)
+
+
+def seeds(name: str, *shares: float, training: str) -> list[Run]:
+    return [run(f"{name}-{seed}", answers(share), training, seed) for seed, share in enumerate(shares)]
+
+
+def test_a_difference_counts_only_if_it_exceeds_the_spread_of_seeds():
+    first = seeds("a", 0.80, 0.81, 0.82, training="x")
+    near, far = seeds("b", 0.82, 0.83, 0.84, training="y"), seeds("c", 0.86, 0.88, 0.89, training="z")
+    comparison = compare([*first, *near, *far])
+    assert [one.name for one in comparison.candidates] == ["a-0 (3 seeds)", "b-0 (3 seeds)", "c-0 (3 seeds)"]
+    assert comparison.candidates[0].spread == pytest.approx(0.02, abs=0.001)
+    assert comparison.candidates[0].exact_match == pytest.approx(0.81, abs=0.001)
+    near_pair, far_pair, _ = comparison.pairs
+    assert near_pair.interval.low > 0 and near_pair.better is None and near_pair.p_mcnemar is None
+    assert "; seeds of one training differ by 2.0 points." in sentences(comparison)[0]
+    assert far_pair.better == "c-0 (3 seeds)"
+
+
+def test_seeds_of_one_training_are_never_better():
+    comparison = compare(seeds("a", 0.8, 0.9, training="x"))
+    assert comparison.pairs[0].are_seeds and comparison.pairs[0].better is None
+    assert "they are seeds of the same training" in sentences(comparison)[0]
+
+
+def test_a_copy_with_the_same_seed_is_not_a_seed_of_another():
+    comparison = compare([run("a", answers(0.8), "x", 1), run("b", answers(0.8), "x", 1)])
+    assert not comparison.pairs[0].are_seeds and len(comparison.candidates) == 2
+
+
+def test_the_text_fits_80_columns_and_the_json_is_json():
+    names = [f"a-run-with-a-name-of-some-length-{number}" for number in range(4)]
+    comparison = compare([run(name, answers(0.8, number)) for number, name in enumerate(names)])
+    assert max(map(len, report.to_text(comparison).splitlines())) <= 80
+    value = json.loads(json.dumps(report.to_json(comparison), allow_nan=False))
+    assert value["pairs"][0]["better"] is None and len(value["pairs"][0]["interval"]) == 2
+    assert value["candidates"][0]["name"] == names[0] and len(value["pairs"]) == 6
+
+
+def test_9000_questions_of_975_images_are_compared_in_seconds():
+    rng = np.random.default_rng(0)
+    runs = [run(name, rng.random(9000) < 0.92, images=975) for name in "abc"]
+    start = time.perf_counter()
+    compare(runs)
+    assert time.perf_counter() - start < 5

@@ -1,0 +1,87 @@
+"""Finding runs: folders, run files and predictions files; their names, and which are seeds of one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lookonce.errors import LookonceError, UsageError
+from lookonce.eval.comparison.runs import read_runs, short_names
+from lookonce.eval.scores.prediction import Prediction, write_predictions
+from lookonce.files import write_json
+from lookonce.run.folder import RunFolder
+
+ROW = Prediction("val.jsonl:1", ("a.jpg",), "q", "no", "no", "yes", image_keys=("0f",))
+
+
+@pytest.fixture
+def trained(make_run, tmp_path):
+    """Makes a run folder with predictions, and returns it."""
+
+    def make(name: str, split: str = "val", **changes) -> Path:
+        run = make_run(output=str(tmp_path / name), **changes)
+        write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {"records": "x"}})
+        write_predictions(RunFolder(run.output).predictions(split), [ROW])
+        return run.output
+
+    return make
+
+
+def test_runs_are_found_by_folder_run_file_and_predictions_file(trained, tmp_path):
+    folder = trained("first")
+    (folder / "run.yaml").write_text("model: {path: x}\n")
+    outside = tmp_path / "given.jsonl"
+    write_predictions(outside, [replace(ROW, predicted="yes")])
+    runs = read_runs([folder, folder / "run.yaml", folder / "predictions" / "val.jsonl", outside])
+    assert [run.name for run in runs] == ["first", "first (2)", "first (3)", "given"]
+    assert [run.predictions for run in runs[:3]] == [[ROW]] * 3 and runs[3].predictions[0].predicted == "yes"
+    assert runs[0].training == runs[2].training and (runs[3].training, runs[3].seed) == ("", None)
+
+
+def test_runs_that_differ_in_their_seed_alone_are_seeds_of_one_another(trained):
+    runs = read_runs(
+        [
+            trained("a", train={"seed": 1}),
+            trained("b", train={"seed": 2}, cache={"stage": "/elsewhere"}),
+            trained("c", train={"seed": 3, "learning_rate": 0.1}),
+            trained("d", train={"seed": 4}, eval={"max_new_tokens": 9}),
+        ]
+    )
+    assert [run.seed for run in runs] == [1, 2, 3, 4]
+    assert runs[0].training == runs[1].training and len({run.training for run in runs}) == 3
+
+
+def test_other_splits_are_refused_unless_one_is_chosen(trained):
+    first, second = trained("a"), trained("b", "test", eval={"split": "test"})
+    with pytest.raises(UsageError, match=r"different splits \(.*a: val, .*b: test\); choose one with --split"):
+        read_runs([first, second])
+    with pytest.raises(UsageError, match=r"a has no predictions of the split test; there are those of val; run: looko"):
+        read_runs([first, second], "test")
+
+
+def test_an_unfinished_evaluation_is_named(trained):
+    folder = trained("a")
+    (folder / "predictions" / "val.jsonl").rename(folder / "predictions" / "val.partial-0.jsonl")
+    with pytest.raises(UsageError, match="a has an unfinished evaluation of the split val; run: lookonce eval"):
+        read_runs([folder, folder])
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(LookonceError, match="is not a run folder"):
+        read_runs([tmp_path, tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["x/run", "y/run", "z"], ["x/run", "y/run", "z"]),
+        (["x/1/run", "y/1/run"], ["x/1/run", "y/1/run"]),
+        (["runs/a", "runs/a"], ["a", "a (2)"]),
+        (["runs/a/predictions/val.jsonl", "b.jsonl"], ["a", "b"]),
+    ],
+)
+def test_names_are_the_shortest_ends_that_differ(paths, names):
+    assert short_names([Path(path) for path in paths]) == names

@@ -1,0 +1,103 @@
+"""Matches of one answer: exact, in lower case, as labels, as words, and the lenient match of earlier publications."""
+
+from __future__ import annotations
+
+import pytest
+
+from lookonce.eval.scores import match
+
+
+@pytest.mark.parametrize(
+    ("given", "references", "strict", "lower"),
+    [
+        ("none", ["none"], True, True),
+        (" none\n", ["none"], True, True),
+        ("None", ["none"], False, True),
+        ("no", ["none"], False, False),
+        ("paris is", ["paris ip", "paris is"], True, True),
+        ("", [""], True, True),
+        ("", ["yes"], False, False),
+        ("yes\x00", ["yes"], False, False),
+    ],
+)
+def test_exact_match_allows_outer_spaces_and_lower_case_only_where_it_says_so(given, references, strict, lower):
+    assert (match.exact(given, references), match.exact_lower(given, references)) == (strict, lower)
+
+
+@pytest.mark.parametrize(
+    ("given", "references", "f1", "precision", "recall"),
+    [
+        ("pink; red", ["red; pink"], 1, 1, 1),
+        ("pink; red; white", ["red; pink"], 4 / 5, 2 / 3, 1),  # 2 of 3 given, 2 of 2 wanted: 2 * 2 / (3 + 2)
+        ("pink", ["red; pink; white"], 1 / 2, 1, 1 / 3),  # 2 * 1 / (1 + 3)
+        ("pink;;pink ; ", ["pink"], 1, 1, 1),
+        ("Pink", ["pink"], 0, 0, 0),
+        ("", ["pink"], 0, 0, 0),
+        ("; ;", [""], 1, 1, 1),
+        ("pink; red", ["white", "red; green"], 1 / 2, 1 / 2, 1 / 2),  # the reference of the highest F1 counts
+    ],
+)
+def test_labels_are_compared_as_sets(given, references, f1, precision, recall):
+    assert match.label_overlap(given, references) == pytest.approx((f1, precision, recall))
+    assert match.same_labels(given, references) is (f1 == 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The polyp, a small one!", ["polyp", "small", "one"]),
+        ("11-20mm", ["1120mm"]),
+        ("An  apple\tand the pear", ["apple", "and", "pear"]),
+        ("A", ["a"]),
+        ("?!", ["?!"]),
+        (" ", []),
+    ],
+)
+def test_words_are_those_of_squad(text, words):
+    assert match.words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "references", "f1", "recall"),
+    [
+        ("a small red polyp", ["The red polyp is large."], 4 / 7, 2 / 4),  # red, polyp: of 3 given and 4 wanted
+        ("yes", ["yes, there is text"], 2 / 5, 1 / 4),
+        ("very very small", ["very small"], 4 / 5, 1),  # very is common once
+        ("left", ["upper left", "left"], 1, 1),
+        ("", ["a polyp"], 0, 0),
+        ("", ["A"], 0, 0),
+        ("", [""], 1, 1),
+        ("息肉", ["息肉"], 1, 1),
+    ],
+)
+def test_common_words_are_counted_as_squad_and_llava_med_do(given, references, f1, recall):
+    assert match.word_f1(given, references) == pytest.approx(f1)
+    assert match.word_recall(given, references) == pytest.approx(recall)
+
+
+def test_closed_questions_have_the_reference_yes_or_no():
+    closed = [match.is_closed(text) for text in ("yes", " No ", "none", "not relevant", "yes, one", "")]
+    assert closed == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "is_right"),
+    [
+        ("no", "none", True),
+        ("The answer is none of these", "none", True),
+        ("colonoscpy", "colonoscopy", True),  # 2 * 10 / 21
+        ("gastroscopy", "colonoscopy", False),  # "oscopy": 2 * 6 / 22, and 2 * 7 / 22 with the "o" before
+        ("", "none", False),
+        ("none", "", False),
+        ("ab" * 200, "ba" * 200, False),  # too long to compare
+    ],
+)
+def test_the_lenient_match_is_that_of_earlier_publications(given, reference, is_right):
+    assert match.lenient(given, [reference]) is is_right
+
+
+@pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "\x1b[31m\x00", "\ud800", "a" * 100_000, "; " * 999])
+def test_hostile_answers_are_scored_like_others(hostile):
+    for matched in (match.exact, match.exact_lower, match.same_labels, match.lenient):
+        assert (matched(hostile, [hostile]), matched(hostile, ["polyp"])) == (True, False)
+    assert match.word_f1(hostile, [hostile]) == 1 and match.label_overlap(hostile, ["polyp"]).f1 == 0

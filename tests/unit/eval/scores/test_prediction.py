@@ -1,0 +1,125 @@
+"""Predictions files: what is written is read back, earlier versions too; a damaged line is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookonce.datasets.records import Turn
+from lookonce.errors import RecordsError
+from lookonce.eval.scores.prediction import (
+    OPTIONAL,
+    ROW,
+    VERSION,
+    Prediction,
+    label,
+    read_predictions,
+    write_predictions,
+)
+
+PLAIN = Prediction("val.jsonl:1", ("a.jpg",), "Is there text?", "no", "no", "yes", image_keys=("0f",))
+FULL = replace(
+    PLAIN,
+    origin="val.jsonl:2",
+    references=("no", "none"),
+    turn=1,
+    source="polyps",
+    category="yes/no",
+    stage="1",
+    system="Answer briefly.",
+    earlier=(Turn("Is there a polyp?", "yes"),),
+    logprob=-0.25,
+    num_tokens=2,
+    ended="stop",
+)
+OLD = {
+    **{"origin": "val.jsonl:1", "images": ["a.jpg"], "question": "Is there text?", "answer": "no"},
+    **{"predicted": "none", "majority": "yes", "right": False},
+}
+
+
+def write(path, *rows):
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_predictions_are_read_back(tmp_path):
+    write_predictions(tmp_path / "val.jsonl", [PLAIN, FULL])
+    assert read_predictions(tmp_path / "val.jsonl") == [PLAIN, FULL]
+    first, second = (json.loads(line) for line in (tmp_path / "val.jsonl").read_text().splitlines())
+    assert first["version"] == VERSION and first["right"] is True and OPTIONAL.isdisjoint(first)
+    assert second["earlier"] == [{"question": "Is there a polyp?", "answer": "yes"}] and second["stage"] == "1"
+
+
+@settings(max_examples=30)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_answer_of_a_model_is_read_back(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("any") / "val.jsonl"
+    write_predictions(path, [replace(PLAIN, predicted=text, question=f"<b>{text}</b>")])
+    assert read_predictions(path)[0].predicted == text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_log_probability_that_json_cannot_hold_is_left_out(value):
+    assert "logprob" not in replace(PLAIN, logprob=value).to_json()
+
+
+def test_rows_of_earlier_versions_are_read_and_their_turns_counted(tmp_path):
+    later = OLD | {"question": "Is it red?", "references": ["no", "pink"]}
+    first, second, other = read_predictions(write(tmp_path / "val.jsonl", OLD, later, OLD | {"origin": "val.jsonl:2"}))
+    assert (first.turn, second.turn, other.turn) == (0, 1, 0)
+    assert first.image_keys == () and first.sources == ("a.jpg",) and second.references == ("no", "pink")
+
+
+def test_keys_of_later_versions_that_keep_the_form_are_ignored(tmp_path):
+    assert read_predictions(write(tmp_path / "val.jsonl", PLAIN.to_json() | {"new": 1})) == [PLAIN]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([OLD, "", '{"origin": "val.js'], r"val.jsonl:3: not JSON .*; the line is damaged: write the file again"),
+        (
+            [PLAIN.to_json(), PLAIN.to_json()],
+            r"val.jsonl:2 answers \"Is there text\?\" of val.jsonl:1 a second time, .*:1;",
+        ),
+        ([OLD, OLD | {"predicted": "no"}], r"val.jsonl:2 answers .* a second time"),
+        ([{"images": ["a.jpg"], "turns": []}], r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as"),
+        ([PLAIN.to_json() | {"turn": "first"}], r"val.jsonl:1 is not a prediction: `turn`: .*integer"),
+        ([PLAIN.to_json() | {"ended": "tired"}], r"val.jsonl:1 is not a prediction: `ended`: .*'stop' or 'length'"),
+        ([PLAIN.to_json() | {"version": 2}], r"val.jsonl:1 has version 2 .* update lookonce"),
+        (["[1, 2]"], r"val.jsonl:1.* "),
+        ([], r"has no predictions; write them with: lookonce eval"),
+    ],
+)
+def test_what_is_not_a_prediction_is_named(tmp_path, rows, message):
+    with pytest.raises(RecordsError, match=message):
+        read_predictions(write(tmp_path / "val.jsonl", *rows))
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(RecordsError, match=r"no predictions at .*val\.jsonl"):
+        read_predictions(tmp_path / "val.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, None), ("a", "a"), (3, "3"), (True, "true"), (["a", 1], '["a", 1]')]
+)
+def test_metadata_becomes_text(value, text):
+    assert label(value) == text
+
+
+def test_the_documented_keys_are_those_of_the_code(root):
+    page = (root / "docs" / "predictions.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)`\*? \| (.+?) \|$", page, re.M))
+    schema = ROW.json_schema()["properties"]
+    described = {name: " ".join(values["description"].split()) for name, values in schema.items()}
+    assert {name: documented.get(name) for name in described} == described
+    assert documented.keys() - described.keys() == {"version", "right"}
+    assert set(re.findall(r"^\| `(\w+)`\* ", page, re.M)) == OPTIONAL

@@ -1,0 +1,101 @@
+"""All metrics on the published validation rows of Kvasir-VQA, with a predictor of known accuracy.
+
+The expected values are those of another split of the same set (975 images, 8,984 questions), computed with the
+challenge's libraries: the majority answer scores EM .648, BLEU .680, ROUGE-1 .683, ROUGE-2 .119, ROUGE-L .681, METEOR
+.399; the references themselves score ROUGE-2 .256 and METEOR .609. Two splits of one set differ by a digit at most.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+
+from lookonce.datasets.majority import Majority
+from lookonce.eval.scores import texts
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Prediction
+
+A_DIGIT = 0.01
+ACCURACY = 0.924
+MAX_SECONDS = 30
+"""Ten times what it takes on an idle machine."""
+
+
+@pytest.fixture(scope="module")
+def rows(real_rows):
+    return [json.loads(line) for line in real_rows.read_text().splitlines()]
+
+
+def simulated(rows: list[dict[str, Any]]) -> list[Prediction]:
+    """Predictions that are right on a known share of the questions, and surer where they are right."""
+    draw, answers = random.Random(0), {}
+    for row in rows:
+        answers.setdefault(row["question"], []).append(row["answer"])
+    majority = Majority((row["question"], row["answer"]) for row in rows)
+    is_right = [number < round(ACCURACY * len(rows)) for number in range(len(rows))]
+    draw.shuffle(is_right)
+
+    def answer(row: dict[str, Any], right: bool) -> str:
+        others = [text for text in answers[row["question"]] if text != row["answer"]]
+        return row["answer"] if right else draw.choice(others or ["?"])
+
+    return [
+        Prediction(
+            origin="val.jsonl",
+            images=(row["image_filename"],),
+            question=row["question"],
+            answer=row["answer"],
+            predicted=answer(row, right),
+            majority=majority.answer(row["question"]),
+            stage=str(row["stage"]),
+            logprob=-draw.random() if right else -1 - draw.random(),
+        )
+        for row, right in zip(rows, is_right, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def evaluation(rows) -> Evaluation:
+    predictions, began = simulated(rows), time.perf_counter()
+    found = Evaluation.of(predictions)
+    assert time.perf_counter() - began < MAX_SECONDS
+    return found
+
+
+def test_exact_match_is_the_known_accuracy_beside_the_majority(evaluation):
+    assert evaluation.overall.exact_match == pytest.approx(ACCURACY, abs=1e-4)
+    assert evaluation.overall.majority == pytest.approx(0.648, abs=A_DIGIT)
+    assert evaluation.calibration.auroc == 1
+    assert evaluation.figures["lenient"].majority == pytest.approx(0.698, abs=A_DIGIT)
+
+
+def test_no_answer_of_the_set_is_read_as_a_point(evaluation):
+    assert not [key for key in evaluation.figures if key.startswith("point")]
+
+
+def test_every_grouping_has_the_same_questions(evaluation, rows):
+    for grouping, number in (("question", 20), ("stage", 3)):
+        scores = evaluation.groups[grouping].values()
+        assert len(scores) == number and sum(score.num_questions for score in scores) == len(rows)
+
+
+@pytest.mark.skipif(not texts.is_installed(), reason=f"the extra `metrics` is {texts.NOT_INSTALLED}")
+@pytest.mark.parametrize(
+    ("key", "majority", "model", "perfect"),
+    [
+        ("bleu", 0.680, 0.931, 1),
+        ("rouge1", 0.683, 0.934, 1),
+        ("rouge2", 0.119, 0.233, 0.256),
+        ("rougeL", 0.681, 0.930, 1),
+        ("meteor", 0.399, 0.566, 0.609),
+    ],
+)
+def test_the_text_metrics_have_the_published_values(evaluation, key, majority, model, perfect):
+    figure = evaluation.figures[key]
+    assert figure.majority == pytest.approx(majority, abs=A_DIGIT)
+    assert figure.model == pytest.approx(model, abs=A_DIGIT)
+    assert figure.perfect == pytest.approx(perfect, abs=A_DIGIT)

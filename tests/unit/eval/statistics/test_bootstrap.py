@@ -1,0 +1,96 @@
+"""Intervals: they hold the truth as often as they say, also with correlated questions; edges and gaps."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from lookonce.eval.statistics import bootstrap
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, ratio_intervals, share_interval
+from lookonce.eval.statistics.clusters import clusters_of
+
+SIMULATED, IMAGES, CORRELATION = 1000, 200, 0.2
+
+
+def simulated_answers(share: float, asked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Numbers of right answers by image; the answers about one image are right or wrong together."""
+    total = (1 - CORRELATION) / CORRELATION
+    return rng.binomial(asked, rng.beta(share * total, (1 - share) * total, asked.shape)).astype(float)
+
+
+def simulated(what: str) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
+    """Sums by image of simulated test sets, questions by image, the truth, and the naive standard errors."""
+    rng = np.random.default_rng(0)
+    asked = rng.integers(1, 18, (IMAGES, SIMULATED))
+    num_asked = asked.sum(axis=0)
+    right = simulated_answers(0.9, asked, rng)
+    share = right.sum(axis=0) / num_asked
+    if what == "share":
+        return right, asked.astype(float), 0.9, np.sqrt(share * (1 - share) / num_asked)
+    other = simulated_answers(0.8, asked, rng)
+    shares = other.sum(axis=0) / num_asked
+    variance = share * (1 - share) + shares * (1 - shares)
+    return right - other, asked.astype(float), 0.1, np.sqrt(variance / num_asked)
+
+
+@pytest.mark.parametrize("what", ["share", "difference"])
+def test_intervals_hold_the_truth_95_percent_of_the_time_and_naive_ones_do_not(what):
+    sums, asked, truth, naive_error = simulated(what)
+    low, high = ratio_intervals(sums, asked)
+    assert 0.93 <= np.mean((low <= truth) & (truth <= high)) <= 0.97
+    from_truth = np.abs(sums.sum(axis=0) / asked.sum(axis=0) - truth)
+    assert np.mean(from_truth <= 1.96 * naive_error) < 0.85
+
+
+def test_where_questions_are_independent_the_interval_is_the_textbooks():
+    right = np.arange(900) % 10 != 0
+    low, high = share_interval(right.tolist(), np.arange(900))
+    half = 1.96 * np.sqrt(0.9 * 0.1 / 900)
+    assert (low, high) == (pytest.approx(0.9 - half, abs=0.002), pytest.approx(0.9 + half, abs=0.002))
+
+
+def test_the_same_answers_have_the_same_interval_and_a_memory_limit_changes_nothing(monkeypatch):
+    right, clusters = (np.arange(300) % 7 > 0).tolist(), np.arange(300) // 3
+    expected = share_interval(right, clusters)
+    monkeypatch.setattr(bootstrap, "MAX_CHUNK", 12_345)
+    assert share_interval(right, clusters) == expected
+
+
+def test_one_image_has_no_interval():
+    assert share_interval([True, False, True], clusters_of(["a", "a", "ab"])) is None
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_perfect_answers_of_few_images_are_no_certainty(right):
+    low, high = share_interval([right] * 20, np.arange(20) // 2)
+    exact = 0.025**0.1
+    assert (low, high) == ((exact, 1.0) if right else (0.0, pytest.approx(1 - exact)))
+
+
+def test_nan_counts_as_not_asked():
+    rng = np.random.default_rng(0)
+    values, clusters = rng.random((60, 1)), np.arange(60) // 2
+    with_gaps = np.concatenate([values, values, np.full((60, 1), np.nan)], axis=1)
+    with_gaps[40:, 1] = np.nan
+    whole, part, nothing = mean_intervals(with_gaps, clusters)
+    assert whole == pytest.approx(mean_intervals(values, clusters)[0])
+    assert part.low < values[:40].mean() < part.high and part.high - part.low > whole.high - whole.low
+    assert nothing is None
+
+
+def test_values_of_one_cluster_only_have_no_interval():
+    values = np.array([[1.0], [0.0], [np.nan]])
+    assert mean_intervals(values, clusters_of(["a", "a", "b"])) == [None]
+
+
+def test_quantiles_of_t_are_those_of_the_tables():
+    z = NormalDist().inv_cdf(0.975)
+    for freedom, expected in ((9, 2.262), (29, 2.045), (99, 1.984)):
+        assert bootstrap._t_quantile(z, freedom) == pytest.approx(expected, abs=0.005)
+
+
+def test_an_interval_is_shown_in_percent_and_without_a_negative_zero():
+    assert Interval(0.9134, 0.935).in_percent() == "91.3 to 93.5"
+    assert Interval(-0.0001, 0.0001).in_percent() == "0.0 to 0.0"
