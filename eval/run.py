@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.answers.generate import shuffle_images
 from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.files import write_json, write_text
+from lookonce.eval.scores.prediction import write_predictions
+from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
@@ -47,18 +49,22 @@ def evaluate(
     if answered:
         num_answered = questions.num_in(answered)
         notify(f"continuing an evaluation: {num_answered:,} of {len(questions.asked):,} questions were answered before")
+    cost = AnsweringCost()
     with partial:
         if mine := missing[ranks.rank :: ranks.num_ranks]:
-            for number, answers in questions.answer(load(), mine, shows_progress=ranks.is_first):
-                owner.check()
-                partial.add(number, answers)
-                answered[number] = answers
+            model = load()
+            with cost.measure(questions.num_in(mine)):
+                for number, answers in questions.answer(model, mine, shows_progress=ranks.is_first, notify=notify):
+                    owner.check()
+                    partial.add(number, answers)
+                    answered[number] = answers
     answered_by_all = ranks.gather(answered)
     if answered_by_all is None:
         return None
     evaluation = questions.score({number: texts for some in answered_by_all for number, texts in some.items()})
     owner.check()
     save_evaluation(folder, name, evaluation)
+    write_json(folder.answering(name), asdict(cost))
     partial.remove()
     return evaluation
 
@@ -132,6 +138,5 @@ def _evaluate(
 
 def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:
     """Write predictions and metrics into the run folder."""
-    lines = [json.dumps(prediction.to_json(), ensure_ascii=False) for prediction in evaluation.predictions]
-    write_text(folder.predictions(split), "".join(f"{line}\n" for line in lines))
+    write_predictions(folder.predictions(split), evaluation.predictions)
     write_json(folder.metrics(split), evaluation.to_json())

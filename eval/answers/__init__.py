@@ -1,7 +1,9 @@
 """Answers of a model.
 
 questions    the questions of an evaluation, in batches
-generate     greedy answers to a batch of questions
+engines      the ways to answer questions, which eval.engine chooses
+generate     greedy answers by transformers' generate; shuffled images
+cost         how long it took to answer, and with how much memory
 partial      answers on disk while an evaluation runs
 predict      the answer to one question about any images, or about none
 """

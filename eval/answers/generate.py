@@ -1,4 +1,4 @@
-"""Greedy answers to a batch of questions; and shuffled images for a control experiment."""
+"""Greedy answers by transformers' `generate`; and shuffled images for a control experiment."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
+from lookonce.eval.decoding.answer import Answer
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import PRECISIONS, base_model
@@ -28,7 +29,7 @@ def greedy_answers(
     questions: Sequence[Example],
     max_new_tokens: int,
     precision: str,
-) -> list[str]:
+) -> list[Answer]:
     """The model's greedy answers to questions that are answered together, in order; `model` may have an adapter.
 
     `precision` is the run file's; in bf16 and fp16 answers are generated under autocast, as in training.
@@ -38,9 +39,24 @@ def greedy_answers(
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
     with autocast, _greedy_only(model, tokenizer, max_new_tokens):
         batch = collator.prompts(questions)
-        output = model.generate(**{name: tensor.to(device) for name, tensor in batch.items()})
-    answers: list[str] = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    return answers
+        chosen = ChosenLogprobs()
+        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+        output = model.generate(**inputs, logits_processor=LogitsProcessorList([chosen]))
+    logprobs = torch.stack(chosen.logprobs, dim=1).tolist()
+    rows = zip(output[:, batch["input_ids"].shape[1] :].tolist(), logprobs, strict=True)
+    return [Answer.of(tokens, values, tokenizer) for tokens, values in rows]
+
+
+class ChosenLogprobs(LogitsProcessor):
+    """Changes nothing, and keeps the log-probability of the likeliest token, which a greedy answer takes."""
+
+    def __init__(self) -> None:
+        self.logprobs: list[torch.Tensor] = []
+        """For each token of the answers, those of all rows `[B]`."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.logprobs.append(scores.max(dim=-1).values - scores.logsumexp(dim=-1))
+        return scores
 
 
 @contextlib.contextmanager

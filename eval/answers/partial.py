@@ -10,11 +10,17 @@ by a kill or a power cut, is asked again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-Answered = dict[int, list[str]]
+from pydantic import TypeAdapter
+
+from lookonce.eval.decoding.answer import Answer
+
+ANSWERS = TypeAdapter(list[Answer])
+Answered = dict[int, list[Answer]]
 """The answers of whole batches, by the number of the batch."""
 
 
@@ -52,9 +58,9 @@ class PartialAnswers:
     ) -> None:
         self._file.close()
 
-    def add(self, batch: int, answers: list[str]) -> None:
+    def add(self, batch: int, answers: Sequence[Answer]) -> None:
         """Write the answers of a batch."""
-        self._write({"batch": batch, "answers": answers})
+        self._write({"batch": batch, "answers": [asdict(answer) for answer in answers]})
 
     def remove(self) -> None:
         """Delete the files of all ranks."""
@@ -77,7 +83,7 @@ def _read(path: Path) -> tuple[str, Answered]:
             value = json.loads(line)
             evaluation = value.get("evaluation", evaluation)
             if "batch" in value:
-                answered[int(value["batch"])] = list(value["answers"])
+                answered[int(value["batch"])] = ANSWERS.validate_python(value["answers"])
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return evaluation, answered

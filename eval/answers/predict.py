@@ -62,7 +62,7 @@ def predict(folder: RunFolder, images: Sequence[Path], question: str, system: st
     collator = RowCollator(source, chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
     return greedy_answers(
         model, chat_tokenizer.tokenizer, collator, [example], run.eval.max_new_tokens, run.train.precision
-    )[0]
+    )[0].text
 
 
 def _encode(folder: RunFolder, model_folder: ModelFolder, run: RunFile, images: Sequence[Path]) -> Encoded:

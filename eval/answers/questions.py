@@ -1,8 +1,4 @@
-"""The questions of an evaluation, in batches of similar length, so that padding is small.
-
-Design: the batches depend on the questions and on `eval.batch_size` alone. So an answer has the same bits whichever
-rank gives it, and whether or not the evaluation was interrupted.
-"""
+"""The questions of an evaluation, in the batches that its engine answers together."""
 
 from __future__ import annotations
 
@@ -17,11 +13,15 @@ from tqdm import tqdm
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
-from lookonce.eval.answers.generate import greedy_answers
+from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.partial import Answered
-from lookonce.eval.scores.metrics import Evaluation, Prediction
+from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.scores.counts import training_answers
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Prediction, label
 from lookonce.files import hash_file
 from lookonce.run.folder import RunFolder, environment
+from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 
@@ -35,6 +35,7 @@ class Questions:
     """Record and turn of each question."""
     examples: list[Example]
     """The prompt of each question."""
+    engine: Engine
     batches: list[list[int]]
     """The numbers of the questions that are answered together."""
 
@@ -50,28 +51,21 @@ class Questions:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         asked = [(record, number) for record in records for number in range(len(record.turns))]
         examples = [session.question(record, number) for record, number in asked]
-        order = sorted(range(len(examples)), key=lambda number: examples[number].num_tokens)
-        size = session.inputs.run.eval.batch_size
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        return cls(session, asked, examples, batches)
+        engine = engine_of(session)
+        return cls(session, asked, examples, engine, engine.plan(examples))
 
     def num_in(self, batches: Iterable[int]) -> int:
         """The number of questions in some batches."""
         return sum(len(self.batches[number]) for number in batches)
 
     def answer(
-        self, model: Any, batches: Sequence[int], *, shows_progress: bool = True
-    ) -> Iterator[tuple[int, list[str]]]:
+        self, model: Any, batches: Sequence[int], *, shows_progress: bool = True, notify: Notify = quiet
+    ) -> Iterator[tuple[int, list[Answer]]]:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
-        session, run = self.session, self.session.inputs.run
-        tokenizer, collator = session.chat_tokenizer.tokenizer, session.collator
         with _bar(self.num_in(batches), disable=None if shows_progress else True) as progress:
             for number in batches:
                 chosen = [self.examples[question] for question in self.batches[number]]
-                yield (
-                    number,
-                    greedy_answers(model, tokenizer, collator, chosen, run.eval.max_new_tokens, run.train.precision),
-                )
+                yield number, self.engine.answers(model, chosen, notify)
                 progress.update(len(chosen))
 
     def score(self, answered: Answered) -> Evaluation:
@@ -80,7 +74,9 @@ class Questions:
             pair for number, batch in enumerate(self.batches) for pair in zip(batch, answered[number], strict=True)
         ]
         answers = dict(pairs)
-        majority = Majority.of_records(self.session.inputs.records["train"])
+        inputs = self.session.inputs
+        training = inputs.records["train"]
+        majority = Majority.of_records(training)
         return Evaluation.of(
             [
                 Prediction(
@@ -88,12 +84,24 @@ class Questions:
                     images=tuple(map(str, record.images)),
                     question=record.turns[turn].question,
                     answer=record.turns[turn].answer,
-                    predicted=answers[number],
+                    predicted=answers[number].text,
                     majority=majority.answer(record.turns[turn].question),
                     references=record.references,
+                    image_keys=tuple(self.examples[number].image_keys),
+                    turn=turn,
+                    source=label(record.metadata.get("source")),
+                    category=label(record.metadata.get("category")),
+                    stage=label(record.metadata.get("stage")),
+                    system=record.system,
+                    earlier=record.turns[:turn],
+                    logprob=answers[number].logprob,
+                    num_tokens=answers[number].num_tokens,
+                    ended=answers[number].ended,
                 )
                 for number, (record, turn) in enumerate(self.asked)
-            ]
+            ],
+            training_answers(training),
+            inputs.images.size_of,
         )
 
     def identity(self, folder: RunFolder) -> str:
@@ -103,7 +111,7 @@ class Questions:
             "adapter": {path.name: hash_file(path) for path in sorted(folder.adapter.glob("adapter_*"))},
             "inputs": folder.recorded_inputs(),
             "cache": self.session.inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(include={"max_new_tokens", "batch_size"}),
+            "eval": run.eval.model_dump(exclude={"split"}),
             "model": [run.train.precision, run.model.attention],
             "environment": environment(),
         }

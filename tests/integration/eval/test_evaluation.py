@@ -8,7 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lookonce.errors import RunFolderError
+from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.run import evaluate_run
+from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.inputs import RunInputs
 from lookonce.workflow.train import train
 
@@ -21,6 +23,9 @@ def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answer
     train(run, **QUIET)
     predictions = run.output / "predictions" / "val.jsonl"
     before = predictions.read_text()
+    rows = read_predictions(predictions)
+    assert all(len(row.image_keys) == len(row.images) == 1 and row.source for row in rows)
+    assert AnsweringCost.read(run.output / "answering" / "val.json").num_answered == len(rows)
     evaluate_run(run.output)
     assert predictions.read_text() == before
 

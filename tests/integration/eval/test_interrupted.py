@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.eval.answers import questions
+from lookonce.eval.answers import engines
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
@@ -51,7 +51,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def interrupt_after(monkeypatch, num_batches: int) -> list[int]:
     """Interrupt the program after some batches; returns the number of questions of each batch that is asked."""
-    asked, real = [], questions.greedy_answers
+    asked, real = [], engines.greedy_answers
 
     def greedy_answers(model, tokenizer, collator, batch, *options):
         if len(asked) == num_batches:
@@ -59,7 +59,7 @@ def interrupt_after(monkeypatch, num_batches: int) -> list[int]:
         asked.append(len(batch))
         return real(model, tokenizer, collator, batch, *options)
 
-    monkeypatch.setattr(questions, "greedy_answers", greedy_answers)
+    monkeypatch.setattr(engines, "greedy_answers", greedy_answers)
     return asked
 
 
@@ -169,14 +169,14 @@ def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded,
 
 SHOWING = """
 import sys
-from lookonce.eval.answers import questions
-real = questions.greedy_answers
+from lookonce.eval.answers import engines
+real = engines.greedy_answers
 
 def shown(*arguments):
     print("answered a batch", file=sys.stderr)
     return real(*arguments)
 
-questions.greedy_answers = shown
+engines.greedy_answers = shown
 from lookonce.cli import main
 main()
 """

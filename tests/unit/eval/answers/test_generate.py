@@ -59,4 +59,4 @@ def test_answers_are_greedy_whatever_the_models_generation_settings(built, sampl
         )
         model = load_without_tower(model_folder, torch.float32)
         answers.append(greedy_answers(model, chat_tokenizer.tokenizer, collator, [question], 12, "fp32"))
-    assert answers[0] == answers[1] and answers[0][0]
+    assert answers[0] == answers[1] and answers[0][0].text and answers[0][0].logprob < 0

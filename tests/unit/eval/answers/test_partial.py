@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.decoding.answer import Answer
 
-ANSWERS = {0: ["yes", "no"], 3: ["zwölf", ""], 7: ["a\nb", "\u2028"]}
+TEXTS = {0: ["yes", "no"], 3: ["zwölf", ""], 7: ["a\nb", "\u2028"]}
+ANSWERS = {batch: [Answer(text, (7, 9), -0.1 / 3, "stop") for text in texts] for batch, texts in TEXTS.items()}
+SIX = Answer("six", (6,), -2.5, "length")
 
 
 @pytest.fixture
@@ -25,9 +28,9 @@ def written(tmp_path: Path) -> Path:
 
 def test_answers_of_all_ranks_are_read(written):
     with PartialAnswers(written.parent, "val", "e1", rank=1) as partial:
-        partial.add(5, ["six"])
+        partial.add(5, [SIX])
     again = PartialAnswers(written.parent, "val", "e1", rank=2)
-    assert again.read() == ANSWERS | {5: ["six"]}
+    assert again.read() == ANSWERS | {5: [SIX]}
     again.remove()
     assert not list(written.parent.iterdir())
 
@@ -53,14 +56,24 @@ def test_a_line_that_is_cut_short_is_asked_again_and_harms_no_other(written):
         found = partial.read()
         assert found == {number: ANSWERS[number] for number in found}
         with partial:
-            partial.add(9, ["nine"])
-        assert partial.read() == found | {9: ["nine"]}
+            partial.add(9, [SIX])
+        assert partial.read() == found | {9: [SIX]}
         assert [*map(json.loads, written.read_text().splitlines())][0] == {"evaluation": "e1"}
     assert len(found) == len(ANSWERS) - 1
 
 
 @pytest.mark.parametrize(
-    "line", ["[]", "7", "{}", '{"batch": "x", "answers": []}', '{"batch": 1}', '{"batch": 1, "answers": 2}', "{"]
+    "line",
+    [
+        "[]",
+        "7",
+        "{}",
+        '{"batch": "x", "answers": []}',
+        '{"batch": 1}',
+        '{"batch": 1, "answers": 2}',
+        '{"batch": 1, "answers": ["yes"]}',
+        "{",
+    ],
 )
 def test_a_line_that_is_not_ours_is_dropped(written, line):
     with written.open("a") as file:

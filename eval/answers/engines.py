@@ -1,0 +1,109 @@
+"""The ways to answer questions, which `eval.engine` chooses: shared prefixes, or transformers' `generate`.
+
+Design: an engine says which questions are answered together before the model is loaded. That depends on the questions
+and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
+was interrupted. Only if the GPU is out of memory are fewer questions answered together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from lookonce.errors import TrainingError
+from lookonce.eval.answers.generate import greedy_answers
+from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.decoder import Decoder
+from lookonce.eval.decoding.waves import Room, plan_waves
+from lookonce.text import Notify, count, quiet
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import PRECISIONS
+
+CPU_PACK = 1024
+"""Tokens of a pack on a CPU, where attention with a dense mask takes time for all pairs of tokens of a pack."""
+
+
+class Engine(Protocol):
+    """Answers questions with a model."""
+
+    def plan(self, examples: Sequence[Example]) -> list[list[int]]:
+        """The numbers of the questions that are answered together."""
+        ...
+
+    def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
+        """The greedy answers to questions that are answered together, in order."""
+        ...
+
+
+def engine_of(session: Session) -> Engine:
+    """The engine of `eval.engine`."""
+    engines: dict[str, Callable[[Session], Engine]] = {"shared": SharedPrefixes, "generate": Generate}
+    return engines[session.inputs.run.eval.engine](session)
+
+
+@dataclass(frozen=True)
+class Generate:
+    """transformers' `generate`, in batches of questions of similar length, so that padding is small."""
+
+    session: Session
+
+    def plan(self, examples: Sequence[Example]) -> list[list[int]]:
+        order = sorted(range(len(examples)), key=lambda number: examples[number].num_tokens)
+        size = self.session.inputs.run.eval.batch_size
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
+        session, run = self.session, self.session.inputs.run
+        tokenizer = session.chat_tokenizer.tokenizer
+        return greedy_answers(
+            model, tokenizer, session.collator, examples, run.eval.max_new_tokens, run.train.precision
+        )
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """Each image's tokens once for all its questions, whose answers grow together."""
+
+    session: Session
+
+    @property
+    def room(self) -> Room:
+        options = self.session.inputs.run
+        tokens_per_pack = options.batch.tokens_per_pack
+        if not torch.cuda.is_available():
+            tokens_per_pack = min(tokens_per_pack, CPU_PACK)
+        return Room(options.eval.tokens_per_wave, tokens_per_pack, options.eval.max_new_tokens)
+
+    def plan(self, examples: Sequence[Example]) -> list[list[int]]:
+        return plan_waves(examples, self.session.chat_tokenizer.image_token_id, self.room)
+
+    def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
+        session, precision = self.session, self.session.inputs.run.train.precision
+        decoder = Decoder(
+            model.eval(), session.chat_tokenizer, session.collator.source, self.room, PRECISIONS[precision]
+        )
+        return _in_halves(decoder, examples, notify)
+
+
+def _in_halves(decoder: Decoder, examples: Sequence[Example], notify: Notify) -> list[Answer]:
+    """The answers to a wave, in two halves if the GPU is out of memory.
+
+    Raises:
+        TrainingError: one question does not fit.
+    """
+    try:
+        return decoder.answers(examples)
+    except torch.OutOfMemoryError:
+        if len(examples) == 1:
+            raise TrainingError(
+                f"the GPU is out of memory for one question of {examples[0].num_tokens:,} tokens "
+                f"({examples[0].origin}); lower `eval.max_new_tokens` or use a larger GPU"
+            ) from None
+    torch.cuda.empty_cache()
+    half = len(examples) // 2
+    notify(f"out of memory; answering {count(half, 'question')} at a time; set a lower `eval.tokens_per_wave`")
+    return _in_halves(decoder, examples[:half], notify) + _in_halves(decoder, examples[half:], notify)
