@@ -8,7 +8,7 @@ was interrupted. Only if the GPU is out of memory are fewer questions answered t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -64,46 +64,46 @@ class Generate:
         )
 
 
-@dataclass(frozen=True)
 class SharedPrefixes:
     """Each image's tokens once for all its questions, whose answers grow together."""
 
-    session: Session
-
-    @property
-    def room(self) -> Room:
-        options = self.session.inputs.run
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        options = session.inputs.run
         tokens_per_pack = options.batch.tokens_per_pack
         if not torch.cuda.is_available():
             tokens_per_pack = min(tokens_per_pack, CPU_PACK)
-        return Room(options.eval.tokens_per_wave, tokens_per_pack, options.eval.max_new_tokens)
+        self.room = Room(options.eval.tokens_per_wave, tokens_per_pack, options.eval.max_new_tokens)
+        self._decoder: Decoder | None = None
 
     def plan(self, examples: Sequence[Example]) -> list[list[int]]:
         return plan_waves(examples, self.session.chat_tokenizer.image_token_id, self.room)
 
     def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
-        session, precision = self.session, self.session.inputs.run.train.precision
-        decoder = Decoder(
-            model.eval(), session.chat_tokenizer, session.collator.source, self.room, PRECISIONS[precision]
-        )
-        return _in_halves(decoder, examples, notify)
+        """The greedy answers to a wave, in two halves if the GPU is out of memory.
 
+        Raises:
+            TrainingError: one question does not fit.
+        """
+        try:
+            return self._decoder_of(model).answers(examples)
+        except torch.OutOfMemoryError:
+            if len(examples) == 1:
+                raise TrainingError(
+                    f"the GPU is out of memory for one question of {examples[0].num_tokens:,} tokens "
+                    f"({examples[0].origin}); lower `eval.max_new_tokens` or use a larger GPU"
+                ) from None
+        half = len(examples) // 2
+        notify(f"out of memory; answering {count(half, 'question')} at a time; set a lower `eval.tokens_per_wave`")
+        self.room, self._decoder = replace(self.room, num_places=self.room.num_places // 2), None
+        torch.cuda.empty_cache()
+        return self.answers(model, examples[:half], notify) + self.answers(model, examples[half:], notify)
 
-def _in_halves(decoder: Decoder, examples: Sequence[Example], notify: Notify) -> list[Answer]:
-    """The answers to a wave, in two halves if the GPU is out of memory.
-
-    Raises:
-        TrainingError: one question does not fit.
-    """
-    try:
-        return decoder.answers(examples)
-    except torch.OutOfMemoryError:
-        if len(examples) == 1:
-            raise TrainingError(
-                f"the GPU is out of memory for one question of {examples[0].num_tokens:,} tokens "
-                f"({examples[0].origin}); lower `eval.max_new_tokens` or use a larger GPU"
-            ) from None
-    torch.cuda.empty_cache()
-    half = len(examples) // 2
-    notify(f"out of memory; answering {count(half, 'question')} at a time; set a lower `eval.tokens_per_wave`")
-    return _in_halves(decoder, examples[:half], notify) + _in_halves(decoder, examples[half:], notify)
+    def _decoder_of(self, model: Any) -> Decoder:
+        """The decoder of a model, which keeps its buffers and recorded passes from wave to wave."""
+        if self._decoder is None or self._decoder.model is not model:
+            session, precision = self.session, self.session.inputs.run.train.precision
+            self._decoder = Decoder(
+                model.eval(), session.chat_tokenizer, session.collator.source, self.room, PRECISIONS[precision]
+            )
+        return self._decoder

@@ -1,7 +1,8 @@
 """The state of a wave's answers while they grow: a column of tensors, one entry for each branch.
 
-Design: all columns stay on the device. A step changes them in place and reads nothing back, so that the CPU can be
-ahead, and asks only now and then which answers have ended.
+Design: all columns stay on the device and are changed in place, and nothing is read back. So a pass can be captured as
+a CUDA graph, and the CPU asks only now and then which answers have ended. A branch that has ended stays where it is:
+passes overwrite its last token until it leaves the wave.
 """
 
 from __future__ import annotations
@@ -24,25 +25,58 @@ class Branches:
     prefix: torch.Tensor
     """Each one's segment, and the segment that is its prefix, `[N]`."""
     place: torch.Tensor
-    """The place of the next token, `[N]`."""
+    """The place of the latest token, where the next pass writes its keys and values, `[N]`."""
     position: torch.Tensor
-    """The position of the next token, on all three axes, `[N]`."""
-    tokens: torch.Tensor
-    """The answers so far `[N, max_new_tokens]`, filled up with the end token."""
-    logprobs: torch.Tensor
-    """The log-probability of each token `[N, max_new_tokens]`, and 0 behind the end token."""
+    """The position of the latest token, on all three axes, `[N]`."""
+    latest: torch.Tensor
+    """The latest token, `[N]`."""
     ended: torch.Tensor
-    """Whether the end token was given, `[N]`."""
+    """Whether the latest token is the end token, `[N]`."""
+    tokens: torch.Tensor
+    """The answers so far, filled up with the end token, `[N, max_new_tokens]`."""
+    logprobs: torch.Tensor
+    """The log-probability of each token, and 0 behind the end token, `[N, max_new_tokens]`."""
 
-    def add(self, number: int, logits: torch.Tensor, end_token_id: int) -> None:
-        """Take the likeliest token of each branch as number `number` of its answer. `logits` `[N, vocabulary]`."""
+    @classmethod
+    def unused(cls, number: int, place: int, max_new_tokens: int, end_token_id: int, device: torch.device) -> Branches:
+        """Branches that belong to no question, and have ended; `place` is one for padding, where they write."""
+
+        def column(value: int) -> torch.Tensor:
+            return torch.full((number,), value, device=device)
+
+        return cls(
+            examples=column(UNUSED),
+            segment=column(UNUSED),
+            prefix=column(UNUSED),
+            place=column(place),
+            position=column(0),
+            latest=column(end_token_id),
+            ended=torch.ones(number, dtype=torch.bool, device=device),
+            tokens=torch.full((number, max_new_tokens), end_token_id, device=device),
+            logprobs=torch.zeros(number, max_new_tokens, device=device),
+        )
+
+    def add(self, number: torch.Tensor, logits: torch.Tensor, end_token_id: int) -> None:
+        """Take the likeliest token of each branch as token `number` `[1]` of its answer. `logits` `[N, vocabulary]`."""
         logits = logits.float()
         token = logits.argmax(dim=-1)
         logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=-1)
-        self.tokens[:, number] = torch.where(self.ended, end_token_id, token)
-        self.logprobs[:, number] = torch.where(self.ended, 0.0, logprob)
+        self.latest.copy_(torch.where(self.ended, end_token_id, token))
+        self.tokens.index_copy_(1, number, self.latest[:, None])
+        self.logprobs.index_copy_(1, number, torch.where(self.ended, 0.0, logprob)[:, None])
         self.ended |= token == end_token_id
+
+    def advance(self) -> None:
+        """Move on to the place and the position of the token that is added next."""
+        self.place += ~self.ended
+        self.position += ~self.ended
 
     def subset(self, chosen: torch.Tensor) -> Branches:
         """The branches at some indices, `[M]`."""
         return Branches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    def load(self, others: Branches) -> None:
+        """Overwrite the first branches with others, in the same tensors."""
+        for field in fields(self):
+            column = getattr(others, field.name)
+            getattr(self, field.name)[: len(column)].copy_(column)

@@ -9,35 +9,55 @@ Answers that have ended leave the wave, which makes the later passes smaller.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.branches import UNUSED, Branches
 from lookonce.eval.decoding.key_values import KeyValues
+from lookonce.eval.decoding.row_steps import Rows, RowSteps
+from lookonce.eval.decoding.steps import DenseSteps
 from lookonce.eval.decoding.waves import Layout, Room, packs_of
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs
-from lookonce.train.data.packing import Pack, padded_length
+from lookonce.train.data.packing import BLOCK, Pack, padded_length
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.model.attention import PackMask, attends
+from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.cuda_graphs import cuda_graph_capture
 
-STEPS_BETWEEN_CHECKS = 8
-"""Passes on a GPU after which the CPU asks which answers have ended; each time the GPU has to wait."""
+STEPS_BETWEEN_CHECKS = 4
+"""Passes on a GPU after which the CPU asks whether all answers have ended; each time the GPU has to wait."""
 
 
 class Decoder:
     """Greedy answers of a model, which may have an adapter, to waves of questions."""
 
-    def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, dtype: torch.dtype) -> None:
-        """Passes run under autocast to `dtype`, unless that is float32."""
+    def __init__(
+        self,
+        model: Any,
+        chat: ChatTokenizer,
+        source: FeatureSource,
+        room: Room,
+        dtype: torch.dtype,
+        *,
+        by_rows: bool | None = None,
+    ) -> None:
+        """Passes run under autocast to `dtype`, unless that is float32.
+
+        `by_rows` chooses the passes of row_steps.py, by default on a GPU.
+        """
         self.model, self.chat, self.source, self.room, self.dtype = model, chat, source, room, dtype
         self.device: torch.device = model.device
-        self.pads_to_blocks = self.device.type == "cuda"
-        tokenizer = chat.tokenizer
-        self._collate = PackCollator(chat.image_token_id, tokenizer.pad_token_id, chat.merge_size, source.grid_thw)
+        self.end_token_id = int(chat.tokenizer.eos_token_id)
+        self._on_gpu = self.device.type == "cuda"
+        self._by_rows = self._on_gpu if by_rows is None else by_rows
+        self._collate = PackCollator(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source.grid_thw)
+        self._row_steps: RowSteps | None = None
+        self._keys: KeyValues | None = None
 
     @torch.inference_mode()
     def answers(self, wave: Sequence[Example]) -> list[Answer]:
@@ -45,44 +65,82 @@ class Decoder:
         packs = packs_of(wave, self.chat.image_token_id, self.room.tokens_per_pack)
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with autocast, training_on_packs(self.model, compiled=False):
-            answers = dict(self._answers(packs, wave))
+            layouts, segments = self._lay_out(packs)
+            keys = self._buffer(len(segments))
+            branches, logits = self._prompts(packs, layouts, wave, keys)
+            branches.add(torch.tensor([0], device=self.device), logits, self.end_token_id)
+            grow = self._grow_by_rows if self._by_rows else self._grow
+            done = grow(branches, layouts, segments, keys)
+            answers = dict(answer for branches in done for answer in self._taken(branches))
         return [answers[number] for number in range(len(wave))]
 
-    def _answers(self, packs: Sequence[Pack], examples: Sequence[Example]) -> Iterator[tuple[int, Answer]]:
-        layouts, segments = self._lay_out(packs)
-        keys = KeyValues(len(segments))
-        branches, logits = self._prompts(packs, layouts, examples, keys)
-        branches.add(0, logits, self.end_token_id)
-        every = STEPS_BETWEEN_CHECKS if self.device.type == "cuda" else 1
+    def _grow(
+        self, branches: Branches, layouts: Sequence[Layout], segments: torch.Tensor, keys: KeyValues
+    ) -> Iterator[Branches]:
+        """Let answers grow with dense masks; yields branches when they have ended."""
+        steps = DenseSteps(self.model, keys, self.end_token_id)
+        steps.start(branches, segments)
         for number in range(1, self.room.max_new_tokens):
-            if number % every == 0 or every == 1:
-                yield from self._taken(branches, branches.ended)
-                branches = branches.subset((~branches.ended).nonzero().flatten())
-                if not len(branches.ended):
-                    return
-            branches.add(number, self._step(branches, number, keys, segments), self.end_token_id)
-        yield from self._taken(branches, torch.ones_like(branches.ended))
+            yield steps.drop_ended()
+            if not len(steps.branches.ended):
+                return
+            steps.run(number)
+        yield steps.branches
 
-    @property
-    def end_token_id(self) -> int:
-        return int(self.chat.tokenizer.eos_token_id)
+    def _grow_by_rows(
+        self, branches: Branches, layouts: Sequence[Layout], segments: torch.Tensor, keys: KeyValues
+    ) -> Iterator[Branches]:
+        """Let all answers grow until the last has ended."""
+        rows = Rows.of(layouts)
+        steps = self._steps_for(len(branches.ended), len(rows.first), keys)
+        steps.start(branches, segments, rows)
+        for number in range(1, self.room.max_new_tokens):
+            if number % STEPS_BETWEEN_CHECKS == 1 and bool(steps.branches.ended.all()):
+                break
+            steps.run(number)
+        yield steps.branches.subset(torch.arange(len(branches.ended), device=self.device))
+
+    def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
+        """Passes with room for so many branches and blocks of rows; those of the waves before if they have it."""
+        steps = self._row_steps
+        if steps is None or len(steps.branches.ended) < num_branches or steps.num_blocks < num_blocks:
+            unused = Branches.unused(
+                padded(num_branches, 64),
+                keys.num_places - 1,
+                self.room.max_new_tokens,
+                self.end_token_id,
+                self.device,
+            )
+            capture = cuda_graph_capture() if self._on_gpu else None
+            steps = RowSteps(self.model, keys, self.end_token_id, unused, padded(num_blocks, 16), capture)
+            self._row_steps = steps
+        return steps
+
+    def _buffer(self, num_places: int) -> KeyValues:
+        """The buffer of a wave: one of its own, or the one of all waves, whose last block is for padding."""
+        if not self._by_rows:
+            return KeyValues(num_places + 1)
+        if self._keys is None or self._keys.num_places < num_places + BLOCK:
+            self._keys = KeyValues(padded(max(num_places, self.room.num_places), BLOCK) + BLOCK)
+            self._row_steps = None
+        return self._keys
 
     def _lay_out(self, packs: Sequence[Pack]) -> tuple[list[Layout], torch.Tensor]:
-        """The layout of each pack, and the segment of each place; the last place is for padding."""
+        """The layout of each pack, and the segment of each place."""
         layouts: list[Layout] = []
         num_places = num_segments = 0
         for pack in packs:
             layouts.append(Layout.of(pack, num_places, num_segments, self.room.max_new_tokens))
             num_places += len(layouts[-1].segments)
             num_segments += sum(1 + len(group.examples) for group in pack.groups)
-        found = [torch.from_numpy(layout.segments) for layout in layouts]
-        return layouts, torch.cat([*found, torch.tensor([UNUSED])]).to(self.device)
+        segments = np.concatenate([layout.segments for layout in layouts])
+        return layouts, torch.from_numpy(segments).to(self.device)
 
     def _prompts(
         self, packs: Sequence[Pack], layouts: Sequence[Layout], examples: Sequence[Example], keys: KeyValues
     ) -> tuple[Branches, torch.Tensor]:
         """Compute all prompts; returns their branches, and the logits of the first token of each answer."""
-        lengths = [padded_length(pack.num_tokens) if self.pads_to_blocks else pack.num_tokens for pack in packs]
+        lengths = [padded_length(pack.num_tokens) if self._on_gpu else pack.num_tokens for pack in packs]
         mask = PackMask(padded_length(max(lengths)), self.device)
         keys.is_whole = False
         logits, positions = [], []
@@ -113,38 +171,24 @@ class Decoder:
             return torch.cat([torch.from_numpy(getattr(layout, name)) for layout in layouts]).to(self.device)
 
         next_places = [torch.from_numpy(layout.places[layout.last] + 1) for layout in layouts]
-        size = (len(positions), self.room.max_new_tokens)
-        return Branches(
+        branches = Branches.unused(len(positions), UNUSED, self.room.max_new_tokens, self.end_token_id, self.device)
+        return replace(
+            branches,
             examples=column("examples"),
             segment=column("branch"),
             prefix=column("prefix"),
             place=torch.cat(next_places).to(self.device),
             position=positions,
-            tokens=torch.full(size, self.end_token_id, device=self.device),
-            logprobs=torch.zeros(size, device=self.device),
-            ended=torch.zeros(len(positions), dtype=torch.bool, device=self.device),
+            ended=torch.zeros_like(branches.ended),
         )
 
-    def _step(self, branches: Branches, number: int, keys: KeyValues, segments: torch.Tensor) -> torch.Tensor:
-        """The logits of token `number` of each answer, which follows from the tokens before it."""
-        keys.places, keys.is_whole = branches.place, True
-        places = torch.arange(len(segments), device=self.device)
-        segment, prefix, place = (column[:, None] for column in (branches.segment, branches.prefix, branches.place))
-        allowed = attends(segment, prefix, place, segments[None], places[None])
-        logits: torch.Tensor = self.model(
-            input_ids=branches.tokens[None, :, number - 1],
-            position_ids=branches.position.expand(3, 1, -1),
-            attention_mask=allowed[None, None],
-            past_key_values=keys,
-            use_cache=False,
-        ).logits[0]
-        branches.place += 1
-        branches.position += 1
-        return logits
-
-    def _taken(self, branches: Branches, chosen: torch.Tensor) -> Iterator[tuple[int, Answer]]:
-        """The answers of some branches, as far as they have grown."""
-        done = branches.subset(chosen.nonzero().flatten())
+    def _taken(self, done: Branches) -> Iterator[tuple[int, Answer]]:
+        """The answers of branches that have ended."""
         columns = (done.examples, done.tokens, done.logprobs)
         for number, tokens, logprobs in zip(*(column.tolist() for column in columns), strict=True):
             yield number, Answer.of(tokens, logprobs, self.chat.tokenizer)
+
+
+def padded(number: int, multiple: int) -> int:
+    """The smallest multiple that is not below a number."""
+    return -(-number // multiple) * multiple

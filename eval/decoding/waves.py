@@ -90,6 +90,9 @@ class Layout:
     """The segment of each branch and of its prefix."""
     last: NDArray[np.int64]
     """The index of each branch's last token in the pack."""
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    """The first place of each branch's prefix, and the place behind the room of the branch."""
 
     @classmethod
     def of(cls, pack: Pack, first_place: int, first_segment: int, max_new_tokens: int) -> Layout:
@@ -105,6 +108,8 @@ class Layout:
         prefix = np.maximum.accumulate(np.where(chosen, 0, number))
         starts = first_place + np.cumsum(num_places) - num_places
         ends = np.cumsum(num_tokens)
+        is_first = ~chosen
+        group_starts = starts[is_first][np.cumsum(is_first) - 1]
         within = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
         return cls(
             places=np.repeat(starts, num_tokens) + within,
@@ -113,4 +118,6 @@ class Layout:
             branch=number[chosen],
             prefix=prefix[chosen],
             last=(ends - 1)[chosen],
+            first=group_starts[chosen],
+            end=(starts + num_places)[chosen],
         )

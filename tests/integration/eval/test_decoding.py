@@ -49,18 +49,23 @@ class Asked:
     stock: list[list[int]]
     model: Any
 
-    def answers(self, chosen: list[int], room: Room, end: int) -> dict[int, Answer]:
+    def answers(self, chosen: list[int], room: Room, end: int, *, by_rows: bool = False) -> dict[int, Answer]:
         """The answers to some questions, if `end` were the end token."""
         chat = self.session.chat_tokenizer
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: " ".join(map(str, ids)))
         ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
-        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32)
+        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, by_rows=by_rows)
         examples = [self.examples[number] for number in chosen]
         found: dict[int, Answer] = {}
         for wave in plan_waves(examples, chat.image_token_id, room):
             answers = decoder.answers([examples[number] for number in wave])
             found |= zip([chosen[number] for number in wave], answers, strict=True)
         return found
+
+    @property
+    def never(self) -> int:
+        """A token that is in no answer."""
+        return min(set(range(100)) - {token for tokens in self.stock for token in tokens})
 
     def expected(self, number: int, end: int) -> tuple[int, ...]:
         tokens = self.stock[number]
@@ -91,8 +96,8 @@ def generated(model: Any, collator: RowCollator, example: Example) -> list[int]:
     return model.eval().generate(**batch, generation_config=settings)[0, batch["input_ids"].shape[1] :].tolist()
 
 
-def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int) -> None:
-    found = asked.answers(chosen, room, end)
+def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int, *, by_rows: bool = False) -> None:
+    found = asked.answers(chosen, room, end, by_rows=by_rows)
     assert sorted(found) == sorted(chosen)
     for number, answer in found.items():
         assert answer.token_ids == asked.expected(number, end), asked.examples[number].origin
@@ -100,14 +105,17 @@ def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int) 
         assert answer.logprob < 0
 
 
-NEVER = -1
-"""An end token that no answer has."""
-
-
 def test_all_answers_are_those_of_generate_in_one_wave_and_in_many(asked):
     every = list(range(len(asked.examples)))
     for num_places, tokens_per_pack in ((100_000, 100_000), (1000, 300), (1, 1)):
-        assert_stock_answers(asked, every, Room(num_places, tokens_per_pack, NEW_TOKENS), NEVER)
+        assert_stock_answers(asked, every, Room(num_places, tokens_per_pack, NEW_TOKENS), asked.never)
+
+
+@pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
+def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
+    """As on a GPU, but launched and with FlexAttention written out."""
+    some = list(range(0, len(asked.examples), 2))
+    assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), asked.stock[0][2], by_rows=True)
 
 
 @settings(max_examples=15, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -121,7 +129,7 @@ def test_answers_that_end_at_any_time_are_those_of_generate(asked, data):
 
 
 def test_log_probabilities_are_those_of_the_whole_conversation_in_one_pass(asked):
-    found = asked.answers(list(range(4)), Room(2000, 1000, NEW_TOKENS), NEVER)
+    found = asked.answers(list(range(4)), Room(2000, 1000, NEW_TOKENS), asked.never)
     collator = asked.session.collator
     for number, answer in found.items():
         example = asked.examples[number]

@@ -1,0 +1,58 @@
+"""Passes that compute one token of every answer of a wave, which attends to its prompt and its answer in the buffer.
+
+Design: the rule of training decides what is attended to, with places in the buffer as positions. Here it is a dense
+mask, computed for each pass, and answers that have ended leave the wave. That suits a CPU and small waves;
+row_steps.py does the same on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from lookonce.eval.decoding.branches import UNUSED, Branches
+from lookonce.eval.decoding.key_values import KeyValues
+from lookonce.train.model.attention import attends
+
+
+class DenseSteps:
+    """Passes with a dense mask, for the branches that have not ended."""
+
+    def __init__(self, model: Any, keys: KeyValues, end_token_id: int) -> None:
+        self._model, self._keys, self._end_token_id = model, keys, end_token_id
+
+    def start(self, branches: Branches, segments: torch.Tensor) -> None:
+        """Begin a wave with the first token of each answer. `segments` are those of the places that are used."""
+        self.branches = branches
+        self._segments = pad(segments, (0, self._keys.num_places - len(segments)), value=UNUSED)
+        self._places = torch.arange(self._keys.num_places, device=segments.device)
+
+    def run(self, number: int) -> None:
+        """Add token `number` to each answer."""
+        branches = self.branches
+        segment, prefix, place = (column[:, None] for column in (branches.segment, branches.prefix, branches.place))
+        allowed = attends(segment, prefix, place, self._segments[None], self._places[None])
+        logits = forward(self._model, self._keys, branches, attention_mask=allowed[None, None])
+        branches.advance()
+        branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
+
+    def drop_ended(self) -> Branches:
+        """Let the branches that have ended leave the wave, and return them."""
+        ended = self.branches.ended
+        dropped, self.branches = (self.branches.subset(chosen.nonzero().flatten()) for chosen in (ended, ~ended))
+        return dropped
+
+
+def forward(model: Any, keys: KeyValues, branches: Branches, **options: Any) -> torch.Tensor:
+    """The logits `[N, vocabulary]` after the latest token of each branch."""
+    keys.places, keys.is_whole = branches.place, True
+    logits: torch.Tensor = model(
+        input_ids=branches.latest[None],
+        position_ids=branches.position.expand(3, 1, -1),
+        past_key_values=keys,
+        use_cache=False,
+        **options,
+    ).logits
+    return logits[0]

@@ -1,0 +1,62 @@
+"""Fewer questions are answered together if the GPU is out of memory, and one that does not fit is named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from lookonce.errors import TrainingError
+from lookonce.eval.answers import engines
+from lookonce.eval.answers.engines import SharedPrefixes
+from lookonce.train.data.tokenize import Example
+
+EXAMPLES = [Example(np.arange(9, dtype=np.int32), np.zeros(9, bool), (), (), f"val.jsonl:{line}") for line in range(7)]
+
+
+@pytest.fixture
+def engine(make_run) -> SharedPrefixes:
+    chat = SimpleNamespace(image_token_id=-1)
+    session = SimpleNamespace(
+        inputs=SimpleNamespace(run=make_run()), chat_tokenizer=chat, collator=SimpleNamespace(source=None)
+    )
+    return SharedPrefixes(session)
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """Sets how many questions fit into the memory; gives the numbers of questions that were tried."""
+
+    def set_memory(most: int) -> list[int]:
+        class Memory:
+            def __init__(self, model, chat, source, room, dtype):
+                self.model, self.room = model, room
+
+            def answers(self, examples):
+                tried.append(len(examples))
+                if len(examples) > most:
+                    raise torch.OutOfMemoryError
+                return [example.origin for example in examples]
+
+        tried: list[int] = []
+        monkeypatch.setattr(engines, "Decoder", Memory)
+        return tried
+
+    return set_memory
+
+
+def test_out_of_memory_halves_the_wave_and_all_questions_are_answered_in_order(engine, fits):
+    tried, notes = fits(2), []
+    found = engine.answers(torch.nn.Linear(1, 1), EXAMPLES, notes.append)
+    assert found == [example.origin for example in EXAMPLES]
+    assert tried == [7, 3, 1, 2, 4, 2, 2] and engine.room.num_places < 32768
+    assert notes[0] == "out of memory; answering 3 questions at a time; set a lower `eval.tokens_per_wave`"
+
+
+def test_a_question_that_does_not_fit_is_named(engine, fits):
+    fits(0)
+    message = r"out of memory for one question of 9 tokens \(val.jsonl:0\); lower `eval.max_new_tokens` or use a larger"
+    with pytest.raises(TrainingError, match=message):
+        engine.answers(torch.nn.Linear(1, 1), EXAMPLES)
