@@ -8,6 +8,7 @@ Answers that have ended leave the wave, which makes the later passes smaller.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,17 +63,34 @@ class Decoder:
     @torch.inference_mode()
     def answers(self, wave: Sequence[Example]) -> list[Answer]:
         """The answers to the questions of a wave, in order."""
-        packs = packs_of(wave, self.chat.image_token_id, self.room.tokens_per_pack)
-        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-        with autocast, training_on_packs(self.model, compiled=False):
-            layouts, segments = self._lay_out(packs)
-            keys = self._buffer(len(segments))
-            branches, logits = self._prompts(packs, layouts, wave, keys)
-            branches.add(torch.tensor([0], device=self.device), logits, self.end_token_id)
+        with self._passes():
+            branches, layouts, segments, keys = self._begin(wave)
             grow = self._grow_by_rows if self._by_rows else self._grow
             done = grow(branches, layouts, segments, keys)
             answers = dict(answer for branches in done for answer in self._taken(branches))
         return [answers[number] for number in range(len(wave))]
+
+    @torch.inference_mode()
+    def first_tokens(self, wave: Sequence[Example]) -> torch.Tensor:
+        """The first token of each answer, which is known when the prompts have been computed."""
+        with self._passes():
+            return self._begin(wave)[0].latest
+
+    @contextlib.contextmanager
+    def _passes(self) -> Iterator[None]:
+        """The precision and the attention of passes."""
+        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        with autocast, training_on_packs(self.model, compiled=False):
+            yield
+
+    def _begin(self, wave: Sequence[Example]) -> tuple[Branches, list[Layout], torch.Tensor, KeyValues]:
+        """Compute a wave's prompts; its branches have the first token of each answer."""
+        packs = packs_of(wave, self.chat.image_token_id, self.room.tokens_per_pack)
+        layouts, segments = self._lay_out(packs)
+        keys = self._buffer(len(segments))
+        branches, logits = self._prompts(packs, layouts, wave, keys)
+        branches.add(torch.tensor([0], device=self.device), logits, self.end_token_id)
+        return branches, layouts, segments, keys
 
     def _grow(
         self, branches: Branches, layouts: Sequence[Layout], segments: torch.Tensor, keys: KeyValues

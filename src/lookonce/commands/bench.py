@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,6 +24,40 @@ from lookonce.commands.options import (
 )
 from lookonce.errors import UsageError
 from lookonce.signals import exit_on_signal
+from lookonce.text import listed
+
+
+def synthetic(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that choose synthetic data and a model of real size instead of a run file."""
+    options = (
+        click.option(
+            "--model",
+            type=click.Choice(["2b", "4b", "8b"]),
+            help="Instead of a run file: a model of this size, random weights.",
+        ),
+        click.option(
+            "--data",
+            type=click.Choice(["kvasir-shaped"]),
+            default="kvasir-shaped",
+            expose_value=False,
+            help="With --model: synthetic images and questions.",
+        ),
+        click.option(
+            "--images",
+            "num_images",
+            default=64,
+            show_default=True,
+            type=click.IntRange(8),
+            help="With --model: number of images; multiples of 64 have as many questions per image as Kvasir-VQA.",
+        ),
+        click.option("--tokenizer", type=PATH, help="With --model: folder of a tokenizer; by default the sample's."),
+        click.option(
+            "--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: folder of its files."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -38,27 +74,7 @@ def bench() -> None:
 @bench.command("step")
 @click.argument("run_file", metavar="[RUN.yaml]", type=PATH, required=False)
 @SET
-@click.option(
-    "--model",
-    type=click.Choice(["2b", "4b", "8b"]),
-    help="Instead of a run file: a model of this size, random weights.",
-)
-@click.option(
-    "--data",
-    type=click.Choice(["kvasir-shaped"]),
-    default="kvasir-shaped",
-    help="With --model: synthetic images and questions.",
-)
-@click.option(
-    "--images",
-    "num_images",
-    default=64,
-    show_default=True,
-    type=click.IntRange(8),
-    help="With --model: number of images; multiples of 64 have as many questions per image as Kvasir-VQA.",
-)
-@click.option("--tokenizer", type=PATH, help="With --model: folder of a tokenizer; by default the sample's.")
-@click.option("--place", type=PATH, default=Path("bench"), show_default=True, help="With --model: folder of its files.")
+@synthetic
 @click.option(
     "--variants",
     default="plain,cached,shared",
@@ -77,7 +93,6 @@ def bench_step(
     run_file: Path | None,
     assignments: tuple[str, ...],
     model: str | None,
-    data: str,
     num_images: int,
     tokenizer: Path | None,
     place: Path,
@@ -138,6 +153,68 @@ def bench_step(
                 report = so_far
     finally:
         if report and is_first:
+            emit(report.to_json(), report.text(), as_json)
+
+
+@bench.command("answers")
+@click.argument("run_file", metavar="[RUN.yaml]", type=PATH, required=False)
+@SET
+@synthetic
+@click.option("--split", default="train", show_default=True, help="Split whose questions are answered.")
+@click.option(
+    "--engines",
+    default="generate,shared",
+    show_default=True,
+    help="Comma-separated values of eval.engine; the first is the baseline.",
+)
+@JSON
+def bench_answers(
+    run_file: Path | None,
+    assignments: tuple[str, ...],
+    model: str | None,
+    num_images: int,
+    tokenizer: Path | None,
+    place: Path,
+    split: str,
+    engines: str,
+    as_json: bool,
+) -> None:
+    """Measure how fast questions are answered, with shared prefixes and by transformers' generate.
+
+    Each engine runs its whole path, from records and cached features to a file of answers. Beside them: the prompts
+    alone, and reading the weights once for each token of a wave.
+
+    \b
+    Examples:
+      lookonce bench answers run.yaml --split test
+      lookonce bench answers --model 8b --images 48 --set eval.max_new_tokens=8
+    """
+    if (run_file is None) == (model is None):
+        raise click.UsageError("name either a run file or a --model for synthetic data")
+    chosen = engines.split(",")
+    if unknown := [name for name in chosen if name not in ("generate", "shared")]:
+        raise UsageError(f"--engines has no {listed(unknown)}; choose from generate, shared")
+    run = read_existing(run_file, assignments) if run_file else None
+    from lookonce.bench.answers import bench_answers as measure
+    from lookonce.bench.synthetic import make_run
+    from lookonce.run.inputs import RunInputs
+    from lookonce.train.loop.session import Session
+
+    if model:
+        run = make_run(place, model, num_images, tokenizer, assignments)
+    assert run
+    inputs = RunInputs.open(run)
+    if model:
+        inputs.build()
+    if not (records := inputs.records.get(split)):
+        raise UsageError(f"the run file names no records for `data.{split}`; choose another --split")
+    report = None
+    try:
+        with exit_on_signal("run the same command to measure all engines again"):
+            for so_far in measure(Session.open(inputs), records, chosen, notify):
+                report = so_far
+    finally:
+        if report:
             emit(report.to_json(), report.text(), as_json)
 
 

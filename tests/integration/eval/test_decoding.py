@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
+from lookonce.bench.answers import bench_answers
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.eval.decoding.answer import Answer
@@ -77,7 +78,8 @@ def asked(sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
     folder = tmp_path_factory.mktemp("decoding")
     write_records(folder / "asked.jsonl", records_of(sample), image_root=sample)
     data = {"train": str(folder / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS))
+    options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}}
+    inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS, **options))
     inputs.build()
     session = Session.open(inputs)
     questions = [(record, turn) for record in inputs.records["train"] for turn in range(len(record.turns))]
@@ -114,7 +116,7 @@ def test_all_answers_are_those_of_generate_in_one_wave_and_in_many(asked):
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
 def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
     """As on a GPU, but launched and with FlexAttention written out."""
-    some = list(range(0, len(asked.examples), 2))
+    some = list(range(0, len(asked.examples), 3))
     assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), asked.stock[0][2], by_rows=True)
 
 
@@ -141,3 +143,12 @@ def test_log_probabilities_are_those_of_the_whole_conversation_in_one_pass(asked
             logits = asked.model(**batch, use_cache=False).logits
         expected = logits.log_softmax(dim=-1).gather(2, targets[..., None]).sum()
         assert len(weights[0]) == NEW_TOKENS and answer.logprob == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_the_measurement_has_both_engines_their_limits_and_equal_answers(asked):
+    records = asked.session.inputs.records["train"][:3]
+    first, report = bench_answers(asked.session, records, ["generate", "shared"])
+    assert [one.engine for one in report.measured] == ["generate", "shared"] and first.prompts_ms is None
+    assert report.same_answers == 1.0 and report.prompts_ms > 0 and report.weights_ms > 0
+    assert [line.split()[:2] for line in report.text().splitlines()[1:3]] == [["generate", "3"], ["shared", "3"]]
+    assert report.to_json()["measured"][1]["ms_per_question"] == pytest.approx(report.measured[1].seconds * 1e3 / 3)

@@ -1,0 +1,191 @@
+"""Measure how fast questions are answered: shared prefixes beside `generate`, and beside what limits both.
+
+Design: each engine runs its whole path, from records to a file of answers: tokenizing, reading features, computing,
+detokenizing, writing. Its first batch is timed apart, since it compiles and captures. Two limits are measured beside
+them: the prompts alone, which are the forward pass over the packs of training, and reading the weights once for each
+token of a wave. Random weights seldom give an end token, so nearly all answers have the largest number of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lookonce.bench.matmul import synchronize
+from lookonce.datasets.records import Record
+from lookonce.environment import best_device, device_name
+from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
+from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.decoder import Decoder
+from lookonce.text import Notify, count, duration, quiet, table
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import PRECISIONS, add_lora, load_trained, load_without_tower, text_model
+
+ENGINES: dict[str, Callable[[Session], Engine]] = {"generate": Generate, "shared": SharedPrefixes}
+COPIED = 1 << 30
+"""Bytes that are copied to measure how fast memory is; a sixteenth of it on a CPU."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How fast an engine answered."""
+
+    engine: str
+    num_questions: int
+    num_batches: int
+    seconds: float
+    warm_up_seconds: float
+    """Time of the first batch, which was answered once before."""
+    peak_gb: float | None
+
+    @property
+    def ms_per_question(self) -> float:
+        return 1e3 * self.seconds / self.num_questions
+
+
+@dataclass(frozen=True)
+class AnswersReport:
+    """All engines that were measured, and their limits."""
+
+    device: str
+    num_images: int
+    max_new_tokens: int
+    measured: list[Answering]
+    prompts_ms: float | None = None
+    """Milliseconds a question of the prompts alone, in packs."""
+    weights_ms: float | None = None
+    """Milliseconds a question of reading the weights once for each token of each wave."""
+    same_answers: float | None = None
+    """Share of the questions to which the engines gave the same tokens."""
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["measured"] = [asdict(one) | {"ms_per_question": one.ms_per_question} for one in self.measured]
+        return value
+
+    def text(self) -> str:
+        header = ("", "questions", "ms/question", "", "first batch", "peak GB")
+        lines = [self._row(one) for one in self.measured]
+        limits = (("prompts alone", self.prompts_ms), ("weights alone", self.weights_ms))
+        lines += [(name, "", f"{ms:.2f}", "", "", "") for name, ms in limits if ms is not None]
+        notes = [f"  {self.device}; {count(self.num_images, 'image')}, {self.max_new_tokens} new tokens"]
+        if self.same_answers is not None:
+            notes.append(f"  the same tokens in {self.same_answers:.1%} of the answers")
+        return "\n".join([table(header, lines), *notes])
+
+    def _row(self, one: Answering) -> tuple[str, ...]:
+        factor = self.measured[0].ms_per_question / one.ms_per_question
+        peak = "-" if one.peak_gb is None else f"{one.peak_gb:.1f}"
+        warm_up = duration(one.warm_up_seconds)
+        return one.engine, f"{one.num_questions:,}", f"{one.ms_per_question:.2f}", f"{factor:.1f}x", warm_up, peak
+
+
+def bench_answers(
+    session: Session, records: Sequence[Record], engines: Sequence[str], notify: Notify = quiet
+) -> Iterator[AnswersReport]:
+    """Answer all questions of some records with each engine; yields the report of all so far after each.
+
+    The model has the adapter of the run folder if it was trained, and otherwise a new one.
+    """
+    model, run = _load(session), session.inputs.run
+    num_images = len({path for record in records for path in record.images})
+    given: list[list[Answer]] = []
+    report = AnswersReport(device_name(), num_images, run.eval.max_new_tokens, [])
+    for name in engines:
+        measured, answers = _measure(name, ENGINES[name](session), session, model, records)
+        notify(f"{name}: {measured.ms_per_question:.2f} ms a question")
+        given.append(answers)
+        same = [len({one.token_ids for one in answers}) == 1 for answers in zip(*given, strict=True)]
+        report = AnswersReport(
+            report.device,
+            num_images,
+            run.eval.max_new_tokens,
+            [*report.measured, measured],
+            *(_limits(session, model, records) if name == "shared" else (report.prompts_ms, report.weights_ms)),
+            same_answers=sum(same) / len(same) if len(given) > 1 else None,
+        )
+        yield report
+
+
+def _load(session: Session) -> Any:
+    inputs = session.inputs
+    run, adapter = inputs.run, inputs.run.output / "adapter"
+    if (adapter / "adapter_config.json").exists():
+        return load_trained(inputs.model_folder, run, adapter)
+    model = load_without_tower(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention)
+    return add_lora(model, inputs.model_folder, run.lora, seed=0).to(best_device()).eval()
+
+
+def _prompts(session: Session, records: Sequence[Record]) -> list[Example]:
+    return [session.question(record, turn) for record in records for turn in range(len(record.turns))]
+
+
+def _measure(
+    name: str, engine: Engine, session: Session, model: Any, records: Sequence[Record]
+) -> tuple[Answering, list[Answer]]:
+    """Answer everything, after the first batch once to warm up."""
+    examples = _prompts(session, records)
+    first, *_ = engine.plan(examples)
+    warm_up = _seconds(lambda: engine.answers(model, [examples[number] for number in first]))
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    answers: dict[int, Answer] = {}
+    seconds = _seconds(lambda: answers.update(_whole_path(engine, session, model, records)))
+    peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
+    batches = engine.plan(examples)
+    return Answering(name, len(examples), len(batches), seconds, warm_up, peak), [answers[n] for n in sorted(answers)]
+
+
+def _whole_path(engine: Engine, session: Session, model: Any, records: Sequence[Record]) -> dict[int, Answer]:
+    """From records to a file of answers."""
+    examples = _prompts(session, records)
+    answers: dict[int, Answer] = {}
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "answers.jsonl").open("w") as file:
+        for batch in engine.plan(examples):
+            found = engine.answers(model, [examples[number] for number in batch])
+            file.writelines(f"{json.dumps(asdict(answer))}\n" for answer in found)
+            answers |= zip(batch, found, strict=True)
+    return answers
+
+
+def _limits(session: Session, model: Any, records: Sequence[Record]) -> tuple[float, float]:
+    """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each wave."""
+    engine, examples = SharedPrefixes(session), _prompts(session, records)
+    waves = [[examples[number] for number in wave] for wave in engine.plan(examples)]
+    decoder = Decoder(
+        model,
+        session.chat_tokenizer,
+        session.collator.source,
+        engine.room,
+        PRECISIONS[session.inputs.run.train.precision],
+    )
+    decoder.first_tokens(waves[0])
+    prompts = _seconds(lambda: [decoder.first_tokens(wave) for wave in waves])
+    num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
+    reads = num_bytes * len(waves) * engine.room.max_new_tokens / _bytes_per_second()
+    return 1e3 * prompts / len(examples), 1e3 * reads / len(examples)
+
+
+def _bytes_per_second() -> float:
+    """How fast memory is read: a copy reads and writes."""
+    device = best_device()
+    source = torch.zeros(COPIED if device.type == "cuda" else COPIED // 16, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2 * source.nbytes / min(_seconds(lambda: target.copy_(source)) for _ in range(5))
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    synchronize(best_device())
+    start = time.perf_counter()
+    function()
+    synchronize(best_device())
+    return time.perf_counter() - start
