@@ -90,7 +90,7 @@ class Marks(TrainerCallback):
         seconds = time.perf_counter() - self._started
         questions = Questions.of(self.session, "val")
         answered = dict(questions.answer(self.model, range(len(questions.batches))))
-        found = questions.score(answered).overall
+        found = questions.score(questions.predictions(answered)).overall
         samples = state.global_step * self.session.inputs.run.batch.samples_per_step
         self.points.append(
             {"samples": samples, "seconds": seconds, "exact_match": found.exact_match, "majority": found.majority}

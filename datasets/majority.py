@@ -1,11 +1,15 @@
-"""The majority baseline: always give the most frequent training answer of a question, without looking at any image."""
+"""The majority baseline: always give the most frequent training answer of a question, without looking at any image.
+
+In a conversation the earlier turns often say what the answer is: after "Is there a polyp?" "no", there are none to
+count. The majority given the context has this knowledge too, and still does not look at any image.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from lookonce.datasets.formats.record import Record
+from lookonce.datasets.formats.record import Record, Turn
 
 
 class Majority:
@@ -28,6 +32,25 @@ class Majority:
 
     def answer(self, question: str) -> str:
         return self._best.get(question, self._fallback)
+
+
+class MajorityInContext:
+    """The most frequent answer of each question after the same earlier turns: the same questions with the same answers.
+
+    After other turns it is the most frequent answer of the question, whatever came before it.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        records = list(records)
+        self._of_question = Majority.of_records(records)
+        answers: dict[tuple[tuple[Turn, ...], str], Counter[str]] = {}
+        for record in records:
+            for number, turn in enumerate(record.turns[1:], start=1):
+                answers.setdefault((record.turns[:number], turn.question), Counter())[turn.answer] += 1
+        self._best = {asked: _most(found) for asked, found in answers.items()}
+
+    def answer(self, earlier: tuple[Turn, ...], question: str) -> str:
+        return self._best.get((earlier, question), self._of_question.answer(question))
 
 
 def _most(answers: Counter[str]) -> str:

@@ -1,18 +1,28 @@
-"""Evaluate a run: answer the questions of a split, score the answers, write predictions and metrics."""
+"""Evaluate a run: answer the questions of a split, score the answers, write predictions and metrics.
+
+Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
+With all of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the same
+one with its adapter switched off. The run's own answers come last, when all baselines are known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from lookonce.errors import UsageError
+from lookonce.eval.answers.baselines import as_asked, why_not
 from lookonce.eval.answers.cost import AnsweringCost
-from lookonce.eval.answers.generate import shuffle_images
+from lookonce.eval.answers.known import known_baselines, known_predictions
 from lookonce.eval.answers.partial import PartialAnswers
-from lookonce.eval.answers.questions import Questions
+from lookonce.eval.answers.questions import Questions, on_this_machine
+from lookonce.eval.scores.headline import BASELINES, Baseline
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import write_predictions
+from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile, read_run_file
@@ -21,58 +31,78 @@ from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.loop.session import Session
-from lookonce.train.model.load import check_adapter, load_trained
+from lookonce.train.model.load import check_adapter, load_trained, load_untuned, without_adapter
+
+Open = Callable[[], AbstractContextManager[Any]]
+"""Loads the model, if it is not loaded, and makes it the one that answers within the block."""
 
 
 def evaluate(
     questions: Questions,
-    name: str,
     owner: RunClaim,
-    load: Callable[[], Any],
+    open_model: Open,
     ranks: Ranks = ALONE,
     notify: Notify = quiet,
+    *,
+    reuses: bool = False,
 ) -> Evaluation | None:
-    """Answer questions with a run's adapter and write predictions and scores as `name`; continues an interrupted one.
+    """Answer questions and write predictions and scores; continues an interrupted evaluation.
 
-    `load` returns the model. It is called when the run folder is known to be writable, and only if answers are missing.
-    The ranks share the batches.
+    `open_model` is called when the run folder is known to be writable, and only if answers are missing. With `reuses`
+    the answers of an evaluation that has ended are taken from its files. The ranks share the batches.
 
     Returns:
         The scores; None on all ranks but the first.
     """
     folder = RunFolder(owner.folder)
+    if reuses and (known := ranks.first_decides(lambda: known_predictions(folder, questions))) is not None:
+        notify(f"the answers of {questions.name} are on disk")
+        return _save(folder, questions, known, owner) if ranks.is_first else None
     identity = ranks.first_decides(lambda: questions.identity(folder))
-    partial = PartialAnswers(folder.predictions(name).parent, name, identity, ranks.rank)
+    here = ranks.first_decides(lambda: on_this_machine(identity))
+    unfinished = PartialAnswers(folder.predictions(questions.name).parent, questions.name, here, ranks.rank)
     owner.check()
-    answered = ranks.first_decides(partial.read)
+    answered = ranks.first_decides(unfinished.read)
     missing = [number for number in range(len(questions.batches)) if number not in answered]
     if answered:
         num_answered = questions.num_in(answered)
         notify(f"continuing an evaluation: {num_answered:,} of {len(questions.asked):,} questions were answered before")
-    cost = AnsweringCost()
-    with partial:
+    cost = AnsweringCost(identity=identity)
+    with unfinished:
         if mine := missing[ranks.rank :: ranks.num_ranks]:
-            model = load()
-            with cost.measure(questions.num_in(mine)):
+            with open_model() as model, cost.measure(questions.num_in(mine)):
                 for number, answers in questions.answer(model, mine, shows_progress=ranks.is_first, notify=notify):
                     owner.check()
-                    partial.add(number, answers)
+                    unfinished.add(number, answers)
                     answered[number] = answers
     answered_by_all = ranks.gather(answered)
     if answered_by_all is None:
         return None
-    evaluation = questions.score({number: texts for some in answered_by_all for number, texts in some.items()})
-    owner.check()
-    save_evaluation(folder, name, evaluation)
-    write_json(folder.answering(name), asdict(cost))
-    partial.remove()
+    everything = {number: answers for some in answered_by_all for number, answers in some.items()}
+    evaluation = _save(folder, questions, questions.predictions(everything), owner)
+    write_json(folder.answering(questions.name), asdict(cost))
+    unfinished.remove()
     return evaluation
+
+
+def _save(folder: RunFolder, questions: Questions, predictions: list[Prediction], owner: RunClaim) -> Evaluation:
+    """Score predictions, the run's own beside its baselines, and write them."""
+    evaluation = questions.score(predictions, None if questions.baseline else known_baselines(folder, questions))
+    owner.check()
+    save_evaluation(folder, questions.name, evaluation)
+    return evaluation
+
+
+def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> None:
+    """Write predictions and metrics into the run folder."""
+    write_predictions(folder.predictions(name), evaluation.predictions)
+    write_json(folder.metrics(name), evaluation.to_json())
 
 
 def evaluate_run(
     run_dir: Path,
     split: str | None = None,
-    shuffled: bool = False,
+    baseline: Baseline | Literal["all"] | None = None,
     *,
     verify_images: bool = False,
     notify: Notify = quiet,
@@ -82,14 +112,15 @@ def evaluate_run(
     Under torchrun the ranks share the questions, and all but the first return None.
 
     `run_dir` is the run folder, or the current run file, whose paths and `eval` section may have changed since
-    training. `shuffled` gives every question another image of the split. `verify_images` reads all images and compares
-    them with the cache. `notify` gets notes on the records, such as those that were left out.
+    training. `baseline` evaluates that baseline instead of the run; with "all" the baselines whose answers are not on
+    disk, and the run beside them. For the untuned model the run need not be trained. `verify_images` reads all images
+    and compares them with the cache. `notify` gets notes on the records, such as those that were left out.
 
     Raises:
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
-    folder, run = ranks.first_decides(lambda: _find(run_dir))
+    folder, run = ranks.first_decides(lambda: _find(run_dir, needs_run=baseline != "untuned"))
     with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
         ranks.first_decides(owner.take)
         if verify_images:
@@ -99,15 +130,18 @@ def evaluate_run(
         notify = notify if ranks.is_first else quiet
         for note in inputs.notes:
             notify(note)
-        return _evaluate(folder, inputs, owner, split, shuffled, ranks, notify)
+        return _evaluate(folder, inputs, owner, split or run.eval.split, baseline, ranks, notify)
 
 
-def _find(run_dir: Path) -> tuple[RunFolder, RunFile]:
+def _find(run_dir: Path, needs_run: bool) -> tuple[RunFolder, RunFile]:
+    """The folder and the run file; unless it is needed, the folder of a run file need not hold a run."""
     folder = RunFolder.find(run_dir)
-    run = folder.read_run()
-    if run_dir.is_file():
-        run = read_run_file(run_dir)
-        folder.check(run, {})
+    if not run_dir.is_file():
+        return folder, folder.read_run()
+    if needs_run:
+        folder.read_run()
+    run = read_run_file(run_dir)
+    folder.check(run, {})
     return folder, run
 
 
@@ -115,28 +149,42 @@ def _evaluate(
     folder: RunFolder,
     inputs: RunInputs,
     owner: RunClaim,
-    split: str | None,
-    shuffled: bool,
+    split: str,
+    baseline: Baseline | Literal["all"] | None,
     ranks: Ranks,
     notify: Notify,
 ) -> tuple[Evaluation, Path] | None:
-    run = inputs.run
     identity = ranks.first_decides(lambda: inputs.identity(folder.recorded_inputs()))
+    if baseline == "untuned" and not folder.holds_work:
+        ranks.first_decides(lambda: folder.claim(inputs.run, identity))
     folder.check_inputs({name: value for name, value in identity.items() if name != "records"})  # these may change
-    check_adapter(folder.adapter)
+    if baseline != "untuned":
+        check_adapter(folder.adapter)
     session = Session.open(inputs)
     owner.use_cache(session.cache.folder)
-    split = split or run.eval.split
-    records = inputs.records[split]
-    questions = Questions.of(session, split, shuffle_images(records, inputs.images) if shuffled else records)
-    name = f"{split}-shuffled" if shuffled else split
-    evaluation = evaluate(
-        questions, name, owner, lambda: load_trained(inputs.model_folder, run, folder.adapter), ranks, notify
-    )
-    return (evaluation, folder.predictions(name)) if evaluation else None
+    questions, is_all = Questions.of(session, split), baseline == "all"
+    open_model = _model_of(inputs, folder.adapter, is_shared=is_all)
+    done = None
+    for one in (*BASELINES, None) if baseline == "all" else (baseline,):
+        if reason := why_not(questions, one):
+            if not is_all:
+                raise UsageError(reason)
+            notify(f"{reason}; this baseline is left out")
+            continue
+        asked = as_asked(questions, one)
+        done = evaluate(asked, owner, partial(open_model, one), ranks, notify, reuses=is_all)
+    return (done, folder.predictions(asked.name)) if done else None
 
 
-def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:
-    """Write predictions and metrics into the run folder."""
-    write_predictions(folder.predictions(split), evaluation.predictions)
-    write_json(folder.metrics(split), evaluation.to_json())
+def _model_of(
+    inputs: RunInputs, adapter: Path, is_shared: bool
+) -> Callable[[Baseline | None], AbstractContextManager[Any]]:
+    """The model of each baseline; if it `is_shared` by them, all are the trained one, which is loaded once."""
+    trained = cache(lambda: load_trained(inputs.model_folder, inputs.run, adapter))
+
+    def open_model(baseline: Baseline | None) -> AbstractContextManager[Any]:
+        if baseline != "untuned":
+            return nullcontext(trained())
+        return without_adapter(trained()) if is_shared else nullcontext(load_untuned(inputs.model_folder, inputs.run))
+
+    return open_model

@@ -164,8 +164,13 @@ def encode_image(path: Path, processor: ImageProcessor, tower: Tower, storage: S
         ImageError: it cannot be read or decoded, or the processor refuses its shape.
     """
     patches, grid = processor.read(path)
+    return encode_patches(patches, grid, tower, storage), grid
+
+
+def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, storage: Storage) -> torch.Tensor:
+    """The features of one image from its patches, as a cache would return them, `[num_tokens, num_levels, hidden]`."""
     stored, *scale = storage.quantize(tower.encode(patches, [grid]))
-    return storage.dequantize(stored, scale[0] if scale else None).cpu(), grid
+    return storage.dequantize(stored, scale[0] if scale else None).cpu()
 
 
 class HostCopy:

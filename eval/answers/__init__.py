@@ -1,9 +1,13 @@
 """Answers of a model.
 
 questions    the questions of an evaluation, in batches
+baselines    the same questions as the baselines are asked
+blank        grey images in place of all others
+known        answers of evaluations that have ended
 engines      the ways to answer questions, which eval.engine chooses
-generate     greedy answers by transformers' generate; shuffled images
-cost         how long it took to answer, and with how much memory
+generate     greedy answers by transformers' generate
+cost         how long it took to answer, with how much memory, and what the answers depend on
+rows         the row of each question in a predictions file
 partial      answers on disk while an evaluation runs
 predict      the answer to one question about any images, or about none
 """

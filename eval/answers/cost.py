@@ -1,4 +1,4 @@
-"""What answering cost: time and GPU memory, which submissions to challenges ask for.
+"""What answering cost: time and GPU memory, which submissions to challenges ask for; and which answers these are.
 
 Design: measured by the first rank, after the model is loaded. An evaluation that was interrupted has the cost of the
 questions that were answered last, and their number. Figures that vary do not belong to the scores, which are the same
@@ -29,6 +29,8 @@ class AnsweringCost:
     """GPU memory that was allocated before the first answer, in 1024 x 1024 bytes."""
     used_mb: float = 0.0
     """GPU memory that was allocated after the last answer, without `model_mb`."""
+    identity: str = ""
+    """What the answers depend on, as `Questions.identity` has it; empty if an earlier version answered."""
 
     @classmethod
     def read(cls, path: Path) -> AnsweringCost:

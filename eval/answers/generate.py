@@ -1,20 +1,14 @@
-"""Greedy answers by transformers' `generate`; and shuffled images for a control experiment."""
+"""Greedy answers by transformers' `generate`."""
 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.records import Record
-from lookonce.errors import UsageError
 from lookonce.eval.decoding.answer import Answer
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import Example
@@ -74,21 +68,3 @@ def _greedy_only(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[No
         yield
     finally:
         base.generation_config = before
-
-
-def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:
-    """The records with every image replaced by another one: a model that uses the images must score lower.
-
-    Raises:
-        UsageError: the records have fewer than two distinct images.
-    """
-    keys = sorted({images.key_of[image] for record in records for image in record.images})
-    if len(keys) < 2:
-        raise UsageError(f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}")
-    random.Random(seed).shuffle(keys)
-    other = dict(zip(keys, keys[1:] + keys[:1], strict=True))
-
-    def swapped(image: Path) -> Path:
-        return images.path_of[other[images.key_of[image]]]
-
-    return [replace(record, images=tuple(swapped(image) for image in record.images)) for record in records]

@@ -75,6 +75,11 @@ class PartialAnswers:
         self._file.flush()
 
 
+def is_begun(folder: Path, name: str) -> bool:
+    """Whether an evaluation of that name has not ended."""
+    return any(folder.glob(f"{name}.partial-*.jsonl"))
+
+
 def _read(path: Path) -> tuple[str, Answered]:
     """What identifies the evaluation of a file, and its answers; without a line that is cut short or not ours."""
     evaluation, answered = "", {}

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.partial import Answered
+from lookonce.eval.answers.rows import unanswered
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.counts import training_answers
+from lookonce.eval.scores.headline import Baseline, BaselineAnswers
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Prediction, label
+from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import hash_file
 from lookonce.run.folder import RunFolder, environment
 from lookonce.text import Notify, quiet
@@ -31,6 +32,7 @@ class Questions:
     """Questions that a run's model is asked."""
 
     session: Session
+    split: str
     asked: list[tuple[Record, int]]
     """Record and turn of each question."""
     examples: list[Example]
@@ -38,21 +40,32 @@ class Questions:
     engine: Engine
     batches: list[list[int]]
     """The numbers of the questions that are answered together."""
+    baseline: Baseline | None = None
+    """The baseline that is asked them; None for the run itself."""
 
     @classmethod
-    def of(cls, session: Session, split: str, records: Sequence[Record] | None = None) -> Questions:
-        """All questions of a split, or of `records`.
+    def of(cls, session: Session, split: str) -> Questions:
+        """All questions of a split.
 
         Raises:
             UsageError: there are none.
         """
-        records = session.inputs.records[split] if records is None else records
+        records = session.inputs.records[split]
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         asked = [(record, number) for record in records for number in range(len(record.turns))]
         examples = [session.question(record, number) for record, number in asked]
         engine = engine_of(session)
-        return cls(session, asked, examples, engine, engine.plan(examples))
+        return cls(session, split, asked, examples, engine, engine.plan(examples))
+
+    @property
+    def name(self) -> str:
+        """The name of their files in the run folder."""
+        return self.name_of(self.baseline)
+
+    def name_of(self, baseline: Baseline | None) -> str:
+        """The name of a baseline's files: `test-untuned`."""
+        return f"{self.split}-{baseline}" if baseline else self.split
 
     def num_in(self, batches: Iterable[int]) -> int:
         """The number of questions in some batches."""
@@ -68,57 +81,55 @@ class Questions:
                 yield number, self.engine.answers(model, chosen, notify)
                 progress.update(len(chosen))
 
-    def score(self, answered: Answered) -> Evaluation:
-        """Score the answers of all batches."""
-        pairs = [
-            pair for number, batch in enumerate(self.batches) for pair in zip(batch, answered[number], strict=True)
+    def predictions(self, answered: Answered) -> list[Prediction]:
+        """The answers of all batches, each in the row of its question, in order."""
+        batches = [zip(batch, answered[number], strict=True) for number, batch in enumerate(self.batches)]
+        answers = {question: answer for batch in batches for question, answer in batch}
+        return [
+            replace(row, predicted=one.text, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
+            for row, one in ((row, answers[number]) for number, row in enumerate(self._rows()))
         ]
-        answers = dict(pairs)
+
+    def again(self, before: Sequence[Prediction]) -> list[Prediction]:
+        """Answers that were given before to these questions, with all else as it is in the records now."""
+        return [
+            replace(row, predicted=one.predicted, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
+            for row, one in zip(self._rows(), before, strict=True)
+        ]
+
+    def _rows(self) -> Iterator[Prediction]:
+        return unanswered(self.asked, self.examples, self.session.inputs.records["train"])
+
+    def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
+        """Score answers, beside those of baselines."""
         inputs = self.session.inputs
-        training = inputs.records["train"]
-        majority = Majority.of_records(training)
-        return Evaluation.of(
-            [
-                Prediction(
-                    origin=record.origin,
-                    images=tuple(map(str, record.images)),
-                    question=record.turns[turn].question,
-                    answer=record.turns[turn].answer,
-                    predicted=answers[number].text,
-                    majority=majority.answer(record.turns[turn].question),
-                    references=record.references,
-                    image_keys=tuple(self.examples[number].image_keys),
-                    turn=turn,
-                    source=label(record.metadata.get("source")),
-                    category=label(record.metadata.get("category")),
-                    stage=label(record.metadata.get("stage")),
-                    system=record.system,
-                    earlier=record.turns[:turn],
-                    logprob=answers[number].logprob,
-                    num_tokens=answers[number].num_tokens,
-                    ended=answers[number].ended,
-                )
-                for number, (record, turn) in enumerate(self.asked)
-            ],
-            training_answers(training),
-            inputs.images.size_of,
-        )
+        training = training_answers(inputs.records["train"])
+        return Evaluation.of(predictions, training, inputs.images.size_of, baselines)
 
     def identity(self, folder: RunFolder) -> str:
-        """The sha256 over what a run's answers depend on: adapter, model, prompts, settings, machine."""
-        run = self.session.inputs.run
+        """The sha256 over what the answers depend on, but the machine: adapter, model, prompts, settings."""
+        run, inputs = self.session.inputs.run, folder.recorded_inputs()
+        adapter = {path.name: hash_file(path) for path in sorted(folder.adapter.glob("adapter_*"))}
+        if self.baseline == "untuned":
+            adapter = {}
+            inputs.pop("records", None)  # those of a training, which may not have begun
         settings = {
-            "adapter": {path.name: hash_file(path) for path in sorted(folder.adapter.glob("adapter_*"))},
-            "inputs": folder.recorded_inputs(),
+            "baseline": self.baseline,
+            "adapter": adapter,
+            "inputs": inputs,
             "cache": self.session.inputs.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split"}),
             "model": [run.train.precision, run.model.attention],
-            "environment": environment(),
         }
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for example in self.examples:
             digest.update(repr((example.token_ids.tobytes(), example.image_keys)).encode())
         return digest.hexdigest()
+
+
+def on_this_machine(identity: str) -> str:
+    """An identity of answers with the same bits: libraries and hardware included."""
+    return hashlib.sha256(json.dumps([identity, environment()], sort_keys=True).encode()).hexdigest()
 
 
 def _bar(total: int, *, disable: bool | None) -> Any:

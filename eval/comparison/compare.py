@@ -55,7 +55,7 @@ class Pair:
     """The exact match of the second less that of the first."""
     interval: Interval | None
     p: float
-    """Of the sign flips by image."""
+    """The p of the sign flips by image."""
     p_holm: float
     only_first: int | None
     """Questions that only the first answers right; None for means over seeds."""

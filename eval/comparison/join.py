@@ -2,7 +2,7 @@
 
 Q questions, R runs.
 
-Design: a difference between runs that answered different questions says nothing about the runs, so there is no inner
+Design: a difference between runs that answered different questions may come from the questions, so there is no inner
 join. Rows of earlier versions have no image keys; if a run has such rows, all runs are joined by the paths of the
 images. Where a question is asked twice about an image, the first is joined with the first.
 """

@@ -69,7 +69,7 @@ def _points(pair: Pair) -> str:
 
 
 def _figures(pair: Pair) -> str:
-    """The interval of the difference, in the direction in which it is told, and p."""
+    """The interval of the difference, in the direction of the sentence, and p."""
     assert pair.interval is not None
     low, high = pair.interval if pair.difference >= 0 else (-pair.interval.high, -pair.interval.low)
     return f"95% interval {Interval(low, high).in_percent()}, p after Holm {_p(pair.p_holm)}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
+from lookonce.eval.answers.partial import is_begun
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.folder import HARMLESS, RECORD, RunFolder
 from lookonce.text import listed
@@ -66,8 +67,7 @@ def find_predictions(folder: RunFolder, split: str) -> Path:
     path = folder.predictions(split)
     if not path.exists():
         others = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
-        is_begun = any(path.parent.glob(f"{split}.partial-*.jsonl"))
-        what = "an unfinished evaluation" if is_begun else "no predictions"
+        what = "an unfinished evaluation" if is_begun(path.parent, split) else "no predictions"
         there = f"; there are those of {listed(others)}" if others else ""
         raise UsageError(
             f"{folder.folder} has {what} of the split {split}{there}; "

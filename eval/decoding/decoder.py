@@ -119,7 +119,7 @@ class Decoder:
         yield steps.branches.subset(torch.arange(len(branches.ended), device=self.device))
 
     def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
-        """Passes with room for so many branches and blocks of rows; those of the waves before if they have it."""
+        """Passes with room for these branches and blocks of rows; those of the waves before if they have it."""
         steps = self._row_steps
         if steps is None or len(steps.branches.ended) < num_branches or steps.num_blocks < num_blocks:
             unused = Branches.unused(

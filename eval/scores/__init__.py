@@ -1,7 +1,7 @@
 """Scores of answers.
 
 prediction   one answered question, written to and read from predictions files
-interval     the interval of exact match
+headline     the interval of exact match, and how much higher it is than each baseline
 match        whether one answer matches the right ones: exactly, as labels, as words
 points       whether an answer is a point in a box, or how far from a point
 groups       exact match by question, category, source and stage

@@ -67,6 +67,8 @@ class Prediction:
     earlier: tuple[Turn, ...] = ()
     """The turns before the question in the prompt, each with `question` and `answer`; the answers are the reference
     ones."""
+    majority_in_context: str | None = None
+    """The most frequent training answer to the question after the same earlier turns."""
     logprob: float | None = None
     """The sum of the log-probabilities of the answer's tokens."""
     num_tokens: int | None = None
@@ -76,18 +78,19 @@ class Prediction:
 
     @property
     def is_right(self) -> bool:
-        return self._is_right(self.predicted)
+        return self.accepts(self.predicted)
 
     @property
     def is_majority_right(self) -> bool:
-        return self._is_right(self.majority)
+        return self.accepts(self.majority)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """What the question shares with others, by which they are correlated: its images, or without any its record."""
         return self.image_keys or self.images or (self.origin,)
 
-    def _is_right(self, given: str) -> bool:
+    def accepts(self, given: str) -> bool:
+        """Whether an answer is right."""
         return given.strip() in {text.strip() for text in (self.answer, *self.references)}
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +102,10 @@ class Prediction:
         return {"version": VERSION} | kept | {"right": self.is_right}
 
 
-OPTIONAL = {"references", "source", "category", "stage", "system", "earlier", "logprob", "num_tokens", "ended"}
+OPTIONAL = {
+    *("references", "source", "category", "stage", "system", "earlier", "majority_in_context"),
+    *("logprob", "num_tokens", "ended"),
+}
 """Keys that a row may lack."""
 ROW = TypeAdapter(Prediction)
 

@@ -14,7 +14,6 @@ percentiles are those of BCa (Efron 1987), which corrects for skewness, taken at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -51,12 +50,6 @@ def mean_intervals(values_QK: Matrix, clusters: Clusters) -> list[Interval | Non
         None if np.isnan(low) else Interval(float(low), float(high))
         for low, high in ratio_intervals(sums_CK, totals(is_known.astype(np.float64), clusters)).T
     ]
-
-
-def share_interval(right: Sequence[bool], clusters: Clusters) -> Interval | None:
-    """The interval of the share of right answers; None for one cluster."""
-    [interval] = mean_intervals(np.array(right, dtype=np.float64)[:, None], clusters)
-    return wider_at_an_end(interval, clusters)
 
 
 def wider_at_an_end(interval: Interval | None, clusters: Clusters) -> Interval | None:

@@ -8,8 +8,10 @@ loaded onto the stock model. So patterns are checked against the tower's module 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +73,15 @@ def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: 
     Raises:
         ModelError: the targets match modules of the tower, or nothing.
     """
-    config = lora_config(options)
-    refuse_tower_targets(model_folder, config)
+    config, in_tower = lora_config(options), _tower_module_names(model_folder)
+    refuse_tower_targets(in_tower, config)
     _check_modules_to_save(model, options.modules_to_save)
     torch.manual_seed(seed)
     try:
         peft_model = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"lora.targets {options.targets}: {first_line(error)}") from None
-    refuse_tower_targets(model_folder, peft_model.peft_config["default"])  # `all-linear` has been resolved to names
+    refuse_tower_targets(in_tower, peft_model.peft_config["default"])  # `all-linear` has been resolved to names
     _train_in_float32(peft_model)
     return peft_model
 
@@ -130,6 +132,19 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
     return trained
 
 
+def load_untuned(model_folder: ModelFolder, run: RunFile) -> Any:
+    """The model without its tower and without an adapter, on the best device, in evaluation mode."""
+    model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
+    return model.to(best_device()).eval()
+
+
+@contextlib.contextmanager
+def without_adapter(model: PeftModel) -> Iterator[PeftModel]:
+    """The model, whose adapter has no effect within the block."""
+    with model.disable_adapter():
+        yield model
+
+
 def text_model(model: Any) -> Any:
     """The language model of a model with or without an adapter."""
     return base_model(model).model.language_model
@@ -153,13 +168,12 @@ def lora_config(options: LoraSection) -> LoraConfig:
     )
 
 
-def refuse_tower_targets(model_folder: ModelFolder, config: Any) -> None:
-    """Check that PEFT's `config` matches no module of the vision tower, neither as target nor as module to save.
+def refuse_tower_targets(names: list[str], config: Any) -> None:
+    """Check that PEFT's `config` matches none of the tower's modules, neither as target nor as module to save.
 
     Raises:
         ModelError: it matches some; the message names them.
     """
-    names = _tower_module_names(model_folder)
     try:
         matched = [name for name in names if check_target_module_exists(config, name)]
     except re.error as error:

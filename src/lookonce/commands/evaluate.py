@@ -1,27 +1,53 @@
-"""`lookonce eval`: score an adapter. The work is done in `eval.run`."""
+"""`lookonce eval`: score an adapter, or a baseline. The work is done in `eval.run`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from lookonce.commands.options import JSON, PATH, VERIFY_IMAGES, emit, notify, only_results_on_stdout, remember_run_file
+from lookonce.commands.options import (
+    JSON,
+    PATH,
+    SPLIT,
+    VERIFY_IMAGES,
+    emit,
+    notify,
+    only_results_on_stdout,
+    remember_run_file,
+)
+from lookonce.errors import UsageError
 from lookonce.signals import exit_on_signal
+
+if TYPE_CHECKING:
+    from lookonce.eval.scores.headline import Baseline
 
 
 @click.command("eval")
 @click.argument("run_dir", metavar="RUN_DIR", type=PATH)
-@click.option("--split", type=click.Choice(["train", "val", "test"]), help="By default `eval.split` of the run file.")
+@SPLIT
 @click.option(
     "--shuffle-images",
     is_flag=True,
     help="Give each question another image: a model that uses the images must score lower.",
 )
+@click.option("--blank-images", is_flag=True, help="Replace each image by a grey one of the same size.")
+@click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
+@click.option("--baselines", is_flag=True, help="Answer as all three that are not yet answered, and compare the run.")
 @VERIFY_IMAGES
 @JSON
-def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, verify_images: bool, as_json: bool) -> None:
-    """Score a split beside the majority baseline.
+def evaluate(
+    run_dir: Path,
+    split: str | None,
+    shuffle_images: bool,
+    blank_images: bool,
+    untuned: bool,
+    baselines: bool,
+    verify_images: bool,
+    as_json: bool,
+) -> None:
+    """Score a split beside the majority baseline, and beside the baselines that a model has answered.
 
     Questions are answered greedily. An answer is right if it equals the reference, apart from spaces around it.
 
@@ -30,23 +56,35 @@ def evaluate(run_dir: Path, split: str | None, shuffle_images: bool, verify_imag
     RUN_DIR is a run folder, or a run file. A folder stands for the run as it was trained, which its run.json records;
     its run.yaml is a copy for people. The paths and the section `eval` of a run file that is named count instead.
 
-    Predictions are written to `predictions` in the run folder, scores to `metrics`.
+    Predictions are written to `predictions` in the run folder, scores to `metrics`; those of a baseline have names such
+    as test-untuned.
 
     \b
     Examples:
       lookonce eval runs/sample
       lookonce eval runs/sample --split test --json
+      lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
+      lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
       torchrun --nproc-per-node 4 -m lookonce eval runs/sample
     """
+    chosen: dict[Baseline | Literal["all"], bool] = {
+        "shuffled": shuffle_images,
+        "blank": blank_images,
+        "untuned": untuned,
+        "all": baselines,
+    }
+    if sum(chosen.values()) > 1:
+        raise UsageError("give only one of --shuffle-images, --blank-images, --untuned and --baselines")
+    baseline = next((name for name, is_chosen in chosen.items() if is_chosen), None)
     with only_results_on_stdout():
         from lookonce.eval.run import evaluate_run
 
     if run_dir.is_file():
         remember_run_file(run_dir)
     with exit_on_signal():
-        done = evaluate_run(run_dir, split, shuffled=shuffle_images, verify_images=verify_images, notify=notify)
+        done = evaluate_run(run_dir, split, baseline, verify_images=verify_images, notify=notify)
     if done:  # on the first rank
         evaluation, path = done
         notify(f"predictions: {path}")

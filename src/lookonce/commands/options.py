@@ -33,6 +33,9 @@ SET = click.option(
 VERIFY_IMAGES = click.option(
     "--verify-images", is_flag=True, help="Read all image files and compare them with the cache, which takes a while."
 )
+SPLIT = click.option(
+    "--split", type=click.Choice(["train", "val", "test"]), help="By default `eval.split` of the run file."
+)
 META = "lookonce.run_files"
 """The key of click's context under which a command notes its run files."""
 PLACEHOLDER = re.compile(r"(?<= )RUN\.yaml\b")

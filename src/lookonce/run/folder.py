@@ -15,6 +15,7 @@ trained.json        figures of the training, written after the adapter: a folder
 predictions/        one JSONL file per split; while it is evaluated SPLIT.partial-RANK.jsonl
 metrics/            one JSON file per split
 answering/          one JSON file per split: how long it took to answer, and with how much memory
+report.html         the page that shows all of it
 summary.json        written last: a folder that has it is finished
 steps-N/            the results of a shorter training, before it was extended
 """
@@ -32,7 +33,7 @@ from lookonce.environment import library_versions
 from lookonce.errors import RunFolderError
 from lookonce.files import TEMPORARY_MARK, write_json, write_text
 from lookonce.run.absolute import with_absolute_paths
-from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.config import EvalSection, RunFile, read_run_file
 from lookonce.run.paths import RECORDED
 from lookonce.run.removed import without_removed_keys
 from lookonce.text import located
@@ -50,7 +51,8 @@ HARMLESS = {
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp"),
     *("train.cuda_graphs", "train.compile", "train.flex_attention"),
-    *("train.save_total_limit", "train.track", "eval.split", "eval.max_new_tokens", "eval.batch_size"),
+    *("train.save_total_limit", "train.track"),
+    *(f"eval.{name}" for name in EvalSection.model_fields),
 }
 """Keys that may change between a run and its resumption, because they do not change what is trained (the compiler
 and the attention round differently, and a fault of theirs must not end a run). Paths of models,
@@ -90,6 +92,7 @@ class RunFolder:
         self.log = folder / "log.jsonl"
         self.curves = folder / "curves.svg"
         self.progress = folder / "progress.json"
+        self.report = folder / "report.html"
 
     def predictions(self, split: str) -> Path:
         return self.folder / "predictions" / f"{split}.jsonl"

@@ -8,6 +8,7 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.scores import texts
+from lookonce.eval.scores.headline import NAMES
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 
@@ -110,7 +111,8 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
     page = (root / "docs" / "metrics.md").read_text()
     value = Evaluation.of([*ANSWERED, prediction("(1, 2)", "?"), prediction("[1, 2, 3, 4]", "?")]).to_json()
     assert value["overall"] == {"num_questions": 4, "exact_match": 0, "majority": 0}
-    headline, groups = {"overall", "exact_match_interval"}, {"by_question", "by_category", "by_source", "by_stage"}
+    headline = {"overall", "exact_match_interval", "baselines"}
+    groups = {"by_question", "by_category", "by_source", "by_stage"}
     assert value.keys() == {*headline, *groups, "metrics", "counts", "calibration", "text_metrics"}
     assert value["metrics"]["label_set_match"] == {
         "name": "labels in any order",
@@ -118,7 +120,8 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
         "model": 1,
         "majority": 0,
     }
-    keys = [*value, *value["overall"], *value["metrics"], *value["counts"], *value["calibration"]]
+    parts = (value[name] for name in ("overall", "metrics", "counts", "calibration"))
+    keys = [*value, *NAMES, *value["baselines"]["majority"], *(key for part in parts for key in part)]
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lookonce.eval.statistics import bootstrap
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, ratio_intervals, share_interval
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, ratio_intervals, wider_at_an_end
 from lookonce.eval.statistics.clusters import clusters_of
 
 SIMULATED, IMAGES, CORRELATION = 1000, 200, 0.2
@@ -33,6 +33,12 @@ def simulated(what: str) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
     shares = other.sum(axis=0) / num_asked
     variance = share * (1 - share) + shares * (1 - shares)
     return right - other, asked.astype(float), 0.1, np.sqrt(variance / num_asked)
+
+
+def share_interval(right: list[bool], clusters: np.ndarray) -> Interval | None:
+    """The interval of the share of right answers."""
+    [interval] = mean_intervals(np.array(right, dtype=float)[:, None], clusters)
+    return wider_at_an_end(interval, clusters)
 
 
 @pytest.mark.parametrize("what", ["share", "difference"])

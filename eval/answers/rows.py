@@ -1,0 +1,36 @@
+"""The row of each question in a predictions file, before the answer is filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lookonce.datasets.majority import Majority, MajorityInContext
+from lookonce.datasets.records import Record
+from lookonce.eval.scores.prediction import Prediction, label
+from lookonce.train.data.tokenize import Example
+
+
+def unanswered(
+    asked: Sequence[tuple[Record, int]], examples: Sequence[Example], training: Sequence[Record]
+) -> Iterator[Prediction]:
+    """The rows of some questions, each a record and the number of its turn; `training` has the majority answers."""
+    majority, in_context = Majority.of_records(training), MajorityInContext(training)
+    for (record, turn), example in zip(asked, examples, strict=True):
+        question, earlier = record.turns[turn].question, record.turns[:turn]
+        yield Prediction(
+            origin=record.origin,
+            images=tuple(map(str, record.images)),
+            question=question,
+            answer=record.turns[turn].answer,
+            predicted="",
+            majority=majority.answer(question),
+            references=record.references,
+            image_keys=tuple(example.image_keys),
+            turn=turn,
+            source=label(record.metadata.get("source")),
+            category=label(record.metadata.get("category")),
+            stage=label(record.metadata.get("stage")),
+            system=record.system,
+            earlier=earlier,
+            majority_in_context=in_context.answer(earlier, question) if earlier else None,
+        )

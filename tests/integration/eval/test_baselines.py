@@ -1,0 +1,141 @@
+"""The baselines that a model answers: before the training, in one go, interrupted, and beside the run's own scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lookonce.cache.build.encode import encode_image
+from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.errors import RunFolderError
+from lookonce.eval import run as evaluation
+from lookonce.eval.answers.baselines import as_asked
+from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.questions import Questions
+from lookonce.eval.run import evaluate_run
+from lookonce.eval.scores.headline import BASELINES
+from lookonce.eval.scores.prediction import read_predictions
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.train.loop.session import Session
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+NAMES = ["val-untuned", "val-shuffled", "val-blank"]
+
+
+@pytest.fixture(scope="module")
+def run(make_run_in, sample, tmp_path_factory) -> RunFile:
+    """A run with a built cache. Its adapter changes all answers, and its validation records have a conversation."""
+    folder = tmp_path_factory.mktemp("baselines")
+    asked = read_records(sample / "val.jsonl")[:12]
+    several = Record(asked[0].images, (*asked[0].turns, Turn("Is there text?", "no")))
+    write_records(folder / "val.jsonl", [*asked, several], image_root=sample)
+    data = {"val": str(folder / "val.jsonl"), "test": [], "image_root": str(sample)}
+    run = make_run_in(
+        folder,
+        data=data,
+        train={"steps": 6, "learning_rate": 0.01},
+        lora={"modules_to_save": ["embed_tokens"]},
+        eval={"batch_size": 4, "max_new_tokens": 2},
+    )
+    RunInputs.open(run).build()
+    (folder / "run.yaml").write_text(run.to_yaml())
+    return run
+
+
+def files(folder: Path, *parts: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for part in parts for path in (folder / part).iterdir()}
+
+
+def predicted(folder: Path, name: str) -> list[str]:
+    return [row.predicted for row in read_predictions(folder / "predictions" / f"{name}.jsonl")]
+
+
+def interrupted_after(monkeypatch, num_batches: int) -> None:
+    """Interrupt the program after some batches."""
+    added, real = [], PartialAnswers.add
+
+    def add(*arguments) -> None:
+        if len(added) == num_batches:
+            raise KeyboardInterrupt
+        added.append(real(*arguments))
+
+    monkeypatch.setattr(PartialAnswers, "add", add)
+
+
+def test_baselines_before_and_after_the_training(run, monkeypatch):
+    """All in one test, since each part needs what the one before has written."""
+    folder, run_file, loaded = run.output, run.output.parent / "run.yaml", []
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        evaluate_run(run_file)
+    untuned, path = evaluate_run(run_file, baseline="untuned", **QUIET)
+    assert path.name == "val-untuned.jsonl" and list(untuned.baselines) == ["majority", "majority_in_context"]
+    with pytest.raises(RunFolderError, match="no trained adapter"):
+        evaluate_run(run_file, baseline="all")
+
+    train(run, **QUIET)
+    found = json.loads((folder / "metrics" / "val.json").read_text())["baselines"]
+    assert list(found) == ["majority", "majority_in_context", "untuned"]
+    own, cached = files(folder, "predictions"), set(run.cache.dir.rglob("*"))
+
+    real = evaluation.load_trained
+    monkeypatch.setattr(evaluation, "load_trained", lambda *given: loaded.append(1) or real(*given))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupted_after(patch, 2)
+        evaluate_run(folder, baseline="all", **QUIET)
+    notes = []
+    scored, _ = evaluate_run(folder, baseline="all", notify=notes.append)
+    assert [note for note in notes if "answer" in note] == [
+        "the answers of val-untuned are on disk",
+        f"continuing an evaluation: 8 of {len(scored.predictions)} questions were answered before",
+        "the answers of val are on disk",
+    ]
+    assert len(loaded) == 2  # before the interruption and after it
+    rows = files(folder, "predictions")
+    assert sorted(rows) == sorted(f"{name}.jsonl" for name in ("val", *NAMES)) and rows.items() >= own.items()
+    assert set(run.cache.dir.rglob("*")) == cached
+
+    assert list(scored.baselines) == ["majority", "majority_in_context", "untuned", "shuffled", "blank"]
+    for name in NAMES:
+        [one] = (scored.baselines[key] for key in scored.baselines if name.endswith(key))
+        overall = json.loads((folder / "metrics" / f"{name}.json").read_text())["overall"]
+        assert one.exact_match == overall["exact_match"]
+        assert one.difference == pytest.approx(scored.overall.exact_match - one.exact_match)
+        assert predicted(folder, name) != predicted(folder, "val")
+
+    (folder / "predictions" / "val-untuned.jsonl").unlink()
+    evaluate_run(folder, baseline="all", **QUIET)
+    assert files(folder, "predictions") == rows, "with the adapter switched off the model is the untuned one"
+
+    num_loaded = len(loaded)
+    evaluate_run(folder, baseline="all", **QUIET)
+    assert len(loaded) == num_loaded
+    changed = run.model_copy(update={"eval": run.eval.model_copy(update={"max_new_tokens": 1})})
+    run_file.write_text(changed.to_yaml())
+    evaluate_run(run_file, baseline="all", **QUIET)
+    assert len(loaded) == num_loaded + 1 and max(len(text.split()) for text in predicted(folder, "val-blank")) == 1
+
+
+def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path):
+    inputs = RunInputs.from_cache(run)
+    session = Session.open(inputs)
+    questions = Questions.of(session, "val")
+    blank = as_asked(questions, "blank")
+    source = blank.session.collator.source
+    with torch.autocast("cpu", torch.bfloat16):
+        source.load(blank.examples[0].image_keys)
+    for key in {key for example in blank.examples for key in example.image_keys}:
+        with Image.open(inputs.images.path_of[key]) as image:
+            Image.new("RGB", image.size, (128, 128, 128)).save(tmp_path / "grey.png")
+        expected, grid = encode_image(
+            tmp_path / "grey.png", inputs.processor, inputs.load_tower(), inputs.fingerprint.storage
+        )
+        assert grid == source.grid_thw(key)
+        assert torch.equal(source.load([key]), expected)
+    engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]
+    assert len(set(map(id, engines))) == len(engines), "an engine keeps passes that were recorded with the adapter"
