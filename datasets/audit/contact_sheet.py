@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -34,7 +36,7 @@ class Thumbnail:
 
     @property
     def url(self) -> str:
-        return f"data:image/jpeg;base64,{base64.b64encode(self.jpeg).decode()}"
+        return data_url(self.jpeg)
 
 
 def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAGES) -> list[Thumbnail]:
@@ -44,12 +46,22 @@ def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAG
     rng = random.Random(f"sheet {seed}")
     chosen = rng.sample(keys, min(num_images, len(keys)))
     questions = _questions(corpus, set(chosen))
-    small = dict(threaded_map(_shrink, read_many(path_of[key] for key in chosen)))
+    small = small_jpegs(path_of[key] for key in chosen)
     return [
         Thumbnail(path_of[key].name, *rng.choice(questions[key]), small[path_of[key]])
         for key in chosen
         if small[path_of[key]]
     ]
+
+
+def small_jpegs(paths: Iterable[Path], side: int = SIDE) -> dict[Path, bytes]:
+    """The images at some paths as JPEGs of at most `side` pixels; empty for those that cannot be read or decoded."""
+    return dict(threaded_map(partial(_shrink, side=side), read_many(paths)))
+
+
+def data_url(jpeg: bytes) -> str:
+    """A JPEG as a URL that holds it."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 
 def _questions(corpus: Corpus, keys: set[str]) -> dict[str, list[tuple[str, str, str]]]:
@@ -62,17 +74,17 @@ def _questions(corpus: Corpus, keys: set[str]) -> dict[str, list[tuple[str, str,
     return found
 
 
-def _shrink(read: tuple[Path, bytes | ImageError]) -> tuple[Path, bytes]:
+def _shrink(read: tuple[Path, bytes | ImageError], side: int) -> tuple[Path, bytes]:
     path, data = read
     if isinstance(data, ImageError):
         return path, b""
     try:
         with Image.open(io.BytesIO(data)) as image:
-            image.draft("RGB", (SIDE, SIDE))
+            image.draft("RGB", (side, side))
             small = ImageOps.exif_transpose(image).convert("RGB")
     except (*UNDECODABLE, MemoryError):
         return path, b""
-    small.thumbnail((SIDE, SIDE))
+    small.thumbnail((side, side))
     target = io.BytesIO()
     small.save(target, "JPEG", quality=JPEG_QUALITY)
     return path, target.getvalue()

@@ -29,6 +29,9 @@ from lookonce.commands.fetch import fetch
 from lookonce.commands.init import init
 from lookonce.commands.options import with_run_file
 from lookonce.commands.predict import predict
+from lookonce.commands.runs.compare import compare
+from lookonce.commands.runs.export import export
+from lookonce.commands.runs.report import report
 from lookonce.commands.sample import sample
 from lookonce.commands.selftest import selftest
 from lookonce.commands.status import status
@@ -89,7 +92,8 @@ def main(debug: bool) -> None:
         _hush_libraries()
 
 
-for command in (sample, data, init, check, cache, train, evaluate, predict, fetch, status, bench, selftest):
+RUNS = (evaluate, compare, report, export, predict, fetch, status, bench, selftest)
+for command in (sample, data, init, check, cache, train, *RUNS):
     main.add_command(command)
 
 

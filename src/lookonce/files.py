@@ -95,6 +95,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is absent, damaged, or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def hash_file(path: Path) -> str:
     """The xxh3 of a whole file, 32 hexadecimal digits."""
     digest = xxhash.xxh3_128()

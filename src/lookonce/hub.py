@@ -126,7 +126,7 @@ def download_model(name: str, revision: str | None) -> ModelDownload:
         folder, num_bytes = _find_offline(wanted | {"local_files_only": True}, error.__cause__), 0
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise ModelError(_refusal(name, revision, error)) from None
-    return ModelDownload(folder, folder.name, _license_of_model(folder), num_bytes)
+    return ModelDownload(folder, folder.name, license_of_model(folder), num_bytes)
 
 
 def _find_offline(wanted: dict[str, Any], reason: BaseException | None) -> Path:
@@ -176,7 +176,10 @@ def _refusal(name: str, revision: str | None, error: BaseException | None) -> st
     )
 
 
-def _license_of_model(folder: Path) -> str | None:
+def license_of_model(folder: Path) -> str | None:
+    """The licence that the card in a model folder names; None if it names none, or there is no card."""
+    if not (folder / CARD).is_file():
+        return None  # for a path that does not exist, the library would ask the Hub
     with contextlib.suppress(OSError, ValueError):
         data = ModelCard.load(folder / CARD).data
         names = [data.license, getattr(data, "license_name", None), getattr(data, "license_link", None)]

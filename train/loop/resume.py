@@ -29,7 +29,7 @@ from lookonce.text import Notify, quiet
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.scheduler import other_rate
 
-RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "adapter")
+RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
 ELSEWHERE = "train from the start, in another `output` or with --restart"
 
 

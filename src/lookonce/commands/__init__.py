@@ -9,6 +9,7 @@ cache      lookonce cache plan, build, status
 maintenance  lookonce cache verify, repair, show, gc, stage
 train      lookonce train
 evaluate   lookonce eval
+runs       lookonce compare, export, report
 predict    lookonce predict
 fetch      lookonce fetch
 status     lookonce status

@@ -24,8 +24,8 @@ def train(
 ) -> None:
     """Phase 2: train the adapter from the cache.
 
-    Then answers the questions of the evaluation split and prints a summary. Needs no image files: the cache has their
-    features, and its plan has their keys.
+    Then answers the questions of the evaluation split, writes report.html and prints a summary. Needs no image files:
+    the cache has their features, and its plan has their keys.
 
     On SIGUSR1 or SIGTERM, finishes the current step, saves a checkpoint and exits with code 75. Rerun with --resume to
     continue.

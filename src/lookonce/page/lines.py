@@ -63,6 +63,12 @@ class Line:
     points: Sequence[Point]
     kind: Literal["faint", "main", "marked", "plain"]
     """`marked` has a circle at each point."""
+    colour: int = 0
+    """The number of its colour in the page's style sheet; 0 is the colour of its kind."""
+
+    @property
+    def classes(self) -> str:
+        return f"{self.kind} line{self.colour}" if self.colour else self.kind
 
 
 @dataclass(frozen=True)
@@ -147,9 +153,9 @@ def _panel(panel: Panel, top: float, x_ticks: Sequence[float], last: float) -> l
 
 def _line(line: Line, points: Sequence[Point]) -> list[Element]:
     path = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
-    parts = [node("polyline", points=path, class_=line.kind)]
+    parts = [node("polyline", points=path, class_=line.classes)]
     if line.kind == "marked":
-        parts += [node("circle", cx=_n(x), cy=_n(y), r=3, class_=line.kind) for x, y in points]
+        parts += [node("circle", cx=_n(x), cy=_n(y), r=3, class_=line.classes) for x, y in points]
     return parts
 
 
@@ -166,7 +172,7 @@ def _legend(panels: Sequence[Panel]) -> list[Element]:
     for line in reversed([line for panel in panels for line in panel.lines if line.name]):
         x -= len(line.name) * 6.4
         parts.append(_text(line.name, x, 22, "start"))
-        parts.append(node("polyline", points=f"{_n(x - 26)},18 {_n(x - 6)},18", class_=line.kind))
+        parts.append(node("polyline", points=f"{_n(x - 26)},18 {_n(x - 6)},18", class_=line.classes))
         x -= 44
     return parts
 

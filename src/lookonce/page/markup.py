@@ -34,11 +34,17 @@ def svg(width: float, height: float, *content: Content, label: str) -> Element:
     return element
 
 
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Element:
-    """Make a table: the first column is aligned left, the others right."""
+def table(header: Sequence[str], lines: Iterable[Sequence[Content]]) -> Element:
+    """Make a table in a box of its own, which scrolls: the first column is aligned left, the others right."""
     head = node("thead", node("tr", *(node("th", cell, scope="col") for cell in header)))
-    body = node("tbody", *(node("tr", *(node("td", cell) for cell in line)) for line in lines))
-    return node("div", node("table", head, body), class_="scroll")
+    body = node("tbody", *(node("tr", *_cells(line)) for line in lines))
+    box = {"tabindex": "0", "role": "group", "aria_label": f"table: {', '.join(header)}"}  # keys scroll what has focus
+    return node("div", node("table", head, body), class_="scroll", **box)
+
+
+def _cells(line: Sequence[Content]) -> list[Element]:
+    """The first cell is the heading of its line."""
+    return [node("td", cell) if place else node("th", cell, scope="row") for place, cell in enumerate(line)]
 
 
 def clean(text: str) -> str:

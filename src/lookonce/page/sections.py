@@ -42,13 +42,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Card:
-    """An image of a gallery, with a line of text, a line in bold and a small line below it."""
+    """An image of a gallery; below it a line of text, a line in bold, named lines and a small line."""
 
     url: str
+    """A data: URL; empty if there is no picture, and `name` is shown in its place."""
     name: str
     text: str
     bold: str
     small: str
+    lines: Sequence[tuple[str, str]] = ()
 
 
 def page(title: str, content: Iterable[Element], footer: str) -> str:
@@ -65,6 +67,32 @@ def heading(title: str, lead: str, tiles: Iterable[tuple[str, str]]) -> Element:
 def section(title: str, text: str, *content: Element) -> list[Element]:
     """Make a section: its title, a text that may be empty, and its content."""
     return [node("h2", title), *([node("p", text, class_="soft")] if text else []), *content]
+
+
+def subsection(title: str, text: str, *content: Element) -> list[Element]:
+    """Make a part of a section: its title, a text that may be empty, and its content."""
+    return [node("h3", title), *([node("p", text, class_="soft")] if text else []), *content]
+
+
+def sentences(lines: Iterable[str]) -> Element:
+    """Make a list of sentences."""
+    return node("ul", *(node("li", line) for line in lines), class_="sentences")
+
+
+def folded(title: str, content: Element) -> Element:
+    """Make a part that is shown when its title is clicked, and in print."""
+    return node("details", node("summary", title), content)
+
+
+def key(names: Sequence[str], kind: str) -> Element:
+    """Name the colours of the lines of a plot, from the first on."""
+    return node("p", *(part for number, name in enumerate(names, start=1) for part in _named(name, number, kind)))
+
+
+def _named(name: str, number: int, kind: str) -> list[Content]:
+    swatch = node("line", x1=0, x2=24, y1=6, y2=6, class_=f"{kind} line{number}")
+    drawing = node("svg", swatch, width=24, height=12, class_="swatch", aria_hidden="true")
+    return [node("span", drawing, name, class_="key"), " "]
 
 
 def notice(level: Literal["error", "warning", "note"], text: str, examples: Sequence[str], num_more: int) -> Element:
@@ -95,12 +123,17 @@ def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> Element:
 
 def gallery(cards: Iterable[Card]) -> Element:
     """Show images side by side, each with its text."""
-    figures = [
-        node(
-            "figure",
-            node("img", src=card.url, alt=card.name, loading="lazy"),
-            node("figcaption", card.text, node("b", card.bold), node("small", card.small)),
-        )
-        for card in cards
-    ]
-    return node("div", *figures, class_="gallery")
+    return node("div", *(node("figure", _picture(card), _caption(card)) for card in cards), class_="gallery")
+
+
+def _picture(card: Card) -> Element:
+    if not card.url:
+        return node("div", card.name, class_="absent")
+    return node("img", src=card.url, alt=card.name)
+
+
+def _caption(card: Card) -> Element:
+    bold = [node("b", card.bold)] if card.bold else []
+    named = [part for name, text in card.lines for part in (node("dt", name), node("dd", text))]
+    lines = [node("dl", *named)] if named else []
+    return node("figcaption", card.text, *bold, *lines, node("small", card.small))

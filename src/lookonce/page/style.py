@@ -7,6 +7,7 @@ STYLE = """
   --paper: #fbfbf9; --card: #ffffff; --ink: #1d232b; --soft: #5d6873; --line: #e2e5e8;
   --bar: #3b7a9e; --dot: #3b7a9e99;
   --error: #b3362c; --warning: #9a6200; --note: #3b6f8f;
+  --line1: #2c6a91; --line2: #b4541a; --line3: #2f7a4d; --line4: #86479a; --line5: #6b6410; --line6: #a8325a;
   --shade1: #a6cde0; --shade2: #f2cf9d; --shade3: #bddaaf; --shade4: #d8c1e2; --shade5: #efbab2; --rest: #e3e6ea;
 }
 @media (prefers-color-scheme: dark) {
@@ -14,6 +15,7 @@ STYLE = """
     --paper: #14181d; --card: #1b2026; --ink: #e6eaee; --soft: #98a3ae; --line: #2d343c;
     --bar: #6fb0d4; --dot: #6fb0d488;
     --error: #ff8b7e; --warning: #f0b65a; --note: #86bfe0;
+    --line1: #6fb0d4; --line2: #f0a35a; --line3: #7cc796; --line4: #cf9be0; --line5: #cdc66a; --line6: #f58bb0;
     --shade1: #2c5b73; --shade2: #765421; --shade3: #446539; --shade4: #644673; --shade5: #7b3f39; --rest: #363d46;
   }
 }
@@ -26,6 +28,7 @@ body {
 main { max-width: 66rem; margin: 0 auto; padding: 3.5rem 1.5rem 5rem; }
 h1 { font-size: 2rem; line-height: 1.2; font-weight: 650; letter-spacing: -0.01em; margin: 0 0 0.6rem; }
 h2 { font-size: 1.25rem; line-height: 1.3; font-weight: 620; margin: 3.5rem 0 0.3rem; }
+h3 { font-size: 1rem; line-height: 1.4; font-weight: 620; margin: 1.8rem 0 0.2rem; }
 p { margin: 0 0 1rem; max-width: 46rem; }
 .lead { font-size: 1.125rem; }
 .soft, .lead + p { color: var(--soft); }
@@ -52,6 +55,7 @@ table { border-collapse: collapse; min-width: min(26rem, 100%); font-size: 0.9re
 th, td { text-align: right; padding: 0.42rem 0.8rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
+tbody th { color: var(--ink); font-weight: 400; white-space: normal; min-width: 9rem; }
 th:last-child, td:last-child { padding-right: 0; }
 figure { margin: 1rem 0 0; }
 figure > svg { display: block; width: 100%; height: auto; overflow: visible; }
@@ -59,6 +63,24 @@ svg text { font-size: 12px; fill: var(--soft); }
 svg text.name, svg text.inside { fill: var(--ink); } svg text.name { font-size: 13px; }
 svg text.value { fill: var(--ink); }
 .grid { stroke: var(--line); stroke-width: 1; }
+polyline { fill: none; stroke-linejoin: round; stroke-linecap: round; vector-effect: non-scaling-stroke; }
+.faint { stroke: var(--tone, var(--bar)); stroke-width: 1; stroke-opacity: 0.3; }
+.main { stroke: var(--tone, var(--bar)); stroke-width: 2.2; }
+.marked { stroke: var(--tone, var(--line2)); stroke-width: 1.8; }
+circle.marked { fill: var(--tone, var(--line2)); stroke: var(--paper); stroke-width: 1; }
+circle.ring { fill: none; stroke: var(--line2); stroke-width: 1.8; }
+.plain { stroke: var(--soft); stroke-width: 1.5; }
+.line1 { --tone: var(--line1); } .line2 { --tone: var(--line2); } .line3 { --tone: var(--line3); }
+.line4 { --tone: var(--line4); } .line5 { --tone: var(--line5); } .line6 { --tone: var(--line6); }
+.swatch { width: 24px; height: 12px; margin-right: 0.4rem; }
+.key { margin-right: 1.2rem; white-space: nowrap; font-size: 0.9rem; }
+.share { display: inline-grid; justify-items: end; }
+.share small { color: var(--soft); font-size: 0.78rem; white-space: nowrap; }
+.cell { width: 132px; height: 18px; }
+.range { stroke: var(--bar); stroke-width: 3; stroke-linecap: round; stroke-opacity: 0.55; }
+.mark { stroke: var(--line2); stroke-width: 2; }
+circle.value { fill: var(--bar); }
+.sentences { padding-left: 1.2rem; margin: 1rem 0; max-width: 46rem; } .sentences li { margin: 0.3rem 0; }
 .bar { fill: var(--bar); } .dot { fill: var(--dot); stroke: var(--bar); }
 .shade1 { fill: var(--shade1); } .shade2 { fill: var(--shade2); } .shade3 { fill: var(--shade3); }
 .shade4 { fill: var(--shade4); } .shade5 { fill: var(--shade5); } .rest { fill: var(--rest); }
@@ -70,7 +92,29 @@ svg text.value { fill: var(--ink); }
   display: block; width: 100%; aspect-ratio: 4 / 3; object-fit: contain; background: #000; border-radius: 8px;
 }
 .gallery figcaption { padding-top: 0.45rem; color: var(--soft); }
+.absent {
+  display: grid; place-items: center; aspect-ratio: 4 / 3; border: 1px dashed var(--soft); border-radius: 8px;
+  color: var(--soft); text-align: center; padding: 0.5rem;
+}
+.gallery dl { display: grid; grid-template-columns: auto 1fr; gap: 0.1rem 0.6rem; margin: 0.2rem 0; }
+.gallery dt, .gallery dd { margin: 0; min-width: 0; overflow-wrap: anywhere; } .gallery dd { color: var(--ink); }
 .gallery b { display: block; color: var(--ink); font-weight: 600; }
-.gallery small { display: block; opacity: 0.8; }
+.gallery small { display: block; }
 footer { margin-top: 4rem; color: var(--soft); font-size: 0.85rem; }
+@media (max-width: 40rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  h2 { margin-top: 2.5rem; }
+  .curves svg text { font-size: 26px; }
+  .gallery { grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); }
+}
+@media print {
+  html, body { background: none; font-size: 11px; }
+  th, td { padding: 0.3rem 0.5rem; } th { white-space: normal; }
+  main { max-width: none; padding: 0; }
+  h1, h2, h3 { break-after: avoid; }
+  figure, .notice, .tile, tr { break-inside: avoid; }
+  .scroll { overflow: visible; }
+  details::details-content { content-visibility: visible; height: auto; }
+  .gallery { grid-template-columns: repeat(4, 1fr); }
+}
 """

@@ -50,6 +50,8 @@ class Summary:
     """Seconds of each piece of work before the first step."""
     exact_match_interval: Sequence[float] | None = None
     """The ends of the 95 % interval of the exact match; None if all questions are about one image."""
+    report: str | None = None
+    """The page that shows the run; None if it could not be written."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,6 +82,7 @@ class Summary:
             lines.append(("val loss", f"{best} of {self.num_steps:,}"))
         if self.exact_match is not None and self.majority is not None:
             lines.append((SPLITS[self.split], self._accuracy(self.exact_match, self.majority)))
+        lines += [("report", self.report)] if self.report else []
         lines += [("adapter", self.adapter), ("try next", self.next_command)]
         return f"\n{self.run}\n\n{rows(lines)}\n"
 

@@ -5,6 +5,8 @@ Design: this is above training and evaluation, so that training does not import 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +16,13 @@ from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
+from lookonce.report.data import DataFacts
+from lookonce.report.report import report_training
 from lookonce.run.claim import TRAIN, RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.status.summary import Summary, summarise
-from lookonce.text import Notify
+from lookonce.text import Notify, first_line
 from lookonce.train.loop.checkpoints import KEPT, OTHER_BYTES
 from lookonce.train.model.load import load_trained
 from lookonce.train.train import Training, open_training
@@ -74,9 +78,21 @@ def _train(
         del model
         summary = summarise(training.session.inputs, training.session.cache, training.folder.read_trained(), evaluation)
         owner.check()
+        summary = replace(summary, report=_report(training, summary))
         write_json(training.folder.folder / "summary.json", summary.to_json())
         trackers.log_scores(summary.scores(), summary.num_steps)
     return summary
+
+
+def _report(training: Training, summary: Summary) -> str | None:
+    """Write the report and return its path; None with a note if that fails, because a page is not worth a training."""
+    inputs, folder = training.session.inputs, training.folder
+    try:
+        data = DataFacts.of(inputs.run, inputs.records, inputs.images.key_of)
+        return str(report_training(folder, summary.to_json(), data))
+    except Exception as error:
+        training.notify(f"no report was written ({first_line(error)}); to try again: lookonce report {folder.folder}")
+        return None
 
 
 def _evaluate(training: Training, model: Any) -> Evaluation | None:
@@ -89,9 +105,8 @@ def _evaluate(training: Training, model: Any) -> Evaluation | None:
     try:
         return evaluate(
             questions,
-            split,
             training.owner,
-            lambda: model or load_trained(inputs.model_folder, inputs.run, folder.adapter),
+            lambda: nullcontext(model or load_trained(inputs.model_folder, inputs.run, folder.adapter)),
             notify=training.notify,
         )
     except torch.OutOfMemoryError:

@@ -37,7 +37,7 @@ def test_an_extended_training_ends_like_a_longer_one(trainings, schedule, first)
     kept = run.output / f"steps-{first}"
     assert f"moved the results of the shorter training to {kept}" in notes
     assert {path.name for path in run.output.iterdir()} == results | {kept.name}
-    assert {path.name for path in kept.iterdir()} == {"adapter", "trained.json", "summary.json"}
+    assert {path.name for path in kept.iterdir()} == {"adapter", "trained.json", "report.html", "summary.json"}
     assert all(
         (before[name] == weight).all()
         for name, weight in load_file(kept / "adapter" / "adapter_model.safetensors").items()

@@ -15,7 +15,7 @@ from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session
 from lookonce.workflow.train import train
 
-NUM_STEPS, NUM_MEASURED = 20, 5
+NUM_STEPS, NUM_MEASURED = 12, 3
 
 
 @pytest.fixture

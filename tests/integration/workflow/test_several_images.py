@@ -66,7 +66,7 @@ def test_records_with_any_number_of_images_train_alike_in_every_mode(
         found.append(losses(run))
     assert len(found[0]) == 2
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
-    assert evaluate_run(run.output, shuffled=True)[0].overall.num_questions == 3
+    assert evaluate_run(run.output, baseline="shuffled")[0].overall.num_questions == 3
     for line in predictions(run)[:2]:
         images = [Path(image) for image in line["images"]]
         assert predict(RunFolder(run.output), images, line["question"]) == line["predicted"]
@@ -79,8 +79,16 @@ def test_records_without_any_image_are_trained_and_evaluated(start: Callable[...
     assert summary is not None
     assert (summary.num_files, summary.num_samples, summary.num_questions) == (0, 3, 1)
     assert "eval" in summary.next_command
-    with pytest.raises(UsageError, match="at least two distinct images, and these records have 0"):
-        evaluate_run(run.output, shuffled=True)
+    for baseline, message in (
+        ("shuffled", "at least two distinct images, and these records have 0"),
+        ("blank", "needs images, and these records have none"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            evaluate_run(run.output, baseline=baseline)
+    notes: list[str] = []
+    scored, _ = evaluate_run(run.output, baseline="all", notify=notes.append)
+    assert list(scored.baselines) == ["majority", "untuned"]
+    assert sum(note.endswith("this baseline is left out") for note in notes) == 2
 
 
 def test_all_record_formats_are_the_same_run(sample: Path, make_run: Callable[..., RunFile], tmp_path: Path) -> None:

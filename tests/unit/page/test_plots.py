@@ -39,12 +39,12 @@ def test_the_shares_of_a_bar_fill_it():
 
 
 @pytest.mark.parametrize("words", ["Is it?", "WWWW MMMM", "illicit fillet", "小さなポリープがあります", "x" * 9000])
-@pytest.mark.parametrize("amount", [*range(1, 40), 99])
-def test_the_label_of_a_share_fits_into_it(amount, words):
-    part = shares([("question", 100, [(words, amount)])], "x").find("svg")
-    label = part.findtext("text") or ""
-    assert 6 + text_width(label) <= float(part.get("width"))
-    assert label.startswith(words[:4]) or label in (f"{amount}%", "")
+def test_the_label_of_a_share_fits_into_it(words):
+    for amount in (*range(1, 40), 99):
+        part = shares([("question", 100, [(words, amount)])], "x").find("svg")
+        label = part.findtext("text") or ""
+        assert 6 + text_width(label) <= float(part.get("width")), amount
+        assert label.startswith(words[:4]) or label in (f"{amount}%", "")
 
 
 def test_wide_letters_need_more_room_than_narrow_ones():

@@ -2,4 +2,5 @@
 
 compare  lookonce compare
 export   lookonce export
+report   lookonce report
 """

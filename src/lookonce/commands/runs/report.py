@@ -1,0 +1,77 @@
+"""`lookonce report`: one page with all that is known of runs. The work is done in `report`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
+
+
+@click.command()
+@click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@SPLIT
+@click.option("--baseline", type=PATH, metavar="RUN", help="Compare the others with this run only, not all with all.")
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
+)
+@click.option(
+    "--watch", "interval_s", type=click.FloatRange(1), metavar="SECONDS", help="Write it again while a training runs."
+)
+@JSON
+def report(
+    paths: tuple[Path, ...],
+    split: str | None,
+    baseline: Path | None,
+    output: Path,
+    interval_s: float | None,
+    as_json: bool,
+) -> None:
+    """Write one HTML page with all that is known of a run, or of several side by side.
+
+    RUN is a run folder, a run file, or a file of predictions. The page needs no network and no script, so it can be
+    sent by mail. It has the scores beside the baselines, with 95 % intervals, by question, category, source and stage;
+    curves; 48 right and wrong answers with their images; the most frequent wrong answers; cost, settings, data and
+    versions. Of several runs it also has the comparison of `lookonce compare`, and answers that only one of two runs
+    has right.
+
+    `lookonce train` writes the page of its run to report.html in the run folder. Neither a training that has ended nor
+    image files are needed: the page says what is absent.
+
+    \b
+    Keys of --json, each null if nothing is known:
+      verdict      runs: num_questions, num_images, exact_match, interval, majority, baselines, sentence
+      comparison   the keys of lookonce compare --json
+      groups       by run: by_question, by_category, by_source, by_stage
+      metrics      by run: the keys of metrics/SPLIT.json
+      curves, answers, errors, cost, settings, data, provenance     as on the page
+
+    \b
+    Examples:
+      lookonce report runs/first
+      lookonce report runs/first runs/second --split test -o comparison.html
+      lookonce report runs/first --watch 60
+      lookonce report runs/first --json
+    """
+    from lookonce.files import write_text
+    from lookonce.report.report import Report
+    from lookonce.report.runs import open_runs
+
+    if baseline:
+        paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
+    try:
+        while True:
+            runs = open_runs(paths, split)
+            found = Report.of(runs, with_first_only=baseline is not None)
+            write_text(output, found.to_page())
+            if interval_s is None or not any(run.is_training for run in runs):
+                break
+            notify(f"{output}: {'; '.join(run.training.line() for run in runs if run.training)}")
+            time.sleep(interval_s)
+    except KeyboardInterrupt:  # the page is whole, so there is nothing to resume
+        sys.exit(130)
+    notify(f"wrote the page to {output}")
+    emit(found.to_json(), "\n".join(found.sentences()), as_json)

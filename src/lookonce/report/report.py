@@ -1,0 +1,89 @@
+"""All parts of a report together, as one HTML page and as JSON.
+
+Design: the page has everything in it: styles, plots as SVG, thumbnails as data: URLs, no script. Each part gives its
+numbers with its elements, so that the JSON has all that is on the page. It costs a second or two for 9,000 questions
+about 975 images, most of it to draw images for intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lookonce.files import write_text
+from lookonce.page.sections import heading, page
+from lookonce.report.data import DataFacts
+from lookonce.report.part import Part
+from lookonce.report.runs import ReportedRun, open_runs
+from lookonce.report.sections.answers import answers
+from lookonce.report.sections.comparison import comparison
+from lookonce.report.sections.cost import cost
+from lookonce.report.sections.curves import curves
+from lookonce.report.sections.data import data
+from lookonce.report.sections.errors import errors
+from lookonce.report.sections.groups import groups
+from lookonce.report.sections.metrics import metrics
+from lookonce.report.sections.provenance import provenance
+from lookonce.report.sections.settings import settings
+from lookonce.report.sections.verdict import sentence, verdict
+from lookonce.run.folder import RunFolder
+from lookonce.text import listed
+from lookonce.version import __version__
+
+MAX_TOLD = 3
+"""The top of the page has the scores of this many runs, and the sentences of this many runs or pairs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of some runs."""
+
+    runs: Sequence[ReportedRun]
+    parts: Sequence[Part]
+
+    @classmethod
+    def of(cls, runs: Sequence[ReportedRun], *, with_first_only: bool = False) -> Report:
+        """Make all parts; with several runs, compare all with all or `with_first_only`.
+
+        Raises:
+            UsageError: the runs answered different questions.
+        """
+        compared = comparison(runs, with_first_only)  # first, because the others take runs to have the same questions
+        makers = (groups, metrics, curves, answers, errors, cost, settings, data, provenance)
+        return cls(runs, [verdict(runs), compared, *(make(runs) for make in makers)])
+
+    def to_page(self) -> str:
+        """The whole page as text."""
+        title = f"Report of {listed([run.name for run in self.runs])}"
+        top = heading(title, " ".join(self.sentences()[:MAX_TOLD]), self._tiles())
+        content = [top, *(element for part in self.parts for element in part.elements())]
+        return page(title, content, f"Made by lookonce report, version {__version__}. Its --json has the same numbers.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers of all parts, by their keys."""
+        return {part.key: part.numbers for part in self.parts}
+
+    def sentences(self) -> list[str]:
+        """How the runs compare; without a comparison, how each is scored."""
+        compared = next(part.numbers for part in self.parts if part.key == "comparison")
+        return [pair["sentence"] for pair in compared["pairs"]] if compared else [sentence(run) for run in self.runs]
+
+    def _tiles(self) -> Iterable[tuple[str, str]]:
+        scored = [(run.name, run.scores) for run in self.runs if run.scores]
+        for name, scores in scored[:MAX_TOLD]:
+            words = "exact match" if len(scored) == 1 else name
+            yield words, f"{scores.overall.exact_match:.1%}"
+        if scored:
+            scores = scored[0][1]
+            yield "majority baseline", f"{scores.overall.majority:.1%}"
+            yield "questions", f"{scores.overall.num_questions:,}"
+            yield "images", f"{scores.num_images:,}"
+
+
+def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:
+    """Write the report of a training that has just ended, from what it knows, into its run folder; returns the path."""
+    runs = [replace(run, known_summary=summary, known_data=data) for run in open_runs([folder.folder])]
+    write_text(folder.report, Report.of(runs).to_page())
+    return folder.report

@@ -1,0 +1,94 @@
+"""Exact match of one run with 95 % intervals: of all questions, and of each group.
+
+Design: all intervals of a run are columns of one bootstrap over images, because to draw the images takes most of its
+time: a second for 975 images. Of a grouping the groups with most questions are shown, since question texts may all be
+different.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.eval.scores.groups import GROUPINGS
+from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, wider_at_an_end
+from lookonce.eval.statistics.clusters import Clusters, clusters_of
+
+MAX_GROUPS = 40
+"""The most groups of a grouping that are shown."""
+Shares = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of some questions."""
+
+    num_questions: int
+    exact_match: float
+    interval: Interval | None
+    """None if all questions are about one image."""
+    majority: float
+
+    @property
+    def gain(self) -> float:
+        """What the model scores above the majority baseline."""
+        return self.exact_match - self.majority
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """The scores of a run."""
+
+    overall: Scored
+    num_images: int
+    """Images that are drawn; images that share a question count as one."""
+    groups: dict[str, dict[str, Scored]]
+    """The groups with most questions by grouping, by name."""
+    num_groups: dict[str, int]
+    """All groups of each grouping."""
+
+
+def score_run(predictions: Sequence[Prediction]) -> RunScores:
+    """Score the answers of a run."""
+    clusters = clusters_of([one.sources for one in predictions])
+    right_Q, guessed_Q = (
+        np.array([getattr(one, name) for one in predictions], dtype=np.float64)
+        for name in ("is_right", "is_majority_right")
+    )
+    members = {(by, name): _members(predictions, by, name) for by in GROUPINGS for name in _largest(predictions, by)}
+    columns = [right_Q, *(np.where(is_in_Q, right_Q, np.nan) for is_in_Q in members.values())]
+    overall, *of_groups = mean_intervals(np.stack(columns, axis=1), clusters)
+    scored = {
+        key: _scored(right_Q[is_in_Q], guessed_Q[is_in_Q], interval, clusters[is_in_Q])
+        for (key, is_in_Q), interval in zip(members.items(), of_groups, strict=True)
+    }
+    return RunScores(
+        overall=_scored(right_Q, guessed_Q, overall, clusters),
+        num_images=int(clusters.max(initial=-1)) + 1,
+        groups={by: {name: one for (other, name), one in scored.items() if other == by} for by in GROUPINGS},
+        num_groups={by: len(_sizes(predictions, by)) for by in GROUPINGS},
+    )
+
+
+def _sizes(predictions: Sequence[Prediction], by: str) -> Counter[str]:
+    """The number of questions of each group; questions without a group do not count."""
+    return Counter(name for one in predictions if (name := getattr(one, by)) is not None)
+
+
+def _largest(predictions: Sequence[Prediction], by: str) -> list[str]:
+    return [name for name, _ in _sizes(predictions, by).most_common(MAX_GROUPS)]
+
+
+def _members(predictions: Sequence[Prediction], by: str, name: str) -> NDArray[np.bool_]:
+    return np.array([getattr(one, by) == name for one in predictions])
+
+
+def _scored(right_Q: Shares, guessed_Q: Shares, interval: Interval | None, clusters: Clusters) -> Scored:
+    num_clusters = np.unique(clusters, return_inverse=True)[1]
+    interval = wider_at_an_end(interval, num_clusters)
+    return Scored(len(right_Q), float(right_Q.mean()), interval, float(guessed_Q.mean()))

@@ -1,0 +1,96 @@
+"""The losses and the learning rate of each training, and exact match over steps where it was measured several times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lookonce.files import read_object
+from lookonce.page.lines import Line, Panel, line_plot
+from lookonce.page.markup import node
+from lookonce.page.sections import key
+from lookonce.report.part import Part
+from lookonce.report.runs import ReportedRun
+from lookonce.run.log_file import Curve, Curves, smoothed
+
+TITLE = "Curves"
+NUM_COLOURS = 6
+"""The page's style sheet has this many colours for lines; more runs are not drawn."""
+
+
+def curves(runs: Sequence[ReportedRun]) -> Part:
+    """One plot with all runs that have a log."""
+    drawn = [(run, _finite(run.curves)) for run in runs]
+    drawn = [(run, found) for run, found in drawn if found.loss or found.validation_loss]
+    if not drawn:
+        return Part("curves", TITLE, "No training has logged a loss.")
+    text = f"{_text(len(drawn))} {' '.join(_best(run, found) for run, found in drawn if found.best)}"
+    drawn = drawn[:NUM_COLOURS]
+    names = [run.name for run, _ in drawn]
+    plot = line_plot("", "step", [*_losses([found for _, found in drawn]), *_scores([run for run, _ in drawn])])
+    plot.set("aria-label", f"curves of {', '.join(names)}")
+    content = [key(names, "main"), node("figure", plot, class_="curves")]
+    return Part("curves", TITLE, text.strip(), {run.name: _numbers(run, found) for run, found in drawn}, content)
+
+
+def _text(number: int) -> str:
+    faint = " faint: each logged value;" if number == 1 else ""
+    first = f" The first {NUM_COLOURS} runs." if number > NUM_COLOURS else ""
+    return f"Lines: the mean training loss over a 25th of the log;{faint} circles: validation loss.{first}"
+
+
+def _best(run: ReportedRun, found: Curves) -> str:
+    assert found.best
+    return f"{run.name}: lowest validation loss {found.best[1]:.4f} at step {found.best[0]:,}."
+
+
+def _finite(found: Curves) -> Curves:
+    """The curves without values that are not finite, which have no place in a plot."""
+    return Curves(*(_only_finite(curve) for curve in (found.loss, found.validation_loss, found.learning_rate)))
+
+
+def _only_finite(curve: Curve) -> Curve:
+    return {step: value for step, value in curve.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def _losses(found: Sequence[Curves]) -> list[Panel]:
+    """The losses of all runs, and below them the learning rates."""
+    lines = [
+        line for number, one in enumerate(found, start=1) for line in _lines(one, number, is_alone=len(found) == 1)
+    ]
+    lows, highs = zip(*(one.loss_range() for one in found), strict=True)
+    rates = [Line("", list(one.learning_rate.items()), "main", number) for number, one in enumerate(found, start=1)]
+    highest = max((rate for one in found for rate in one.learning_rate.values()), default=0.0) or 1.0
+    return [Panel("loss", lines, min(lows), max(highs), 400), Panel("learning rate", rates, 0.0, highest, 90)]
+
+
+def _lines(found: Curves, colour: int, *, is_alone: bool) -> list[Line]:
+    faint = [Line("", list(found.loss.items()), "faint", colour)] if is_alone else []
+    validation = [Line("", list(found.validation_loss.items()), "marked", colour)] if found.validation_loss else []
+    return [*faint, Line("", list(smoothed(found.loss).items()), "main", colour), *validation]
+
+
+def _scores(runs: Sequence[ReportedRun]) -> list[Panel]:
+    """Exact match after shorter trainings and the last; nothing if no run has two."""
+    points = [list(measured(run).items()) for run in runs]
+    lines = [Line("", some, "marked", number) for number, some in enumerate(points, start=1) if len(some) > 1]
+    return [Panel("exact match", lines, 0.0, 1.0, 150)] if lines else []
+
+
+def measured(run: ReportedRun) -> dict[int, float]:
+    """The exact match after some steps, of the training before it was extended and of the last one."""
+    if run.folder is None:
+        return {}
+    found = {}
+    for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
+        num_steps = read_object(folder / "trained.json").get("num_steps")
+        overall = read_object(folder / "metrics" / f"{run.split}.json").get("overall")
+        if num_steps and overall:
+            found[num_steps] = overall["exact_match"]
+    return dict(sorted(found.items()))
+
+
+def _numbers(run: ReportedRun, found: Curves) -> dict[str, Any]:
+    names = ("loss", "validation_loss", "learning_rate")
+    return {name: getattr(found, name) for name in names} | {"best": found.best, "exact_match": measured(run)}

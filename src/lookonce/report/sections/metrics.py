@@ -1,0 +1,81 @@
+"""All other metrics beside the majority answers, what is wrong in kind, and confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lookonce.eval.scores.figures import Figure
+from lookonce.page.markup import table
+from lookonce.report.part import Part
+from lookonce.report.runs import ReportedRun
+from lookonce.text import count
+
+TITLE = "Other metrics"
+DISTANCES = ("point_distance", "point_distance_median")
+"""Figures that are not shares but in the units of the answers."""
+NUMBERS = ("metrics", "counts", "calibration")
+"""Keys of the evaluation that are shown."""
+COUNTS = {
+    "distinct_wrong": "different wrong answers",
+    "empty": "empty answers",
+    "cut": "answers cut at the token limit",
+    "outside_training": "answers that training never had",
+}
+
+
+def metrics(runs: Sequence[ReportedRun]) -> Part:
+    """A line for each metric, with a column for each run."""
+    scored = [run for run in runs if run.metrics.get("metrics")]
+    if not scored:
+        return Part("metrics", TITLE, "Nothing is evaluated yet.")
+    keys = dict.fromkeys(key for run in scored for key in run.metrics["metrics"])
+    header = ("metric", "asked", *(run.name for run in scored), "majority", "at most")
+    numbers = {run.name: {name: run.metrics.get(name) for name in NUMBERS} for run in scored}
+    tables = [table(header, [_line(key, scored) for key in keys])]
+    tables.append(table(("answers", *(run.name for run in scored)), [*_counts(scored), *_confidence(scored)]))
+    return Part("metrics", TITLE, _text(scored), numbers, tables)
+
+
+def _text(runs: Sequence[ReportedRun]) -> str:
+    missing = next((run.metrics["text_metrics"] for run in runs if "pip install" in run.metrics["text_metrics"]), "")
+    start = "Shares of the questions to which a metric applies; at most: what the references themselves score."
+    return f"{start} BLEU, ROUGE, METEOR and chrF are {missing}." if missing else start
+
+
+def _line(key: str, runs: Sequence[ReportedRun]) -> list[str]:
+    """Name, questions, each run, the majority answers, the highest value."""
+    found = [_figure(key, run.metrics["metrics"].get(key)) for run in runs]
+    name, asked, _, majority, perfect = next(one.line() for one in found if one)
+    return [name, asked, *(one.line()[2] if one else "" for one in found), majority, perfect]
+
+
+def _figure(key: str, value: dict[str, Any] | None) -> Figure | None:
+    return Figure(**value, is_share=key not in DISTANCES) if value else None
+
+
+def _counts(runs: Sequence[ReportedRun]) -> list[list[str]]:
+    known = [(words, [run.metrics["counts"].get(key) for run in runs]) for key, words in COUNTS.items()]
+    return [
+        [words, *("" if number is None else f"{number:,}" for number in numbers)]
+        for words, numbers in known
+        if any(number is not None for number in numbers)
+    ]
+
+
+def _confidence(runs: Sequence[ReportedRun]) -> list[list[str]]:
+    """How confidence and rightness agree; no lines without log-probabilities."""
+    found = [run.metrics["calibration"] or {} for run in runs]
+    if not any(found):
+        return []
+    halves = [one.get("coverage", {}).get("0.5") for one in found]
+    return [
+        ["AUROC of confidence", *(_number(one.get("auroc")) for one in found)],
+        ["expected calibration error", *(_number(one.get("ece")) for one in found)],
+        ["exact match of the most confident half", *("" if half is None else f"{half:.1%}" for half in halves)],
+        ["without a log-probability", *(count(one.get("num_without", 0), "answer") if one else "" for one in found)],
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,59 @@
+"""`lookonce report`: its files and messages, and watching a training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from support.answers import questions, wrong
+
+from lookonce.cli import main
+from lookonce.eval.scores.prediction import write_predictions
+from lookonce.files import write_json
+from lookonce.run.folder import RunFolder
+from lookonce.status.report import TrainingPhase
+
+
+@pytest.fixture
+def runs(make_run, tmp_path, monkeypatch):
+    """Two evaluated run folders, `a` and `b`."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate("ab"):
+        run = make_run(output=str(tmp_path / name), train={"learning_rate": 0.1 * (number + 1)})
+        write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {}})
+        write_predictions(RunFolder(run.output).predictions("val"), wrong(questions(), 20 * number))
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, ["report", *words], catch_exceptions=False)
+
+
+def test_the_page_is_written_and_the_sentences_are_printed(runs, tmp_path):
+    result = invoke("a", "b", "-o", "new/page.html")
+    assert result.stderr == "wrote the page to new/page.html\n"
+    assert result.stdout.startswith("a and b are not distinguishable: a is 33.3 points higher")
+    assert "<h1>Report of a, b</h1>" in (tmp_path / "new" / "page.html").read_text()
+    assert json.loads(invoke("b", "a", "--baseline", "a", "--json").stdout)["comparison"]["pairs"][0]["first"] == "a"
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "is not a run folder"),
+        (["a", "--split", "test"], "no predictions of the split test; there are those of val"),
+    ],
+)
+def test_mistakes_are_explained_and_no_page_is_written(runs, tmp_path, words, message):
+    assert message in invoke(*words).output and not (tmp_path / "report.html").exists()
+
+
+def test_watching_writes_the_page_until_the_training_ends(runs, tmp_path, monkeypatch):
+    states = [TrainingPhase("running", "training", step, 9) for step in (1, 2)] + [TrainingPhase("finished")]
+    slept = []
+    monkeypatch.setattr("lookonce.report.runs.find_training", lambda folder, expiry_s: states[len(slept)])
+    monkeypatch.setattr("time.sleep", slept.append)
+    result = invoke("a", "--watch", "30")
+    assert slept == [30, 30] and "report.html: training step 2 of 9" in result.stderr
+    assert result.exit_code == 0 and (tmp_path / "report.html").exists()

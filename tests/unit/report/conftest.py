@@ -1,0 +1,48 @@
+"""Run folders made by hand, as a training and an evaluation leave them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Prediction, write_predictions
+from lookonce.files import write_json, write_text
+from lookonce.run.folder import RunFolder
+
+
+@pytest.fixture
+def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run folder with these answers; without answers, one whose training has stopped."""
+
+    def make(name: str, rows: Sequence[Prediction] = (), seed: int = 0) -> Path:
+        train = tmp_path / "train.jsonl"
+        record = {"image_filename": "a.jpg", "question": "q0", "answer": "yes"}
+        train.write_text(json.dumps(record) + "\n")
+        data = {"train": str(train), "val": [], "test": []}
+        run = make_run(output=str(tmp_path / name), data=data, train={"seed": seed})
+        folder = RunFolder(run.output)
+        write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {"cache": "c" * 64}})
+        lines = [
+            {"step": step, "loss": 4 / step, "time": 1e9 + step, "tokens_per_second": 10.0} for step in range(1, 9)
+        ]
+        lines += [{"step": 8, "eval_loss": 0.25, "time": 1e9 + 9}]
+        write_text(folder.log, "".join(json.dumps(line) + "\n" for line in lines))
+        if rows:
+            _finish(folder, rows)
+        return run.output
+
+    return make
+
+
+def _finish(folder: RunFolder, rows: Sequence[Prediction]) -> None:
+    write_predictions(folder.predictions("val"), rows)
+    write_json(folder.metrics("val"), Evaluation.of(list(rows)).to_json())
+    write_json(folder.answering("val"), {"num_answered": len(rows), "seconds": 3.0})
+    trained = {"num_steps": 8, "first_step": 0, "num_samples": 64, "num_too_long": 2, "seconds": 30.0}
+    write_json(folder.trained, trained | {"wait_share": 0.01, "startup_seconds": {"load weights": 2.0}})
+    write_json(folder.folder / "environment.json", {"gpus": ["A GPU"], "libraries": {"torch": "2.0"}})
+    write_json(folder.folder / "summary.json", {"cache_bytes": 12_000, "encode_seconds": 4.0})
