@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +63,7 @@ WRITE: dict[Container, Callable[[Path, Named], None]] = {
     "parquet": write_parquet,
 }
 PARQUET_MAGIC = b"PAR1"
+GZIP_MAGIC = b"\x1f\x8b"
 PROGRESS_DELAY_S = 1.0
 EXPECTED = "expected one JSON object per line, an array of them, CSV with a header, or parquet"
 
@@ -140,12 +142,18 @@ class RecordsFile:
 
 def missing_file(path: Path) -> str:
     """What to say of a records file that does not exist."""
-    return f"no records file at {located(path)}; check the `data` section of the run file"
+    return f"no records file at {located(path)}; check the path, or the `data` section of the run file"
 
 
 def container_of(path: Path) -> Container:
-    """The type of a file: by its name if it is CSV, else by its first bytes."""
+    """The type of a file: by its name if it is CSV, else by its first bytes.
+
+    Raises:
+        RecordsError: it is compressed.
+    """
     head = read_head(path)
+    if head.startswith(GZIP_MAGIC):
+        raise RecordsError(f"{path} is compressed; unpack it, for example with: gunzip --keep {path}")
     if head.startswith(PARQUET_MAGIC):
         return "parquet"
     named = SUFFIXES.get(path.suffix.lower())
@@ -180,10 +188,11 @@ def write_records(
     with atomic_write(path) as temporary:
         rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
         WRITE[container](temporary, rows)
-        finder, again = Finder(path, image_root), READ[container](temporary) if everything else iter(())
-        for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
-            if lost := _lost(record, value, name, format, finder, container):
-                raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
+        finder = Finder(path, image_root)
+        with closing(READ[container](temporary)) if everything else nullcontext(()) as again:
+            for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
+                if lost := _lost(record, value, name, format, finder, container):
+                    raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
 
 
 def _bar(everything: list[tuple[str, Record]], what: str) -> Any:

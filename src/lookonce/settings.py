@@ -50,7 +50,9 @@ def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, 
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except PermissionError as error:
         raise UsageError(explain_os_error(error)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"cannot read {called}: {(error.strerror or str(error)).lower()}; {hint}") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"cannot read {called}: {error}; {hint}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{called} is not YAML: {error}") from None

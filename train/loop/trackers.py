@@ -24,7 +24,7 @@ from lookonce.train.loop.tracker_runs import Begun, MLflowRun, TensorBoardRun, W
 EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
 """The optional dependencies of the package that each tracker needs; trackers are named as their packages."""
 
-ADVICE = {"wandb": "log in with `wandb login` or set WANDB_MODE=offline", "mlflow": "check MLFLOW_TRACKING_URI"}
+ADVICE = {"wandb": "set WANDB_MODE=offline to track without an account", "mlflow": "check MLFLOW_TRACKING_URI"}
 """What to do if a tracker cannot start."""
 
 
@@ -101,7 +101,9 @@ class Trackers:
                 raise
             except Exception as error:
                 advice = f"{ADVICE.get(name, 'mend that')}, or remove {name} from train.track"
-                raise UsageError(f"train.track: {name} cannot start: {first_line(error)}; {advice}") from None
+                raise UsageError(
+                    f"train.track: {name} cannot start: {first_line(error).rstrip('.')}; {advice}"
+                ) from None
             self.notify(self._runs[name].where)
         if self._runs:
             write_json(self._record, {name: run.id for name, run in self._runs.items() if run.id})

@@ -142,7 +142,7 @@ def bench_step(
         inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments))
         inputs.build()
     elif run:
-        inputs = RunInputs.open(run)
+        inputs = RunInputs.open(run, skip_unusable=True)
     session = Session.open(inputs)
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None
@@ -203,7 +203,7 @@ def bench_answers(
     if model:
         run = make_run(place, model, num_images, tokenizer, assignments)
     assert run
-    inputs = RunInputs.open(run)
+    inputs = RunInputs.open(run, skip_unusable=not model)
     if model:
         inputs.build()
     if not (records := inputs.records.get(split)):

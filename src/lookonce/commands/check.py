@@ -41,7 +41,7 @@ def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: fl
     from lookonce.checks.check import FIRST_RECORDS
     from lookonce.checks.check import check as check_run
 
-    remember_run_file(run_file)
+    remember_run_file(run_file, assignments)
     report = check_run(run_file, assignments, None if is_all else FIRST_RECORDS, gpu_gb)
     emit(report.to_json(), with_run_file(report.text()), as_json)
     sys.exit(0 if report.is_ok else 1)

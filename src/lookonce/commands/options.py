@@ -37,7 +37,7 @@ SPLIT = click.option(
     "--split", type=click.Choice(["train", "val", "test"]), help="By default `eval.split` of the run file."
 )
 META = "lookonce.run_files"
-"""The key of click's context under which a command notes its run files."""
+"""The key of click's context under which a command notes its run files, each with the keys that it replaces."""
 PLACEHOLDER = re.compile(r"(?<= )RUN\.yaml\b")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
 
@@ -54,7 +54,7 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
         raise UsageError(f"{path} is a folder; name {allowed}")
     from lookonce.run.config import read_run_file
 
-    remember_run_file(path)
+    remember_run_file(path, assignments)
     try:
         return read_run_file(path, assignments)
     except UsageError as error:
@@ -76,23 +76,24 @@ def read_existing(path: Path, assignments: tuple[str, ...], allowed: str = RUN_F
     return run
 
 
-def remember_run_file(path: Path) -> None:
-    """Note the run file of this command, for `with_run_file`."""
+def remember_run_file(path: Path, assignments: tuple[str, ...] = ()) -> None:
+    """Note the run file of this command and the keys that it replaces, for `with_run_file`."""
     if context := click.get_current_context(silent=True):
-        context.meta.setdefault(META, set()).add(path)
+        context.meta.setdefault(META, set()).add((path, assignments))
 
 
 def with_run_file(message: str) -> str:
-    """Name the run file of this command in advice such as "lookonce cache build RUN.yaml".
+    """Name the run file of this command, with its --set, in advice such as "lookonce cache build RUN.yaml".
 
     The placeholder stays if the command has no run file or several.
     """
     context = click.get_current_context(silent=True)
-    paths: set[Path] = context.meta.get(META, set()) if context else set()
-    if len(paths) != 1:
+    noted: set[tuple[Path, tuple[str, ...]]] = context.meta.get(META, set()) if context else set()
+    if len(noted) != 1:
         return message
-    [path] = paths
-    return PLACEHOLDER.sub(lambda found: shlex.quote(str(path)), message)
+    [(path, assignments)] = noted
+    words = shlex.join([str(path), *(word for one in assignments for word in ("--set", one))])
+    return PLACEHOLDER.sub(lambda found: words, message)
 
 
 def open_inputs(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.cache.constants import Backend, DtypeName
 from lookonce.datasets.formats.registry import FormatName
-from lookonce.run.paths import ModelName, OptionalPaths, Paths, StagePath, UserPath, as_list
+from lookonce.run.paths import ModelName, Paths, StagePath, UserPath, as_list
 from lookonce.run.removed import refuse_removed_keys
 from lookonce.settings import number_from_text, read_settings, set_key
 
@@ -28,6 +28,16 @@ SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_f
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _blank_is_default(cls, values: Any) -> Any:
+        """A key without a value means its default, unless the key may be null."""
+        if not isinstance(values, dict):
+            return values
+        blank = {name for name, value in values.items() if value is None and name in cls.model_fields}
+        may_be_null = {name for name in blank if type(None) in get_args(cls.model_fields[name].annotation)}
+        return {name: value for name, value in values.items() if name not in blank - may_be_null}
 
 
 class ModelSection(Section):
@@ -47,9 +57,9 @@ class DataSection(Section):
 
     train: Annotated[Paths, Field(min_length=1)]
     """Records files to train on: one path or a list, in any record format (see `format`)."""
-    val: OptionalPaths = []
+    val: Paths = []
     """Records files for the validation loss, and for the evaluation at the end of training if `eval.split` is val."""
-    test: OptionalPaths = []
+    test: Paths = []
     """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
     image_root: UserPath | None = None
     """Folder that image paths in records are relative to, and must not lead out of. By default each records file's own
@@ -255,14 +265,6 @@ class RunFile(Section):
     batch: BatchSection = BatchSection()
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sections_may_be_empty(cls, values: Any) -> Any:
-        """Accept a section whose keys are all commented out, which YAML reads as None."""
-        if not isinstance(values, dict):
-            return values
-        return {name: {} if value is None else value for name, value in values.items()}
 
     @model_validator(mode="after")
     def _best_needs_validation(self) -> RunFile:

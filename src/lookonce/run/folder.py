@@ -61,6 +61,8 @@ INTERVALS = {"train.eval_steps", "train.save_steps"}
 """Keys that may change too, unless the result is the best checkpoint, which is one of these steps."""
 LENGTH = {"train.epochs", "train.steps"}
 """Keys that `lookonce train --resume` may raise, if the learning rates allow it."""
+EXTEND = "Extend it, if its learning rates allow that, with: lookonce train RUN.yaml --resume. Or choose"
+"""The beginning of the advice if only they differ."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class RunFolder:
             lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
             if lines:
                 is_longer = {name for name, _, _ in found} - ignored <= {f"run.{name}" for name in LENGTH}
-                advice = "Extend it with: lookonce train RUN.yaml --resume. Or choose" if is_longer else "Choose"
+                advice = EXTEND if is_longer else "Choose"
                 raise RunFolderError(
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
                     + f"\n{advice} another `output`, or move that run away and start again with --restart"

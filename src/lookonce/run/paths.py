@@ -58,5 +58,3 @@ ModelName = Annotated[str, Field(min_length=1), AfterValidator(_expand_all)]
 """A path, or the name of a model on the Hub."""
 Paths = Annotated[list[UserPath], BeforeValidator(as_list)]
 """One path or a list of them."""
-OptionalPaths = Annotated[Paths, BeforeValidator(lambda value: [] if value is None else value)]
-"""One path, a list of them, or none: a key without a value."""

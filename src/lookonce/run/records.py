@@ -34,6 +34,7 @@ from lookonce.text import Notify, count, quiet
 
 MEGABYTE = 1_000_000
 SPLITS = ("train", "val", "test")
+GONE_ADVICE = f"there is no such file either; correct the records or `data.image_root`, then run: {BUILD_COMMAND}"
 UNUSABLE_ADVICE = "repair the file, or leave its records out with `data.skip_unusable: true`"
 
 
@@ -185,10 +186,11 @@ def cached_images(
     paths = dict.fromkeys(path for record in everything for path in record.images)
     known = index_from_plan(plan, paths, without_files=True)
     unknown = [path for path in paths if path not in known.key_of]
-    _refuse([path for path in unknown if is_gone(path)], everything, folder)
+    _refuse([path for path in unknown if is_gone(path)], everything, folder, GONE_ADVICE)
     images = index_images(everything, known)
     keys = {key for key, _ in plan.files().values()}
-    _refuse([path for path in unknown if images.key_of.get(path) not in keys | {None}], everything, folder)
+    others = [path for path in unknown if images.key_of.get(path) not in keys | {None}]
+    _refuse(others, everything, folder, f"run: {BUILD_COMMAND}")
     if unknown:
         notify(
             f"{count(len(unknown), 'image')} hashed, because the cache's plan does not name the files or they have "
@@ -197,16 +199,14 @@ def cached_images(
     return images
 
 
-def _refuse(unknown: list[Path], records: list[Record], folder: Path) -> None:
-    """Refuse images that the plan of a cache does not know."""
+def _refuse(unknown: list[Path], records: list[Record], folder: Path, advice: str) -> None:
+    """Refuse images that the plan of a cache does not know; `advice` is what to do unless they are quarantined."""
     if unknown:
         path = unknown[0]
         origin = next(record.origin for record in records if path in record.images)
         num_images = len({path for record in records for path in record.images})
-        reason = read_quarantine(folder).get(str(path))
-        advice = (
-            f"the last build could not read it ({reason}); {UNUSABLE_ADVICE}" if reason else f"run: {BUILD_COMMAND}"
-        )
+        if reason := read_quarantine(folder).get(str(path)):
+            advice = f"the last build could not read it ({reason}); {UNUSABLE_ADVICE}"
         raise FeaturesMissing(
             f"the plan of {folder} does not know {len(unknown)} of {num_images} images, the first being {path} "
             f"({origin}); {advice}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,7 +133,7 @@ def test_bad_line_is_refused_with_file_line_and_what_was_expected(tmp_path: Path
 
 def test_missing_file_is_refused_with_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecordsError, match="check the `data` section of the run file") as refusal:
+    with pytest.raises(RecordsError, match="check the path, or the `data` section of the run file") as refusal:
         read_records(Path("train.jsonl"))
     assert str(tmp_path / "train.jsonl") in str(refusal.value)
 
@@ -240,7 +241,7 @@ RECORD = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(records=st.lists(RECORD, min_size=1, max_size=4), own_root=st.booleans())
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record], own_root: bool
@@ -272,3 +273,10 @@ def test_writing_an_image_outside_the_root_is_refused_and_the_old_file_is_kept(t
             path, [Record((inside,), turns), Record((tmp_path / name,), turns)], image_root=tmp_path / "images"
         )
     assert path.read_bytes() == before
+
+
+def test_a_compressed_file_is_named_with_the_command_that_unpacks_it(tmp_path):
+    path = tmp_path / "train.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"image": "a.png", "question": "q", "answer": "a"}\n'))
+    with pytest.raises(RecordsError, match=r"train.jsonl.gz is compressed; unpack it, for example with: gunzip --keep"):
+        read_records(path)

@@ -123,14 +123,17 @@ def test_every_key_is_described():
     assert missing == [] and RunFile.model_fields["output"].description
 
 
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_a_blank_split_has_no_records(tmp_path, split):
-    run = read(tmp_path, f"model: {{path: m}}\ndata:\n  train: a.jsonl\n  {split}:\noutput: runs/a\n")
-    assert getattr(run.data, split) == []
+def test_a_blank_key_has_its_default_or_is_null_where_it_may_be(tmp_path):
+    sections = (
+        "data:\n  train: a.jsonl\n  val:\n  test:\ntrain:\n  scheduler_args:\n  track:\n  seed:\n  steps:\nlora:\n"
+    )
+    blank = read(tmp_path, f"model: {{path: m}}\noutput: runs/a\n{sections}")
+    assert blank == read(tmp_path, "model: {path: m}\noutput: runs/a\ndata: {train: a.jsonl}\n")
+    assert blank.data.val == blank.train.track == [] and blank.train.steps is None
 
 
-def test_blank_training_records_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="data.train: "):
+def test_a_blank_key_without_a_default_is_missing(tmp_path):
+    with pytest.raises(UsageError, match="data.train: is missing"):
         read(tmp_path, "model: {path: m}\ndata:\n  train:\noutput: runs/a\n")
 
 

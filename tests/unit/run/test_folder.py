@@ -66,7 +66,7 @@ def test_a_run_of_another_length_is_refused_with_the_command_that_extends_it(mak
     folder, longer = RunFolder(make_run().output), make_run(train=change)
     claim(folder, make_run())
     with pytest.raises(
-        RunFolderError, match=r"train.steps: this run .*\nExtend it with: lookonce train .* --resume. Or"
+        RunFolderError, match=r"train.steps: this run .*\nExtend it, .* with: lookonce train .* --resume. Or"
     ):
         claim(folder, longer)
     assert folder.has_other_length(longer) and not folder.has_other_length(make_run())

@@ -117,7 +117,8 @@ def test_an_image_that_the_plan_does_not_know_is_an_error(run, frames, built_inp
     with pytest.raises(FeaturesMissing) as caught:
         RunInputs.from_cache(run)
     expected = f"does not know 2 of 5 images, the first being {frames / 'new.png'} ({tmp_path / 'records.jsonl'}:4)"
-    assert f"{expected}; run: lookonce cache build RUN.yaml" in str(caught.value)
+    gone = "" if exists else "there is no such file either; correct the records or `data.image_root`, then "
+    assert f"{expected}; {gone}run: lookonce cache build RUN.yaml" in str(caught.value)
 
 
 def test_without_a_cache_the_error_says_how_to_build_it(run):

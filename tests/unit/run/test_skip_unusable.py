@@ -127,7 +127,7 @@ def test_answers_that_were_coerced_are_counted_once_for_each_split(make_run, wri
 @pytest.mark.parametrize("words", [("train",), ("cache", "build"), ("cache", "plan"), ("bench", "step")])
 @pytest.mark.parametrize(
     ("key", "message"),
-    [("data.train", "no records file at /nowhere/x; check the `data` section"), ("model.path", "no model folder at /")],
+    [("data.train", "no records file at /nowhere/x; check the path"), ("model.path", "no model folder at /")],
 )
 def test_wrong_paths_are_found_before_the_slow_imports(make_run, tmp_path, monkeypatch, words, key, message):
     """They were reported after 5 to 8 seconds."""
