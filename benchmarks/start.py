@@ -3,14 +3,16 @@
     python benchmarks/start.py FOLDER --images 100000 --questions 10
 
 Makes image files, records, and a cache of random features of one block of tokens each, once; then opens the training in
-a fresh process and prints the seconds of each part. `--distinct` gives every record a question of its own, so that no
-conversation occurs twice. Needs 1 kB of disk space an image.
+a fresh process and prints the seconds of each part, of the CPU in all, and the most memory. `--distinct` gives every
+record a question of its own, so that no conversation occurs twice. `--tokenizer` names a folder with another tokenizer
+than the sample's. Needs 1 kB of disk space an image.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -18,10 +20,12 @@ from pathlib import Path
 
 import torch
 
+from lookonce.cache.store.index import read_index, write_index
 from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.receipts import has_receipt
 from lookonce.cache.store.shards import ShardWriter, StoredImage
 from lookonce.datasets.sample.write import write_sample
+from lookonce.datasets.stamps import TICK_S
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
@@ -32,11 +36,11 @@ ANSWERS = ("yes", "no", "none", "polyp", "2", "upper left", "pink; red", "more t
 GRID = (1, 2, 2)
 
 
-def make_run(folder: Path, num_images: int, num_questions: int, distinct: bool) -> RunFile:
+def make_run(folder: Path, num_images: int, num_questions: int, distinct: bool, tokenizer: Path | None) -> RunFile:
     """The run file; its data are made if they are missing."""
     data = folder / f"{num_images}x{num_questions}{'-distinct' if distinct else ''}"
     if not (folder / "sample").exists():
-        write_sample(folder / "sample")
+        write_sample(folder / "sample", tokenizer=tokenizer)
     if not data.exists():
         (data / "images").mkdir(parents=True)
         for number in range(num_images):
@@ -47,6 +51,7 @@ def make_run(folder: Path, num_images: int, num_questions: int, distinct: bool) 
                 asked = f"Question {row if distinct else question}: is there a finding of this kind in the image?"
                 record = {"image": f"images/{image:07d}.png", "question": asked, "answer": ANSWERS[row * 7 % 8]}
                 file.write(json.dumps(record) + "\n")
+        time.sleep(TICK_S + 1)  # files that were just written have no stamp and would be hashed at each start
     return RunFile.model_validate(
         {
             "model": {"path": str(folder / "sample" / "model")},
@@ -59,7 +64,7 @@ def make_run(folder: Path, num_images: int, num_questions: int, distinct: bool) 
 
 
 def fill_cache(run: RunFile) -> None:
-    """Plan the images, and write random features for each."""
+    """Plan the images, write random features for each, and the index."""
     inputs = RunInputs.open(run)
     inputs.write_plan()
     fingerprint = inputs.fingerprint
@@ -70,6 +75,8 @@ def fill_cache(run: RunFile) -> None:
             with ShardWriter(inputs.cache_folder, shard.name, fingerprint, len(shard.images)) as writer:
                 writer.add([StoredImage(key, GRID, (features,), levels, levels) for key in shard.keys])
                 writer.commit()
+    if read_index(inputs.cache_folder, fingerprint.sha256) is None:
+        write_index(inputs.cache_folder, fingerprint.sha256)
 
 
 def start(run: RunFile) -> dict[str, float]:
@@ -87,7 +94,12 @@ def start(run: RunFile) -> dict[str, float]:
         with clock.timed("first step's batch"):
             for micro_batch in next(batches.sampler.steps(0, 1)):
                 batches.batch(micro_batch)
-    return clock.seconds | {"all": round(time.perf_counter() - began, 3)}
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return clock.seconds | {
+        "all": round(time.perf_counter() - began, 3),
+        "CPU seconds with imports": round(used.ru_utime + used.ru_stime, 3),
+        "GB of memory at most": round(used.ru_maxrss / 1e6, 2),
+    }
 
 
 def main() -> None:
@@ -96,9 +108,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--distinct", action="store_true")
+    parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--made", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    run = make_run(options.folder, options.images, options.questions, options.distinct)
+    run = make_run(options.folder, options.images, options.questions, options.distinct, options.tokenizer)
     if options.made:
         print(json.dumps(start(run), indent=2))
         return

@@ -15,13 +15,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from lookonce.errors import RecordsError
 
-Rows = Iterator[tuple[str, Any]]
+Rows = Generator[tuple[str, Any], None, None]
 """The origin of each row for messages, and its value."""
 Broken = Callable[[str, RecordsError], None]
 """Takes the origin of a row that cannot be read, and the error; the row is skipped unless this raises."""

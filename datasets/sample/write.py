@@ -99,8 +99,8 @@ def write_sample(
     target = folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}") as unfinished:
+        _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)  # first: it may be refused
         content = _write(Path(unfinished), seed, num_images, frame_sizes) | wanted
-        _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
             os.replace(path, target / path.name)

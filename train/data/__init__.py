@@ -1,6 +1,8 @@
 """From records to batches. These modules know the model's input shapes, and nothing else of it.
 
 tokenize       records to tokens, by the model's chat template; which tokens are supervised
+chat           the tokens of many conversations: what those of one shape have in common is computed once
+examples       the examples of all records of a split
 groups         examples that share their images: one prefix, and a branch per example
 steps          which examples make up each optimizer step of an epoch
 packing        a step's groups as packs, sequences that fit the GPU, distributed over the ranks

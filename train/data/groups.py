@@ -47,8 +47,9 @@ class Group:
 def group_examples(examples: Sequence[Example], image_token_id: int) -> list[Group]:
     """All examples in groups, ordered by each group's first example. An example without images is a group by itself."""
     members: dict[object, list[int]] = {}
+    placeholder = np.array(image_token_id, examples[0].token_ids.dtype).tobytes() if examples else b""
     for index, example in enumerate(examples):
-        shared = (example.image_keys, _through_images(example, image_token_id)) if example.image_keys else index
+        shared = (example.image_keys, _through_images(example, placeholder)) if example.image_keys else index
         members.setdefault(shared, []).append(index)
     return [_group(indices, [examples[index] for index in indices], image_token_id) for indices in members.values()]
 
@@ -63,10 +64,13 @@ def _group(indices: Sequence[int], examples: Sequence[Example], image_token_id: 
     return Group(tuple(indices), len_prefix, num_prefix_tokens, branch_tokens)
 
 
-def _through_images(example: Example, image_token_id: int) -> bytes:
+def _through_images(example: Example, placeholder: bytes) -> bytes:
     """The tokens up to the last placeholder and the token after it, which ends the image."""
-    last = int(np.flatnonzero(example.token_ids == image_token_id)[-1])
-    return example.token_ids[: last + 2].tobytes()
+    token_ids, size = example.token_ids.tobytes(), len(placeholder)
+    last = token_ids.rfind(placeholder)
+    while last % size:  # bytes of two other tokens
+        last = token_ids.rfind(placeholder, 0, last + size - 1)
+    return token_ids[: last + 2 * size]
 
 
 def _len_common(examples: Sequence[Example]) -> int:

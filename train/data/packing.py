@@ -94,6 +94,8 @@ def _split_further(groups: Sequence[Group], num_groups: int) -> list[Group]:
 
 
 def _split_evenly(group: Group, num_groups: int) -> list[Group]:
+    if num_groups == 1:  # nearly always
+        return [group]
     members = _distribute(group.branch_tokens, num_groups, len(group.examples))
     return [group.subset(sorted(some)) for some in members]
 

@@ -16,8 +16,9 @@ from lookonce.run.inputs import RunInputs
 from lookonce.run.startup import Startup
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.collate_rows import RowCollator
+from lookonce.train.data.examples import make_examples
 from lookonce.train.data.features import CachedFeatures, FeatureSource
-from lookonce.train.data.tokenize import ChatTokenizer, Example, make_examples
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp

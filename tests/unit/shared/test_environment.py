@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
-from lookonce.environment import local_rank, num_ranks, program, rank
+from lookonce import environment
+from lookonce.environment import local_rank, num_ranks, program, rank, without_garbage_collection
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,14 @@ def test_ranks_are_those_of_torchrun(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (rank(), num_ranks(), local_rank()) == expected
+
+
+@pytest.mark.parametrize("many", [100, 10**9])
+def test_very_many_objects_are_left_out_of_later_searches_for_cycles(monkeypatch, many):
+    monkeypatch.setattr(environment, "MANY_OBJECTS", many)
+    gc.unfreeze()
+    with without_garbage_collection():
+        assert not gc.isenabled()
+        objects = [[number] for number in range(1000)]
+    assert gc.isenabled() and (gc.get_freeze_count() > len(objects)) == (many < 1000)
+    gc.unfreeze()

@@ -138,7 +138,7 @@ def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> No
 # Python 3.12 warns when a process with threads forks; torch has some, and the children only write.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_of_several_processes_that_create_one_file_exactly_one_succeeds(tmp_path: Path) -> None:
-    num_processes, num_files = 8, 20
+    num_processes, num_files = 4, 20
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(num_processes), context.Queue()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.data.collate_packs import PackCollator
@@ -13,7 +13,6 @@ from lookonce.train.data.groups import group_examples
 from lookonce.train.data.mrope import prefix_positions
 from lookonce.train.data.tokenize import Example
 
-quick = settings(deadline=None, database=None, max_examples=60)
 START, IMAGE, END, PAD = 97, 98, 99, 0
 GRIDS = {"a": (1, 4, 4), "b": (1, 2, 6)}
 MERGE = 2
@@ -94,7 +93,6 @@ def tokens_of(batch, groups) -> list[tuple[int, torch.Tensor]]:
     return found
 
 
-@quick
 @given(EXAMPLES)
 def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
     batch, groups = pack_of(examples)
@@ -105,7 +103,6 @@ def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
         assert batch["position_ids"][:, 0, indices].tolist() == expected.tolist()
 
 
-@quick
 @given(EXAMPLES)
 def test_every_supervised_token_is_predicted_once_from_the_token_before_it(examples):
     weights = [1.0 + number for number in range(len(examples))]
@@ -120,7 +117,6 @@ def test_every_supervised_token_is_predicted_once_from_the_token_before_it(examp
     assert not list(found)
 
 
-@quick
 @given(EXAMPLES)
 def test_the_segments_of_a_pack_are_contiguous_and_follow_their_prefix(examples):
     batch, _ = pack_of(examples)
@@ -129,7 +125,6 @@ def test_the_segments_of_a_pack_are_contiguous_and_follow_their_prefix(examples)
     assert all((prefix[segment == number] == number).all() for number in prefix.unique())
 
 
-@quick
 @given(EXAMPLES, st.integers(0, 7))
 def test_padding_is_a_segment_of_its_own_without_targets(examples, num_padding):
     whole, groups = pack_of(examples)

@@ -6,12 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.data.features import CachedFeatures, image_inputs
 
-quick = settings(deadline=None, database=None, max_examples=60)
 NUM_TOKENS = {"a": 1, "b": 2, "c": 3, "d": 4}
 BYTES_A_TOKEN = 4 * 5 * 3
 
@@ -43,7 +42,6 @@ def names(features: torch.Tensor) -> str:
 BATCHES = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=6), max_size=12)
 
 
-@quick
 @given(BATCHES, st.integers(0, 12))
 def test_images_follow_one_another_as_often_as_they_occur(batches, max_tokens):
     features, _ = source(max_tokens)
@@ -51,7 +49,6 @@ def test_images_follow_one_another_as_often_as_they_occur(batches, max_tokens):
         assert names(features.load(keys)) == "".join(key * NUM_TOKENS[key] for key in keys)
 
 
-@quick
 @given(BATCHES)
 def test_each_image_of_a_batch_is_read_once(batches):
     features, cache = source()
@@ -78,7 +75,6 @@ class Kept:
         return missing
 
 
-@quick
 @given(BATCHES, st.integers(0, 12))
 def test_the_most_recently_used_images_are_kept_and_only_others_are_read(batches, max_tokens):
     features, cache = source(max_tokens)

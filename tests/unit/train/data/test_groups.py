@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.data.groups import Group, group_examples
@@ -14,8 +14,6 @@ from lookonce.train.data.tokenize import Example
 
 START, IMAGE, END = 97, 98, 99
 TOKENS_OF = {"a": 4, "b": 7, "c": 300}
-
-quick = settings(deadline=None, database=None, max_examples=60)
 
 
 def example(keys: str, question: list[int], answer: list[int] = (), system: list[int] = ()) -> Example:
@@ -48,7 +46,6 @@ def expanded_length(token_ids: np.ndarray, e: Example) -> int:
     return sum(next(sizes) if token == IMAGE else 1 for token in token_ids)
 
 
-@quick
 @given(EXAMPLES)
 def test_every_example_is_in_one_group_and_groups_are_ordered_by_their_first_example(examples):
     groups = group_examples(examples, IMAGE)
@@ -58,7 +55,6 @@ def test_every_example_is_in_one_group_and_groups_are_ordered_by_their_first_exa
     assert firsts == sorted(firsts)
 
 
-@quick
 @given(EXAMPLES)
 def test_a_group_has_all_examples_with_equal_images_and_tokens_through_the_last_image(examples):
     groups = group_examples(examples, IMAGE)
@@ -69,7 +65,6 @@ def test_a_group_has_all_examples_with_equal_images_and_tokens_through_the_last_
             assert (group_of[m] == group_of[n]) == (agree and through_images(one) == through_images(other))
 
 
-@quick
 @given(EXAMPLES)
 def test_the_prefix_is_common_to_all_and_as_long_as_possible(examples):
     for group in group_examples(examples, IMAGE):
@@ -83,7 +78,6 @@ def test_the_prefix_is_common_to_all_and_as_long_as_possible(examples):
             assert group.len_prefix >= len(through_images(of[0]))
 
 
-@quick
 @given(EXAMPLES)
 def test_no_prefix_has_a_target_and_no_branch_is_empty(examples):
     for group in group_examples(examples, IMAGE):
@@ -91,7 +85,6 @@ def test_no_prefix_has_a_target_and_no_branch_is_empty(examples):
         assert min(group.branch_tokens) >= 1
 
 
-@quick
 @given(EXAMPLES)
 def test_prefix_and_branch_are_as_long_as_the_example_expanded(examples):
     for group in group_examples(examples, IMAGE):
@@ -125,6 +118,7 @@ def test_a_group_counts_its_prefix_once():
         ([("a", [5, 1, 2]), ("a", [5, 1, 2])], [(0, 1)], 5),
         ([("a", [5, 1]), ("a", [5, 1, 2, 3])], [(0, 1)], 4),
         ([("", [5, 1], [8]), ("", [5, 1], [8])], [(0,), (1,)], 0),
+        ([("a", [IMAGE << 8, 256, 1], [8]), ("a", [IMAGE << 8, 256, 2], [8])], [(0, 1)], 5),
     ],
     ids=[
         "as far as questions agree",
@@ -140,6 +134,7 @@ def test_a_group_counts_its_prefix_once():
         "the same twice without answers",
         "one question begins like the other",
         "no image",
+        "two tokens with the bytes of a placeholder",
     ],
 )
 def test_groups_in_typical_cases(examples, groups, len_prefix):

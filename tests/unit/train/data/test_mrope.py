@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
@@ -16,7 +16,6 @@ from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.mrope import prefix_positions
 from lookonce.train.data.tokenize import ChatTokenizer
 
-quick = settings(deadline=None, database=None, max_examples=50)
 TEXT, MERGE = 5, 2
 GRID = st.tuples(st.just(1), st.integers(1, 9).map(lambda n: MERGE * n), st.integers(1, 9).map(lambda n: MERGE * n))
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
@@ -53,7 +52,6 @@ def tokens(num_before: int, images: list[tuple[tuple[int, int, int], int]], imag
     return np.array([token for piece in pieces for token in piece], np.int32)
 
 
-@quick
 @given(num_before=st.integers(0, 6), images=st.lists(st.tuples(GRID, st.integers(1, 6)), max_size=3))
 def test_positions_of_a_whole_conversation_are_the_stock_models(stock, model_folder, num_before, images):
     image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]
@@ -63,7 +61,6 @@ def test_positions_of_a_whole_conversation_are_the_stock_models(stock, model_fol
     assert found.tolist() == expected.tolist() and after == expected_after
 
 
-@quick
 @given(num_before=st.integers(0, 4), images=st.lists(st.tuples(GRID, st.integers(1, 6)), min_size=1, max_size=2))
 def test_a_branch_continues_the_positions_of_its_prefix_wherever_it_begins(stock, model_folder, num_before, images):
     image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]

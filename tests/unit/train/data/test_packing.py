@@ -10,7 +10,7 @@ from itertools import count
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.data import packing as module
@@ -18,7 +18,6 @@ from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import Pack, pack_step, row_batches
 from lookonce.train.data.steps import epoch_steps
 
-quick = settings(deadline=None, database=None, max_examples=60)
 LIMIT = 100
 LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
 STEPS = st.lists(LENGTHS, min_size=1, max_size=10).map(lambda lengths: groups_of(lengths))
@@ -57,7 +56,6 @@ def imbalance(ranks: list[list[Pack]]) -> float:
     return max(tokens) / min(tokens) - 1
 
 
-@quick
 @given(STEPS, RANKS)
 def test_every_example_is_in_one_pack_with_its_own_prefix_and_branch(step, num_ranks):
     whole = {number: group for group in step for number in group.examples}
@@ -68,13 +66,11 @@ def test_every_example_is_in_one_pack_with_its_own_prefix_and_branch(step, num_r
         assert part == group.subset([group.examples.index(number) for number in part.examples])
 
 
-@quick
 @given(STEPS, RANKS)
 def test_no_pack_is_empty_or_over_the_limit(step, num_ranks):
     assert all(0 < pack.num_tokens <= LIMIT for pack in packs_of(pack_step(step, LIMIT, num_ranks)))
 
 
-@quick
 @given(STEPS, RANKS)
 def test_ranks_have_equally_many_packs_longest_first(step, num_ranks):
     ranks = pack_step(step, LIMIT, num_ranks)
@@ -86,7 +82,6 @@ def test_ranks_have_equally_many_packs_longest_first(step, num_ranks):
         assert tokens == sorted(tokens, reverse=True)
 
 
-@quick
 @given(STEPS, RANKS)
 def test_packs_are_at_least_half_full_except_for_one_more_per_rank(step, num_ranks):
     packs = packs_of(pack_step(step, LIMIT, num_ranks))
@@ -94,7 +89,6 @@ def test_packs_are_at_least_half_full_except_for_one_more_per_rank(step, num_ran
     assert len(packs) <= 2 * num_tokens / LIMIT + num_ranks
 
 
-@quick
 @given(STEPS, RANKS)
 def test_a_filler_repeats_the_smallest_pack_only_if_nothing_can_be_split(step, num_ranks):
     packs = packs_of(pack_step(step, LIMIT, num_ranks))
@@ -107,13 +101,11 @@ def test_a_filler_repeats_the_smallest_pack_only_if_nothing_can_be_split(step, n
         assert all(pack.num_samples == 1 for pack in own)
 
 
-@quick
 @given(STEPS, RANKS)
 def test_packs_follow_from_the_step_alone(step, num_ranks):
     assert pack_step(step, LIMIT, num_ranks) == pack_step(list(step), LIMIT, num_ranks)
 
 
-@quick
 @given(STEPS)
 def test_one_rank_needs_no_filler_and_splits_only_groups_longer_than_a_pack(step):
     [packs] = pack_step(step, LIMIT)
@@ -208,7 +200,6 @@ def rows_of(num_rows: int) -> list[Group]:
     return groups_of([(10, [number + 1]) for number in range(num_rows)])
 
 
-@quick
 @given(NUM_ROWS, ROWS, RANKS)
 def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_ranks):
     rows = rows_of(num_rows)
@@ -218,14 +209,12 @@ def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_
     assert all(1 <= pack.num_samples <= at_most for pack in packs_of(ranks))
 
 
-@quick
 @given(NUM_ROWS, ROWS, RANKS)
 def test_ranks_have_equally_many_batches_of_rows(num_rows, at_most, num_ranks):
     ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
     assert len(ranks) == num_ranks and len({len(packs) for packs in ranks}) == 1
 
 
-@quick
 @given(NUM_ROWS, ROWS)
 def test_one_rank_has_its_rows_in_their_order_and_needs_no_filler(num_rows, at_most):
     rows = rows_of(num_rows)
@@ -234,7 +223,6 @@ def test_one_rank_has_its_rows_in_their_order_and_needs_no_filler(num_rows, at_m
     assert len(packs) == -(-num_rows // at_most)
 
 
-@quick
 @given(NUM_ROWS, ROWS, RANKS)
 def test_batches_of_rows_are_even_and_need_fillers_only_if_each_has_one_row(num_rows, at_most, num_ranks):
     packs = packs_of(row_batches(rows_of(num_rows), at_most, num_ranks))

@@ -7,14 +7,13 @@ from itertools import chain, count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.run.config import BatchSection
 from lookonce.train.data.sampler import ENOUGH_PACKS, MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 
-quick = settings(deadline=None, database=None, max_examples=50)
 START, IMAGE, END = 97, 98, 99
 TOKENS_OF = {"a": 20, "b": 35, "c": 50}
 TOKENS_PER_PACK = 100
@@ -69,7 +68,6 @@ def numbers(step: list[MicroBatch], *, fillers: bool = False) -> list[int]:
     return [number for pack in packs for group in pack.groups for number in group.examples]
 
 
-@quick
 @given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
 def test_every_example_comes_once_an_epoch_on_one_of_the_ranks(examples, batch, num_ranks, mode):
     of_ranks = samplers(examples, num_ranks, mode=mode, **batch)
@@ -79,7 +77,6 @@ def test_every_example_comes_once_an_epoch_on_one_of_the_ranks(examples, batch, 
         assert {len(sampler) for sampler in of_ranks} == {len(steps)}
 
 
-@quick
 @given(EXAMPLES, BATCHES, RANKS)
 def test_all_modes_have_the_same_steps_on_any_number_of_ranks(examples, batch, num_ranks):
     expected = [sorted(numbers(step)) for step in steps_of(samplers(examples, mode="separate", **batch))]
@@ -88,7 +85,6 @@ def test_all_modes_have_the_same_steps_on_any_number_of_ranks(examples, batch, n
         assert [sorted(numbers(step)) for step in steps] == expected
 
 
-@quick
 @given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
 def test_the_target_weights_of_a_step_sum_to_1_over_all_ranks(examples, batch, num_ranks, mode):
     for step in steps_of(samplers(examples, num_ranks, mode=mode, **batch)):
@@ -101,7 +97,6 @@ def test_the_target_weights_of_a_step_sum_to_1_over_all_ranks(examples, batch, n
         assert total == pytest.approx(1)
 
 
-@quick
 @given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
 def test_ranks_have_equally_many_micro_batches_and_fillers_have_weight_0(examples, batch, num_ranks, mode):
     of_ranks = samplers(examples, num_ranks, mode=mode, **batch)
@@ -113,7 +108,6 @@ def test_ranks_have_equally_many_micro_batches_and_fillers_have_weight_0(example
             assert all((weight == 0) == micro_batch.pack.is_filler for weight in micro_batch.target_weights)
 
 
-@quick
 @given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
 def test_pack_lengths_are_those_of_all_packs_on_all_ranks(examples, batch, num_ranks, mode):
     of_ranks = samplers(examples, num_ranks, mode=mode, **batch)
@@ -121,7 +115,6 @@ def test_pack_lengths_are_those_of_all_packs_on_all_ranks(examples, batch, num_r
     assert all(sorted(sampler.pack_lengths(1)) == sorted(found) for sampler in of_ranks)
 
 
-@quick
 @given(EXAMPLES, BATCHES, st.integers(0, 20), st.integers(0, 20))
 def test_a_training_resumes_at_any_step_with_the_same_order(examples, batch, start, num_steps):
     [sampler] = samplers(examples, **batch)
@@ -140,7 +133,6 @@ def test_upcoming_micro_batches_are_those_of_all_ranks_from_a_step_on_or_enough_
     assert len(of_ranks[0].upcoming(0, 10**6)) == ENOUGH_PACKS * num_ranks
 
 
-@quick
 @given(EXAMPLES, BATCHES, RANKS)
 def test_packs_and_batches_of_rows_respect_their_limits(examples, batch, num_ranks):
     for mode in MODES:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from itertools import count, permutations
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.data import steps as module
 from lookonce.train.data.groups import Group
 from lookonce.train.data.steps import epoch_steps, num_steps
 
-quick = settings(deadline=None, database=None, max_examples=60)
 SIZES = st.lists(st.integers(1, 20), max_size=30)
 SAMPLES = st.integers(1, 20)
 QUESTIONS = st.none() | st.integers(1, 20)
@@ -29,6 +29,7 @@ def groups_of(sizes: list[int]) -> list[Group]:
     return [Group(of, 5, 100 + n, tuple(1000 + number for number in of)) for n, of in enumerate(examples)]
 
 
+@functools.cache
 def kvasir() -> list[Group]:
     """6,500 images with the numbers of questions of Kvasir-VQA-x1: 38 % have 1, 29 % have 17, the others 8 to 16."""
     rng = random.Random(0)
@@ -47,7 +48,6 @@ def num_prefixes(steps: list[list[Group]]) -> int:
     return sum(len(step) for step in steps)
 
 
-@quick
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
 def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(of_sizes, samples, questions, shuffle):
     groups = groups_of(of_sizes)
@@ -59,7 +59,6 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(of_siz
         assert part == group.subset([group.examples.index(number) for number in part.examples])
 
 
-@quick
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
 def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
@@ -69,7 +68,6 @@ def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, que
     assert sum(sizes(steps)) == num_samples
 
 
-@quick
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
 def test_a_step_has_a_prefix_once(of_sizes, samples, questions, shuffle):
     for step in epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle):
@@ -77,7 +75,6 @@ def test_a_step_has_a_prefix_once(of_sizes, samples, questions, shuffle):
         assert len(prefixes) == len(set(prefixes))
 
 
-@quick
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
 def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, questions, shuffle):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
@@ -85,7 +82,6 @@ def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, ques
     assert num_prefixes(steps) <= num_chunks + max(len(steps) - 1, 0)
 
 
-@quick
 @given(SIZES, SAMPLES, QUESTIONS)
 def test_without_shuffling_the_order_is_unchanged(of_sizes, samples, questions):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=False)
@@ -97,7 +93,6 @@ def test_without_shuffling_no_chunk_goes_before_one_that_does_not_fit():
     assert [[group.examples for group in step] for step in steps] == [[(0, 1, 2), (3,)], [(4, 5, 6, 7)], [(8,)]]
 
 
-@quick
 @given(SIZES, SAMPLES, QUESTIONS, st.integers(0, 2**40), st.integers(0, 100))
 def test_the_order_follows_from_seed_and_epoch(of_sizes, samples, questions, seed, epoch):
     groups = groups_of(of_sizes)

@@ -20,11 +20,12 @@ from lookonce.errors import ModelError
 from lookonce.run.config import BatchSection
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data import tokenize
+from lookonce.train.data.examples import make_examples
 from lookonce.train.data.groups import group_examples
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.token_report import findings, to_text
 from lookonce.train.data.token_stats import Distribution, TokenCounter, TokenStats, count_tokens
-from lookonce.train.data.tokenize import ChatTokenizer, make_examples
+from lookonce.train.data.tokenize import ChatTokenizer
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.records import Record, Turn
-from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError, RecordsError
-from lookonce.train.data.tokenize import ChatTokenizer, make_examples, to_messages
+from lookonce.train.data.tokenize import ChatTokenizer, to_messages
 
 YES_NO = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
 CONVERSATIONS = {
@@ -31,27 +29,6 @@ CONVERSATIONS = {
 SIZES = {"a": (97, 181), "b": (240, 130)}
 
 
-@pytest.fixture(scope="module")
-def published_model(real_processor: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model folder with the published tokenizer."""
-    folder = tmp_path_factory.mktemp("published") / "model"
-    write_model(folder, "tiny", tokenizer=real_processor, tower_only=True)
-    return folder
-
-
-@pytest.fixture(params=["tiny tokenizer", "published tokenizer"])
-def model_folder(request, sample: Path) -> Path:
-    return sample / "model" if request.param == "tiny tokenizer" else request.getfixturevalue("published_model")
-
-
-def chat_tokenizer_of(folder: Path) -> ChatTokenizer:
-    return ChatTokenizer(folder, AutoConfig.from_pretrained(folder))
-
-
-shared_chat_tokenizer = functools.cache(chat_tokenizer_of)
-"""For tests that do not change it. The published tokenizer takes a second to load."""
-
-
 def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
     """The supervised spans, decoded."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], example.supervised.astype(int), [0]])))
@@ -59,8 +36,8 @@ def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
     return [chat_tokenizer.tokenizer.decode(example.token_ids[start:end]) for start, end in pairs]
 
 
-def test_tokens_equal_those_of_the_stock_processor(model_folder, stock_processor):
-    chat_tokenizer, stock = shared_chat_tokenizer(model_folder), stock_processor(model_folder)
+def test_tokens_equal_those_of_the_stock_processor(model_folder, chat_tokenizer, stock_processor):
+    stock = stock_processor(model_folder)
     images = {name: Image.new("RGB", size, "red") for name, size in SIZES.items()}
     for name, record in CONVERSATIONS.items():
         shown = [images[path.name] for path in record.images]
@@ -72,16 +49,14 @@ def test_tokens_equal_those_of_the_stock_processor(model_folder, stock_processor
         assert example.num_tokens == expected["input_ids"].shape[1], name
 
 
-def test_answers_and_their_end_tokens_are_supervised_and_nothing_else(model_folder):
-    chat_tokenizer = shared_chat_tokenizer(model_folder)
+def test_answers_and_their_end_tokens_are_supervised_and_nothing_else(chat_tokenizer):
     for name, record in CONVERSATIONS.items():
         keys = [path.name for path in record.images]
         example = chat_tokenizer.example(record, keys, [(1, 4, 6)] * len(keys))
         assert supervised_text(chat_tokenizer, example) == [turn.answer + "<|im_end|>" for turn in record.turns], name
 
 
-def test_a_question_is_the_conversation_up_to_its_answer(model_folder):
-    chat_tokenizer = shared_chat_tokenizer(model_folder)
+def test_a_question_is_the_conversation_up_to_its_answer(chat_tokenizer):
     for name, record in CONVERSATIONS.items():
         keys, grids = [path.name for path in record.images], [(1, 4, 6)] * len(record.images)
         whole = chat_tokenizer.example(record, keys, grids)
@@ -93,8 +68,7 @@ def test_a_question_is_the_conversation_up_to_its_answer(model_folder):
             assert whole.supervised[num_tokens] and not whole.supervised[num_tokens - 1], name
 
 
-def test_placeholders_expand_to_one_token_per_image_token(sample):
-    chat_tokenizer = chat_tokenizer_of(sample / "model")
+def test_placeholders_expand_to_one_token_per_image_token(chat_tokenizer):
     example = chat_tokenizer.example(CONVERSATIONS["two images"], ["a", "b"], [(1, 4, 6), (1, 8, 2)])
     token_ids, supervised = example.expanded(chat_tokenizer.image_token_id)
     assert (token_ids == chat_tokenizer.image_token_id).sum() == 6 + 4
@@ -104,58 +78,34 @@ def test_placeholders_expand_to_one_token_per_image_token(sample):
 
 @pytest.mark.parametrize("place", ["question", "answer"])
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|video_pad|>", "<|vision_start|>"])
-def test_a_special_token_in_the_text_is_refused(sample, place, token):
+def test_a_special_token_in_the_text_is_refused(own_chat_tokenizer, place, token):
     texts = {"question": "What?", "answer": "That."} | {place: f"a {token} b"}
     record = Record((Path("a"),), (Turn(**texts),), origin="train.jsonl:7")
     with pytest.raises(RecordsError, match=f"train.jsonl:7: .* contains {re.escape(token)}"):
-        chat_tokenizer_of(sample / "model").example(record, ["a"], [(1, 4, 6)])
+        own_chat_tokenizer.example(record, ["a"], [(1, 4, 6)])
 
 
-def test_an_answer_that_would_change_the_prompts_tokens_is_refused(published_model):
+@pytest.mark.parametrize("model_folder", ["published tokenizer"], indirect=True)
+def test_an_answer_that_would_change_the_prompts_tokens_is_refused(chat_tokenizer):
     record = Record((Path("a"),), (Turn("What?", "\n\nyes"),), origin="train.jsonl:7")
     with pytest.raises(RecordsError, match="train.jsonl:7: no token begins where answer"):
-        shared_chat_tokenizer(published_model).example(record, ["a"], [(1, 4, 6)])
+        chat_tokenizer.example(record, ["a"], [(1, 4, 6)])
 
 
-def test_a_template_without_end_tokens_is_refused(sample):
-    chat_tokenizer = chat_tokenizer_of(sample / "model")
-    chat_tokenizer.tokenizer.chat_template = (
+def test_a_template_without_end_tokens_is_refused(own_chat_tokenizer):
+    own_chat_tokenizer.tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content if m.role == 'assistant' else 'Q: ' }}{% endfor %}"
     )
     with pytest.raises(RecordsError, match=r"puts no end token <\|im_end\|> after answers"):
-        chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
+        own_chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
 
 
-def test_a_template_that_changes_answers_is_refused(sample):
-    chat_tokenizer = chat_tokenizer_of(sample / "model")
-    chat_tokenizer.tokenizer.chat_template = (
+def test_a_template_that_changes_answers_is_refused(own_chat_tokenizer):
+    own_chat_tokenizer.tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}"
     )
     with pytest.raises(RecordsError, match="does not render answer 'yes'"):
-        chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
-
-
-def test_a_record_that_is_too_long_is_left_out_and_counted(sample):
-    chat_tokenizer = chat_tokenizer_of(sample / "model")
-    short, long = Record((Path("a"),), YES_NO[:1]), Record((Path("a"), Path("b")), YES_NO)
-    grids = {"a": (1, 4, 6), "b": (1, 20, 20)}
-    length = chat_tokenizer.example(short, ["a"], [grids["a"]]).num_tokens
-    kept, num_too_long = make_examples(chat_tokenizer, [short, long, short], lambda path: path.name, grids.get, length)
-    assert [example.num_tokens for example in kept] == [length, length] and num_too_long == 1
-
-
-@pytest.mark.parametrize("key", ["batch.max_tokens", "batch.tokens_per_pack"])
-def test_nothing_to_learn_is_an_error_that_names_the_key_to_raise(sample, key):
-    message = f"no supervised token in the train data: 0 records kept, 1 longer than `{key}` 5 .*; raise `{key}`"
-    with pytest.raises(RecordsError, match=message):
-        make_examples(
-            chat_tokenizer_of(sample / "model"),
-            [CONVERSATIONS["one turn"]],
-            lambda path: path.name,
-            lambda key: (1, 4, 6),
-            max_tokens=5,
-            limiting_key=key,
-        )
+        own_chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
 
 
 def test_a_tokenizer_of_another_model_is_refused(sample, tmp_path):

@@ -92,7 +92,7 @@ def test_a_run_learns_how_the_training_ended(fake, tmp_path):
 def test_a_tracker_that_cannot_start_is_an_error_that_names_it(fake, tmp_path):
     fake.fails = True
     with (
-        pytest.raises(UsageError, match="train.track: wandb cannot start: no API key; set WANDB_MODE=offline .*, or remove wandb"),
+        pytest.raises(UsageError, match="train.track: wandb cannot start: no API key; set WANDB_MODE=.* remove wandb"),
         Trackers(["wandb"], RunFolder(tmp_path), lambda note: None) as trackers,
     ):
         trackers.open({}, 0, is_new=True)

@@ -1,0 +1,95 @@
+"""Many conversations at once: the same tokens as one by one, and the same errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lookonce.datasets.records import Record, Turn
+from lookonce.errors import RecordsError
+from lookonce.train.data.chat import conversations as module
+from lookonce.train.data.chat.conversations import ConversationTokenizer
+from lookonce.train.data.tokenize import ChatTokenizer
+
+CHARACTERS = "as1'! \n\r\t\u00a0\u0301é你😀<|>"
+WORDS = (*"Where is the polyp? 12 mm <think> <|im_ end|> it's <|im_end|>".split(), "\n", "  ")
+TEXTS = (
+    st.text(CHARACTERS, max_size=12) | st.text(max_size=8) | st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
+)
+RECORDS = st.builds(
+    Record,
+    st.lists(st.just(Path("a")), max_size=2).map(tuple),
+    st.lists(st.builds(Turn, TEXTS, TEXTS), min_size=1, max_size=3).map(tuple),
+    st.none() | TEXTS,
+    origin=st.integers(1, 99).map(lambda line: f"train.jsonl:{line}"),
+)
+PLAIN = [
+    Record((Path("a"),), (Turn("Is there text?", "yes"), Turn("How many polyps?", "2")), "Answer in one word."),
+    Record((Path("a"), Path("b")), (Turn("Où est l'ulcère? 你好", "ilöum; 38 °C\nétage 2"),)),
+    Record((), (Turn("List  them.", "one\n\ntwo\n"),)),
+]
+
+
+def one_by_one(chat_tokenizer, records):
+    """The tokens of the records before the first that is refused, and its error."""
+    found = []
+    for record in records:
+        try:
+            found.append(chat_tokenizer.tokens(record))
+        except RecordsError as error:
+            return found, str(error)
+    return found, None
+
+
+def as_lists(tokens):
+    return [(token_ids.tolist(), supervised.tolist()) for token_ids, supervised in tokens]
+
+
+@pytest.fixture
+def conversations(chat_tokenizer):
+    return ConversationTokenizer(chat_tokenizer)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # all examples use one object
+@given(records=st.lists(RECORDS, max_size=6))
+def test_tokens_and_errors_are_those_of_conversations_one_by_one(chat_tokenizer, conversations, records):
+    expected, error = one_by_one(chat_tokenizer, records)
+    assert as_lists(conversations.tokens(records[: len(expected)])) == as_lists(expected)
+    if error:
+        with pytest.raises(RecordsError) as raised:
+            conversations.tokens(records)
+        assert str(raised.value) == error
+
+
+@pytest.mark.parametrize("change", ["| trim", "~ ''", "| upper | lower"])
+def test_so_are_those_of_a_template_that_changes_texts(own_chat_tokenizer, change):
+    tokenizer = own_chat_tokenizer.tokenizer
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ part.text }}", f"{{{{ part.text {change} }}}}")
+    records = [Record((Path("a"),), (Turn(f" What is {number}? ", "yes"),)) for number in range(3)]
+    found = ConversationTokenizer(own_chat_tokenizer).tokens(records)
+    assert as_lists(found) == as_lists(one_by_one(own_chat_tokenizer, records)[0])
+    assert len({ids.tobytes() for ids, _ in found}) == 3
+
+
+def test_usual_conversations_are_not_rendered(chat_tokenizer, conversations, monkeypatch):
+    expected = as_lists(map(chat_tokenizer.tokens, PLAIN))
+    conversations.tokens(PLAIN)
+    monkeypatch.setattr(ChatTokenizer, "render", None)
+    assert as_lists(conversations.tokens(PLAIN)) == expected
+
+
+def test_parts_are_forgotten_when_they_are_many(chat_tokenizer, conversations, monkeypatch):
+    monkeypatch.setattr(module, "MAX_PARTS", 2)
+    for record in PLAIN * 2:
+        assert as_lists(conversations.tokens([record])) == as_lists([chat_tokenizer.tokens(record)])
+    assert len(conversations._ids_of_part) < 12
+
+
+def test_tokens_can_be_written_to(chat_tokenizer, conversations):
+    [(token_ids, supervised)] = conversations.tokens(PLAIN[:1])
+    expected_ids, expected = chat_tokenizer.tokens(PLAIN[0])
+    assert (token_ids.dtype, supervised.dtype) == (expected_ids.dtype, expected.dtype)
+    assert token_ids.flags.writeable and supervised.flags.writeable
