@@ -20,6 +20,15 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.disable()  # imports leave little to collect; to look for it takes two seconds
         for name in PLUGINS:
             config.pluginmanager.import_plugin(f"support.{name}")
+        limit_examples()
+
+
+def limit_examples() -> None:
+    """Half as many examples as hypothesis draws by default; a test may ask for other numbers."""
+    from hypothesis import settings
+
+    settings.register_profile("quick", max_examples=50, deadline=None, database=None)
+    settings.load_profile("quick")
 
 
 def pytest_collection_finish() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, Qwen3VLProcessor
+from transformers import AutoTokenizer, PreTrainedConfig, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from lookonce.cache.store.reader import VisionCache
@@ -24,6 +26,9 @@ REAL_DATA = Path(os.environ.get("LOOKONCE_REAL_DATA", ROOT.parent / "shared"))
 
 MakeRun = Callable[..., RunFile]
 
+# transformers formats each configuration that it loads for a message that is not shown, which takes most of the time.
+PreTrainedConfig.__repr__ = object.__repr__
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
@@ -32,11 +37,26 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what the processes of `pytest --numprocesses` make once for all of them."""
+    mine = tmp_path_factory.getbasetemp()
+    return mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
+
+
+@contextlib.contextmanager
+def made_once(place: Path) -> Iterator[None]:
+    """Runs the block in one process at a time. The first makes what is at a place; the others find it."""
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def sample(common: Path) -> Path:
     """The sample dataset and its tiny model. Tests must not write to it."""
-    folder = tmp_path_factory.mktemp("sample") / "sample"
-    write_sample(folder)
-    return folder
+    with made_once(common / "sample"):
+        write_sample(common / "sample")
+    return common / "sample"
 
 
 @pytest.fixture(scope="session")
@@ -71,11 +91,18 @@ def make_run(make_run_in: MakeRun, tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture(scope="session")
-def built(make_run_in: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> VisionCache:
+def built(make_run_in: MakeRun, common: Path) -> VisionCache:
     """The sample's cache in float32. Tests must not write to it."""
-    inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("built")))
-    inputs.build()
+    inputs = RunInputs.open(make_run_in(common / "built"))
+    with made_once(common / "built"):
+        inputs.build()
     return inputs.open_cache()
+
+
+@pytest.fixture
+def make_cached_run(make_run: MakeRun, built: VisionCache) -> MakeRun:
+    """`make_run` with the sample's cache, for tests that would otherwise build the same."""
+    return partial(make_run, cache={"dir": str(built.folder.parent)})
 
 
 @pytest.fixture(scope="session")

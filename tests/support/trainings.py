@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.selftest.passes import ieee_float32
@@ -28,8 +29,10 @@ class Trainings:
 
     make_run: Callable[..., RunFile]
     sample: Path
+    caches: Path
+    """Holds the cache of all trainings, that of the sample. Tests must not write to it."""
     folder: Path
-    """Holds the uninterrupted trainings and the cache of all."""
+    """Holds the uninterrupted trainings."""
     finished: dict[str, RunFile]
     """Uninterrupted trainings by their options; each is trained once a session."""
 
@@ -40,7 +43,7 @@ class Trainings:
         few.write_text("".join(questions.read_text().splitlines(keepends=True)[: self.num_validated]))
         return {
             "data": {"train": str(questions), "val": str(few), "test": [], "image_root": str(self.sample)},
-            "cache": {"dir": str(self.folder / "caches")},
+            "cache": {"dir": str(self.caches)},
             "batch": {"mode": mode, "samples_per_forward": 3, "tokens_per_pack": 400},
             "train": {"steps": self.num_steps, "save_steps": 4, "eval_steps": 3} | train,
             "lora": {"dropout": 0.1},
@@ -53,13 +56,11 @@ class Trainings:
         if name not in self.finished:
             output = str(self.folder / str(len(self.finished)))
             self.finished[name] = run = self.make_run(output=output, **self.options(mode, **train_options))
-            RunInputs.open(run).build()
             train(run, notify=lambda note: None)
         return self.finished[name]
 
     def unstarted(self, mode: str, **train_options: Any) -> RunFile:
-        """A run with the same options and a built cache, in the test's own folder."""
-        self.uninterrupted(mode)
+        """A run with the same options, in the test's own folder."""
         return self.make_run(**self.options(mode, **train_options))
 
     @staticmethod
@@ -89,9 +90,12 @@ def finished_trainings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 @pytest.fixture
 def trainings(
-    make_run: Callable[..., RunFile], sample: Path, finished_trainings: tuple[Path, dict[str, RunFile]]
+    make_run: Callable[..., RunFile],
+    sample: Path,
+    built: VisionCache,
+    finished_trainings: tuple[Path, dict[str, RunFile]],
 ) -> Trainings:
-    return Trainings(make_run, sample, *finished_trainings)
+    return Trainings(make_run, sample, built.folder.parent, *finished_trainings)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ import functools
 import importlib
 import re
 from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,7 +26,7 @@ LAYERS = (
     "train",
     "eval",
     "bench selftest status",
-    "checks proposal",
+    "checks proposal report",
     "workflow",
     "commands",
     "cli __main__",
@@ -33,7 +35,7 @@ LAYERS = (
 ROOMS = {
     "cache": ("constants", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
-    "eval": ("scores", "answers", "run"),
+    "eval": ("statistics", "scores", "decoding", "answers", "comparison", "submission", "run"),
 }
 """Each folder's rooms, or modules beside them, from the bottom up."""
 
@@ -62,7 +64,7 @@ def imported(path: Path, root: Path) -> set[str]:
 def imported_names(tree: ast.AST) -> set[str]:
     """What is imported from lookonce: modules, or names in modules."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lookonce":
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -70,14 +72,23 @@ def imported_names(tree: ast.AST) -> set[str]:
     return names
 
 
-@functools.cache
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements within a module or a statement; to walk through the expressions too takes longer than to parse."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
 def names_imported_by(path: Path) -> set[str]:
-    return imported_names(parsed(path))
+    return content(path)[0]
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def content(path: Path) -> tuple[set[str], str]:
+    """The names that a module imports from lookonce, and its docstring."""
+    tree = ast.parse(path.read_text())
+    return imported_names(tree), ast.get_docstring(tree) or ""
 
 
 @functools.cache
@@ -181,16 +192,23 @@ def test_tests_mirror_the_rooms(root):
     assert tests <= rooms, tests - rooms
 
 
+def test_pytest_enters_every_folder_of_tests(root, pytestconfig):
+    skipped = pytestconfig.getini("norecursedirs")
+    folders = {path.parent for path in (root / "tests").rglob("test_*.py")}
+    names = {name for folder in folders for name in folder.relative_to(root).parts}
+    assert [name for name in sorted(names) if any(fnmatch(name, pattern) for pattern in skipped)] == []
+
+
 def test_every_package_lists_its_modules(root):
     for init in (path for path in sources(root) if path.name == "__init__.py" and path.parent.name != "lookonce"):
-        listed = set(re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse(init.read_text())), re.M))
+        listed = set(re.findall(r"^(\w+) {2,}\w", content(init)[1], re.M))
         inside = init.parent.iterdir()
         names = {path.stem for path in inside if path.suffix == ".py" or (path / "__init__.py").exists()}
         assert listed == names - {"__init__", "__pycache__"}, init
 
 
 def test_every_module_has_a_docstring(root):
-    assert [path for path in sources(root) if not ast.get_docstring(parsed(path))] == []
+    assert [path for path in sources(root) if not content(path)[1]] == []
 
 
 def test_ci_runs_the_commands_of_contributing(root):

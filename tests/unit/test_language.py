@@ -51,20 +51,23 @@ def texts(root):
     return {name: (root / name).read_text() for name in names if (root / name).is_file()}
 
 
-def places(found, pattern, flags=re.IGNORECASE):
+def places(found, pattern):
     return [
-        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
+        (f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}", match)
         for name, text in found.items()
-        for match in re.finditer(pattern, text, flags)
+        for match in re.finditer(pattern, text)
     ]
 
 
-@pytest.mark.parametrize("words", AVOID)
-def test_words_to_avoid(root, words):
-    found = places(texts(root), rf"\b({words.replace(' ', chr(92) + 's+')})\b")
-    assert found == [], f"write instead: {AVOID[words]}"
+def test_words_to_avoid(root):
+    """One search for all of them in lower case, which takes a twentieth of the time of a search for each."""
+    groups = (rf"(?P<_{number}>{words.replace(' ', chr(92) + 's+')})" for number, words in enumerate(AVOID))
+    lower = {name: text.lower() for name, text in texts(root).items()}
+    better = list(AVOID.values())
+    found = places(lower, rf"\b(?:{'|'.join(groups)})\b")
+    assert [f"{place}: write instead: {better[int(match.lastgroup[1:])]}" for place, match in found] == []
 
 
 def test_docstrings_of_fields_are_sentences_by_themselves(root):
     code = {name: text for name, text in texts(root).items() if name.endswith(".py")}
-    assert places(code, DOCSTRING_STARTS, flags=0) == []
+    assert [place for place, _ in places(code, DOCSTRING_STARTS)] == []

@@ -11,15 +11,13 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
-from lookonce.run.inputs import RunInputs
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
 
 
-def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answers(make_run):
-    run = make_run(train={"steps": 8, "precision": "bf16"}, lora={"modules_to_save": ["embed_tokens"]})
-    RunInputs.open(run).build()
+def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answers(make_cached_run):
+    run = make_cached_run(train={"steps": 8, "precision": "bf16"}, lora={"modules_to_save": ["embed_tokens"]})
     train(run, **QUIET)
     predictions = run.output / "predictions" / "val.jsonl"
     before = predictions.read_text()
@@ -30,10 +28,9 @@ def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answer
     assert predictions.read_text() == before
 
 
-def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path):
+def test_an_adapter_is_not_evaluated_on_another_model(make_cached_run, sample, tmp_path):
     shutil.copytree(sample / "model", tmp_path / "model")
-    run = make_run(model={"path": str(tmp_path / "model")}, train={"steps": 1})
-    RunInputs.open(run).build()
+    run = make_cached_run(model={"path": str(tmp_path / "model")}, train={"steps": 1})
     train(run, **QUIET)
     weights = load_file(tmp_path / "model" / "model.safetensors")
     name = "model.language_model.layers.0.mlp.down_proj.weight"
@@ -43,12 +40,11 @@ def test_an_adapter_is_not_evaluated_on_another_model(make_run, sample, tmp_path
             again()
 
 
-def test_other_questions_may_be_asked_of_a_trained_run(make_run, sample, tmp_path):
+def test_other_questions_may_be_asked_of_a_trained_run(make_cached_run, sample, tmp_path):
     lines = (sample / "test.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "test.jsonl").write_text("".join(lines))
     data = {"test": str(tmp_path / "test.jsonl"), "image_root": str(sample)}
-    run = make_run(data=data, train={"steps": 1})
-    RunInputs.open(run).build()
+    run = make_cached_run(data=data, train={"steps": 1})
     train(run, **QUIET)
     (tmp_path / "test.jsonl").write_text("".join(lines[:3]))
     assert evaluate_run(run.output, "test")[0].overall.num_questions == 3

@@ -12,7 +12,6 @@ import pytest
 from lookonce.eval.answers import engines
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
@@ -21,15 +20,15 @@ COMMAND = "from lookonce.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
-def trained(make_run_in, sample, tmp_path_factory) -> RunFile:
+def trained(make_run_in, sample, built, tmp_path_factory) -> RunFile:
     """A finished run, whose test split is answered in 11 batches. Tests must not write to it."""
     run = make_run_in(
         tmp_path_factory.mktemp("trained"),
         data={"val": [], "train": str(sample / "test.jsonl")},
+        cache={"dir": str(built.folder.parent)},
         train={"steps": 30, "learning_rate": 0.01},
         eval={"batch_size": 8, "max_new_tokens": 2},
     )
-    RunInputs.open(run).build()
     train(run, **QUIET)
     evaluate_run(run.output, "test")
     return run

@@ -12,13 +12,13 @@ from peft import PeftModel
 from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 
+from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import read_records
 from lookonce.eval.answers.predict import predict
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.metrics import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
 from lookonce.status.summary import Summary
 from lookonce.workflow.train import train
 
@@ -28,15 +28,14 @@ NUM_ASKED = 40
 
 
 @pytest.fixture(scope="module")
-def trained(root: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+def trained(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     """The trained run of `experiments/sample.yaml`; only its paths are changed."""
     folder = tmp_path_factory.mktemp("trained")
     values = yaml.safe_load((root / "experiments" / "sample.yaml").read_text())
     values["model"] |= {"path": str(sample / "model")}
     values["data"] = {split: str(sample / f"{split}.jsonl") for split in ("train", *SPLITS)}
-    values["cache"] |= {"dir": str(folder / "caches")}
+    values["cache"] |= {"dir": str(built.folder.parent)}
     run = RunFile.model_validate(values | {"output": str(folder / "run")})
-    RunInputs.open(run).build()
     train(run, notify=lambda note: None)
     return run
 

@@ -87,7 +87,6 @@ def names(folder: Path) -> set[str]:
 @pytest.fixture
 def runs(trainings, tmp_path: Path) -> tuple[RunFile, RunFile]:
     """The same training twice: one to kill, and one that has ended undisturbed."""
-    trainings.uninterrupted("shared")
     options = trainings.options("shared", steps=40) | {"eval": {"split": "val", "max_new_tokens": 1}}
     undisturbed = trainings.make_run(output=str(tmp_path / "undisturbed"), **options)
     train(undisturbed, notify=lambda note: None)

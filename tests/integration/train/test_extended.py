@@ -7,7 +7,6 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.metrics_log import MetricsLog
 from lookonce.workflow.train import train
 
@@ -50,7 +49,6 @@ def test_more_epochs_continue_a_finished_training(make_run, trainings):
     longer = make_run(
         **options | {"train": options["train"] | {"epochs": 2}, "output": str(make_run().output) + "-longer"}
     )
-    RunInputs.open(longer).build()
     train(longer, **QUIET)
     run = with_train(longer, epochs=1).model_copy(update={"output": make_run().output})
     assert train(run, **QUIET).num_steps == trainings.steps_an_epoch

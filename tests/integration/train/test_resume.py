@@ -38,30 +38,19 @@ def train_until(run, step, monkeypatch, **options):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("interrupted", "resumes_from"),
-    [(6, 4), (13, 11), (18, 16)],
-    ids=["in the first epoch", "at its end", "in a later one"],
-)
-def test_resumed_equals_uninterrupted(trainings, monkeypatch, mode, interrupted, resumes_from):
-    notes = []
-    run = trainings.unstarted(mode, save_steps=resumes_from)
-    train_until(run, interrupted, monkeypatch)
-    assert not (run.output / "summary.json").exists()
-    with pytest.raises(RunFolderError, match=f"unfinished, with checkpoint-{resumes_from}; add --resume"):
-        train(run, notify=notes.append)
+def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch, mode):
+    """From a checkpoint in the first epoch, at its end, and in a later one."""
+    for interrupted, resumes_from in ((6, 4), (13, 11), (18, 16)):
+        notes = []
+        run = trainings.unstarted(mode, save_steps=resumes_from)
+        train_until(run, interrupted, monkeypatch, resume=True)
+        assert not (run.output / "summary.json").exists()
+        with pytest.raises(RunFolderError, match=f"unfinished, with checkpoint-{resumes_from}; add --resume"):
+            train(run, notify=notes.append)
     summary = train(run, resume=True, notify=notes.append)
     assert f"resuming from checkpoint-{resumes_from}" in notes and summary.first_step == resumes_from
     trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
     assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
-
-
-def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch):
-    run = trainings.unstarted("shared")
-    for step in (5, 10, 15, 20):
-        train_until(run, step, monkeypatch, resume=True)
-    assert train(run, resume=True, **QUIET).first_step == 16
-    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
 
 
 @pytest.mark.gpu
@@ -112,7 +101,6 @@ def test_an_incomplete_checkpoint_is_ignored(trainings, monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch, mode):
-    trainings.uninterrupted(mode)
     options = trainings.options(mode, steps=9, save_steps=8, eval_steps=None)
     options["data"]["val"] = []
     run = make_run(**options)

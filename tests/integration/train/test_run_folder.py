@@ -14,10 +14,9 @@ from lookonce.workflow.train import train
 QUIET = {"notify": lambda note: None}
 
 
-def test_a_finished_run_is_not_trained_again(make_run):
+def test_a_finished_run_is_not_trained_again(make_cached_run):
     notes: list[str] = []
-    run = make_run(train={"steps": 2})
-    RunInputs.open(run).build()
+    run = make_cached_run(train={"steps": 2})
     first = train(run, notify=notes.append)
     before = (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
     assert train(run, resume=True, notify=notes.append) == first
@@ -25,9 +24,8 @@ def test_a_finished_run_is_not_trained_again(make_run):
     assert (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == before
 
 
-def test_restart_trains_again_and_keeps_the_old_run(make_run, trainings):
-    run = make_run(train={"steps": 2})
-    RunInputs.open(run).build()
+def test_restart_trains_again_and_keeps_the_old_run(make_cached_run, trainings):
+    run = make_cached_run(train={"steps": 2})
     train(run, **QUIET)
     before = trainings.adapter(run)
     train(run, restart=True, **QUIET)
@@ -35,18 +33,17 @@ def test_restart_trains_again_and_keeps_the_old_run(make_run, trainings):
     assert all((before[name] == weight).all() for name, weight in trainings.adapter(run).items())
 
 
-def test_a_refused_restart_keeps_the_old_run(make_run):
-    run = make_run(train={"steps": 1})
-    RunInputs.open(run).build()
+def test_a_refused_restart_keeps_the_old_run(make_cached_run):
+    run = make_cached_run(train={"steps": 1})
     train(run, **QUIET)
+    cache = {"dir": str(run.cache.dir), "max_pixels": 9_999}
     with pytest.raises(CacheError):
-        train(make_run(train={"steps": 1}, cache={"max_pixels": 9_999}), restart=True, **QUIET)
+        train(make_cached_run(train={"steps": 1}, cache=cache), restart=True, **QUIET)
     assert (run.output / "summary.json").exists()
 
 
-def test_checkpoints_and_log_follow_the_run_file(make_run):
-    run = make_run(train={"steps": 6, "save_steps": 1, "save_total_limit": 2, "logging_steps": 2})
-    RunInputs.open(run).build()
+def test_checkpoints_and_log_follow_the_run_file(make_cached_run):
+    run = make_cached_run(train={"steps": 6, "save_steps": 1, "save_total_limit": 2, "logging_steps": 2})
     train(run, **QUIET)
     assert sorted(path.name for path in (run.output / "checkpoints").iterdir()) == ["checkpoint-5", "checkpoint-6"]
     lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
@@ -58,10 +55,9 @@ def test_checkpoints_and_log_follow_the_run_file(make_run):
     )
 
 
-def test_a_run_keeps_its_curves_its_best_validation_loss_and_the_seconds_of_its_start(make_run):
+def test_a_run_keeps_its_curves_its_best_validation_loss_and_the_seconds_of_its_start(make_cached_run):
     notes: list[str] = []
-    run = make_run(train={"steps": 4, "save_steps": 2, "eval_steps": 1})
-    RunInputs.open(run).build()
+    run = make_cached_run(train={"steps": 4, "save_steps": 2, "eval_steps": 1})
     summary = train(run, notify=notes.append)
     curves = read_curves(run.output / "log.jsonl")
     assert list(curves.validation_loss) == [1, 2, 3, 4] and len(curves.loss) == 4

@@ -220,7 +220,7 @@ def test_a_pack_has_each_image_once_per_system_text(bench):
     assert batch["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in bench.examples)
 
 
-def test_padded_rows_do_not_use_the_attention_of_packs(make_run, monkeypatch):
+def test_padded_rows_do_not_use_the_attention_of_packs(make_cached_run, monkeypatch):
     """So models for which packs are refused can be trained in `separate`."""
 
     @contextmanager
@@ -228,6 +228,5 @@ def test_padded_rows_do_not_use_the_attention_of_packs(make_run, monkeypatch):
         yield pytest.fail("it was used")
 
     monkeypatch.setattr("lookonce.train.train.training_on_packs", refused)
-    run = make_run(batch={"mode": "separate"}, train={"steps": 1})
-    RunInputs.open(run).build()
+    run = make_cached_run(batch={"mode": "separate"}, train={"steps": 1})
     assert train(run, notify=lambda note: None).num_steps == 1

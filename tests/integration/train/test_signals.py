@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lookonce.errors import Stopped
-from lookonce.run.inputs import RunInputs
 from lookonce.train import train as run_module
 from lookonce.train.loop import preemption as stopping
 from lookonce.train.loop.metrics_log import MetricsLog
@@ -74,19 +73,18 @@ def stopped(monkeypatch):
     return stopped
 
 
-@BOTH
 @pytest.mark.parametrize("mode", ["shared", "separate"])
-def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trainings, stopped, number, mode):
+def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trainings, stopped, mode):
     run = trainings.unstarted(mode)
-    message = stopped(run, sending(5, number))
-    assert message == f"stopped by {number.name} after step 6 of 24, which is saved; {RESUME_HINT}"
-    assert trainings.checkpoints(run) == [4, 6]
-    assert train(run, resume=True, **QUIET).first_step == 6
+    for number, step, checkpoints in ((signal.SIGTERM, 6, [4, 6]), (signal.SIGUSR1, 9, [8, 9])):
+        message = stopped(run, sending(step - 1, number), resume=True)
+        assert message == f"stopped by {number.name} after step {step} of 24, which is saved; {RESUME_HINT}"
+        assert trainings.checkpoints(run)[-2:] == checkpoints
+    assert train(run, resume=True, **QUIET).first_step == 9
     trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
     assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
 
 
-@pytest.mark.parametrize("step", [11, 16])
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -96,11 +94,12 @@ def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trai
         {"save_steps": 11, "eval_steps": None},
     ],
 )
-def test_what_is_due_at_the_step_is_done_once(trainings, stopped, schedule, step):
+def test_what_is_due_at_the_step_is_done_once(trainings, stopped, schedule):
     """An epoch has 11 steps; validation, checkpoint and choosing the best may be due at its end, or within it."""
     run = trainings.unstarted("shared", **schedule)
-    assert f"after step {step} of 24" in stopped(run, sending(step - 1, signal.SIGUSR1))
-    assert train(run, resume=True, **QUIET).first_step == step
+    for step in (11, 16):
+        assert f"after step {step} of 24" in stopped(run, sending(step - 1, signal.SIGUSR1), resume=True)
+    assert train(run, resume=True, **QUIET).first_step == 16
     trainings.assert_same_adapter(run, trainings.uninterrupted("shared", **schedule))
     assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared", **schedule))
 
@@ -182,10 +181,9 @@ main(["train", "run.yaml"])
 
 @BOTH
 def test_a_signal_during_evaluation_stops_at_once_and_resuming_evaluates_without_training(
-    make_run, preloaded, tmp_path, monkeypatch, number
+    make_cached_run, preloaded, tmp_path, monkeypatch, number
 ):
-    run, undisturbed = make_run(train={"steps": 3}), make_run(train={"steps": 3}, output=str(tmp_path / "undisturbed"))
-    RunInputs.open(run).build()
+    run, undisturbed = (make_cached_run(train={"steps": 3}, output=str(tmp_path / name)) for name in ("run", "other"))
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     process = preloaded.start(EVALUATED, str(int(number)), folder=tmp_path)
     assert process.wait() == 75 and f"stopped by {number.name}; run the same command with --resume" in process.error

@@ -32,9 +32,9 @@ def test_a_token_attends_to_itself_and_to_earlier_tokens_of_its_branch_and_prefi
     assert num_pairs(Group(tuple(range(len(branches))), prefix, prefix, branches)) == pairs
 
 
-def test_flops_with_weights_are_those_that_pytorch_counts(make_run):
-    inputs = RunInputs.open(make_run(lora={"modules_to_save": ["embed_tokens"]}))
-    inputs.build()
+def test_flops_with_weights_are_those_that_pytorch_counts(make_run, built):
+    cache = {"dir": str(built.folder.parent)}
+    inputs = RunInputs.open(make_run(cache=cache, lora={"modules_to_save": ["embed_tokens"]}))
     session = Session.open(inputs)
     model = add_lora(
         load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.datasets.majority import Majority
+from lookonce.datasets.majority import Majority, MajorityInContext
 from lookonce.datasets.records import Record, Turn
 
 ASKED = [("a", "1"), ("a", "2"), ("a", "2"), ("b", "3"), ("b", "3"), ("b", "3"), ("b", "1"), ("c", "4")]
@@ -27,3 +27,13 @@ def test_a_question_asked_too_seldom_counts_as_unknown(min_asked, expected):
 
 def test_the_first_of_equally_frequent_answers_counts():
     assert Majority([("a", "2"), ("a", "1"), ("a", "1"), ("a", "2")]).answer("a") == "2"
+
+
+def test_given_the_context_it_is_the_most_frequent_answer_after_the_same_earlier_turns():
+    first_yes, first_no = Turn("polyp?", "yes"), Turn("polyp?", "no")
+    asked = [(first_yes, "2"), (first_yes, "2"), (first_yes, "1"), (first_no, "0"), (first_no, ""), (first_no, "")]
+    records = [Record((), (first, Turn("how many?", answer))) for first, answer in asked]
+    majority = MajorityInContext(iter(records))
+    assert [majority.answer((first,), "how many?") for first in (first_yes, first_no)] == ["2", ""]
+    assert majority.answer((Turn("text?", "no"),), "how many?") == "2"  # of the question
+    assert majority.answer((first_no,), "never asked") == "yes"  # of all

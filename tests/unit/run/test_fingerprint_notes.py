@@ -34,7 +34,8 @@ def run(make_run, sample, tmp_path, monkeypatch) -> RunFile:
     """A run with its own folder of caches and its own model, which was written a minute ago."""
     shutil.copytree(sample / "model", tmp_path / "model")
     monkeypatch.setattr(CLOCK, later)
-    run = make_run(model={"path": str(tmp_path / "model")})
+    few = {"train": str(sample / "test.jsonl"), "val": [], "test": []}
+    run = make_run(model={"path": str(tmp_path / "model")}, data=few)
     run.cache.dir.mkdir()
     return run
 

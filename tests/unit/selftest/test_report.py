@@ -46,7 +46,7 @@ def test_a_fault_of_a_part_is_one_of_all_ways_that_include_it():
     right = report().checks
     assert Report(COMBINATION, (*right, launched), 50).exact == list(ON_GPU[4:])
     assert Report(COMBINATION, (*right, replayed), 50).exact == [Way(recorded=False), ON_GPU[3], *ON_GPU[4:]]
-    assert Report(COMBINATION, (launched, replayed), 50).compared == [], "parts alone say nothing of a way"
+    assert Report(COMBINATION, (launched, replayed), 50).compared == [], "a way is not compared by its parts"
 
 
 def test_a_difference_may_be_a_few_times_the_largest_spread():

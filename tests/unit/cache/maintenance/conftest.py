@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -76,9 +77,11 @@ def flip() -> Callable[..., None]:
     """Flips a bit of a file, by default of its last byte."""
 
     def flip(path: Path, at: int = -1, bit: int = 0) -> None:
-        content = bytearray(path.read_bytes())
-        content[at] ^= 1 << bit
-        path.write_bytes(content)
+        with path.open("r+b") as file:
+            file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
+            [byte] = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1 << bit]))
 
     return flip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -50,7 +50,6 @@ def test_patches_of_resized_images_equal_those_of_the_stock_processor(noise, tmp
     assert_like_stock(ImageProcessor(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path), noise(size=size))
 
 
-@settings(deadline=None, database=None, max_examples=60)
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 2**32 - 1))
 def test_patches_of_images_of_any_size_equal_those_of_the_stock_processor(noise, processor, width, height, seed):
     image = noise(size=(width, height), seed=seed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -116,7 +116,6 @@ def test_without_torchvision_its_backend_is_refused_and_pil_suggested(sample):
 SIDES = st.integers(1, 500)
 
 
-@settings(deadline=None, database=None, max_examples=60)
 @given(SIDES, SIDES)
 def test_planned_tokens_equal_those_of_the_grid(processor, width, height):
     if max(width, height) > 200 * min(width, height):

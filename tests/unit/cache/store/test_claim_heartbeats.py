@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,49 +22,6 @@ ME = Process.this("1/4")
 
 
 # Processes.
-
-CHILD = """
-import sys, time
-from pathlib import Path
-from lookonce.cache.store.claims import Claims
-from lookonce.claim_file import Process
-claims = Claims(Path(sys.argv[1]), Process.this("child"))
-print(all([claims.take(shard, 1) for shard in sys.argv[2:]]), flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the claim of `SHARD`."""
-    command = [sys.executable, "-c", CHILD, str(tmp_path), SHARD]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "True\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.parametrize("reaped", [False, True])
-def test_the_claim_of_a_killed_process_is_taken_at_once(
-    take, child: subprocess.Popen[str], claim_file: Path, reaped: bool
-) -> None:
-    assert take() is None
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and still listed
-    if reaped:
-        child.wait()
-    claim = take()
-    assert claim and claim.is_held()
-    assert read_work(claim_file) == claim.work
-
-
-def test_a_stopped_process_keeps_its_claim_until_it_expires(
-    take, child: subprocess.Popen[str], claim_file: Path, backdate
-) -> None:
-    child.send_signal(signal.SIGSTOP)
-    assert take() is None
-    backdate(claim_file, EXPIRY_S + 1)
-    assert take()
 
 
 def test_a_reused_process_id_does_not_keep_a_claim_alive(take) -> None:

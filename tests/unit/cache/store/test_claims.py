@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -159,46 +157,6 @@ def test_a_dead_claim_that_another_worker_removes_first_is_taken_over(
 
     monkeypatch.setattr(os, "rename", rename)
     assert take()
-
-
-RACER = """
-import json, sys
-from pathlib import Path
-from lookonce.cache.store.claims import Claims
-from lookonce.claim_file import Process
-claims = Claims(Path(sys.argv[1]), Process.this("racer"))
-print("ready", flush=True)
-sys.stdin.readline()
-taken = [claim for number in range(int(sys.argv[2])) if (claim := claims.take(f"shard-{number:05d}", 1))]
-print("done", flush=True)
-sys.stdin.readline()
-print(json.dumps([claim.work.shard for claim in taken if claim.is_held()]), flush=True)
-"""
-
-
-def test_of_many_workers_that_take_over_dead_claims_one_holds_each(tmp_path: Path) -> None:
-    num_claims, num_racers = 300, 6
-    shards = [f"shard-{number:05d}" for number in range(num_claims)]
-    for shard in shards:
-        write_dead(tmp_path / "claims" / f"{shard}.json")
-    command = [sys.executable, "-c", RACER, str(tmp_path), str(num_claims)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    racers = [subprocess.Popen(command, text=True, bufsize=1, **pipes) for _ in range(num_racers)]
-    for _ in ("ready", "done"):
-        for racer in racers:
-            racer.stdout.readline()
-        for racer in racers:
-            racer.stdin.write("go\n")
-    answers = [racer.stdout.readline() for racer in racers]
-    holder_of = {
-        shard: racer.pid for racer, answer in zip(racers, answers, strict=True) for shard in json.loads(answer)
-    }
-    for racer in racers:
-        racer.communicate(timeout=60)
-    assert sorted(shard for answer in answers for shard in json.loads(answer)) == shards
-    assert len(set(holder_of.values())) > 1  # there was a race
-    found = {path.stem: read_work(path) for path in (tmp_path / "claims").iterdir()}
-    assert {shard: work and work.worker.pid for shard, work in found.items()} == holder_of
 
 
 # Unreadable claims.

@@ -8,7 +8,7 @@ import multiprocessing
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
@@ -38,8 +38,6 @@ PLANS = st.builds(
     lambda first, second, limit: extended(extended(Plan(), first, limit), second, limit), IMAGES, IMAGES, LIMIT
 )
 
-quick = settings(deadline=None, database=None, max_examples=60)
-
 
 def images(*num_tokens: int, prefix: str = "") -> list[PlannedImage]:
     """Images "a", "b", ... of these sizes."""
@@ -47,20 +45,17 @@ def images(*num_tokens: int, prefix: str = "") -> list[PlannedImage]:
     return [PlannedImage(prefix + letters[n], size, (f"{letters[n]}.jpg",)) for n, size in enumerate(num_tokens)]
 
 
-@quick
 @given(IMAGES, LIMIT)
 def test_cut_keeps_every_image_exactly_once_and_in_order(images, limit):
     assert [image for group in cut(images, limit) for image in group] == images
 
 
-@quick
 @given(IMAGES, LIMIT)
 def test_a_group_is_over_the_limit_only_if_it_is_a_single_image(images, limit):
     for group in cut(images, limit):
         assert len(group) == 1 or sum(image.num_tokens for image in group) <= limit
 
 
-@quick
 @given(IMAGES, LIMIT)
 def test_no_group_had_room_for_the_first_image_of_the_next(images, limit):
     for group, following in pairwise(cut(images, limit)):
@@ -92,7 +87,6 @@ def test_a_group_has_at_most_max_images(num_images, expected):
     assert [len(group) for group in groups] == expected
 
 
-@quick
 @given(PLANS, IMAGES, LIMIT)
 def test_an_extension_keeps_the_order_of_its_images_and_continues_the_numbers(plan, images, limit):
     new = plan.extension(images, BYTES_PER_TOKEN, limit * BYTES_PER_TOKEN)
@@ -116,7 +110,6 @@ def test_shard_names_have_at_least_five_digits(number, name):
     assert shard_name(number) == name
 
 
-@quick
 @given(PLANS)
 def test_a_plan_is_the_same_after_a_round_trip_through_json(plan):
     for shard in plan.shards:
@@ -133,7 +126,6 @@ def test_a_folder_without_plan_has_an_empty_one(tmp_path):
     assert read_plan(tmp_path) == Plan()
 
 
-@quick
 @given(batches=st.lists(IMAGES.filter(bool), min_size=1, max_size=4), limit=LIMIT)
 def test_a_plan_is_read_as_it_was_extended(tmp_path_factory, batches, limit):
     folder = tmp_path_factory.mktemp("cache")

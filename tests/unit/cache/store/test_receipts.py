@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import TEXT
 
@@ -75,7 +75,6 @@ def test_a_receipt_is_read_as_it_was_written(tmp_path):
     assert read_receipt(tmp_path, RECEIPT.shard) == RECEIPT
 
 
-@settings(deadline=None, database=None)
 @given(RECEIPTS)
 def test_any_receipt_is_the_same_after_a_round_trip_through_its_file(tmp_path_factory, receipt):
     folder = tmp_path_factory.mktemp("cache")

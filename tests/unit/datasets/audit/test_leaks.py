@@ -27,7 +27,7 @@ def test_the_same_questions_about_other_images_are_no_leak(folder, write, look):
     assert look(train, test).leaks == ()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_leaks_are_the_intersections_of_the_files(data, tmp_path_factory, write, look):
     folder = tmp_path_factory.mktemp("leaks")

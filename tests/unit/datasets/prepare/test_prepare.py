@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -101,7 +100,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(ROW, min_size=1, max_size=25),
     policy=st.sampled_from(["merge", "keep", "drop"]),
@@ -124,43 +123,6 @@ def test_every_row_is_in_a_record_or_counted(tmp_path_factory, rows, policy, spl
         return
     assert report["rows"]["read"] == len(rows) and is_complete(report)
     assert sum(map(len, records_of(folder / "out").values())) == report["rows"]["records"]
-
-
-# Real rows.
-
-
-def normalised(row: dict) -> tuple[str, str, tuple[str, ...]]:
-    """Image, question, and the labels of the answer in any order and spelling."""
-    labels = [label.strip().replace("rigth", "right") for label in row["answer"].split(";")]
-    return row["image_id"], row["question"], tuple(sorted(label.replace(">20mm", ">20") for label in labels))
-
-
-def test_rules_count_the_known_mistakes_of_the_real_rows(tmp_path, real_rows, jpeg):
-    rows = [json.loads(line) for line in real_rows.read_text().splitlines()]
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "val.jsonl").symlink_to(real_rows)
-    for name in {row["image_id"] for row in rows}:
-        (tmp_path / "in" / f"{name}.jpg").write_bytes(jpeg(name))
-    report = prepare("kvasir-vqa", tmp_path / "out", Options(str(tmp_path / "in"))).report
-    assert (report["rows"]["read"], report["images"]["written"]) == (8786, 975) and is_complete(report)
-    did = {tally["name"]: tally["changed"] + tally["dropped"] for tally in report["rules"]}
-    pairs = Counter((row["image_id"], row["question"]) for row in rows)
-    several = Counter((image, question) for image, question, _ in {normalised(row) for row in rows})
-    assert did == {
-        "no question or no answer": sum(row["question"] == "none" for row in rows),
-        "typos in questions": sum("instrumnets" in row["question"] for row in rows),
-        "typos in answers": sum("rigth" in row["answer"] for row in rows),
-        "one kind of separator": sum(";" in row["answer"].replace("; ", "") for row in rows),
-        "sizes with their unit": sum(">20" in row["answer"].replace("; ", ";").split(";") for row in rows),
-        "labels in one order": did["labels in one order"],
-        "empty question or answer": 0,
-    }
-    assert did["typos in questions"] == 539 and did["labels in one order"] > 100
-    assert report["duplicates"]["num_pairs"] == sum(number > 1 for number in pairs.values()) == 46
-    assert report["duplicates"]["num_differing_pairs"] == sum(number > 1 for number in several.values()) > 20
-    assert report["split"]["images"] == {"train": 683, "val": 146, "test": 146}  # also images without questions
-    assert report["images"]["in_no_record"] == 9
-    assert report["questions_not_in_the_definition"] == 0
 
 
 # Splits of others.
@@ -227,7 +189,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path):
     )
     with parquet.ParquetWriter(tmp_path / "in" / "a.parquet", schema, compression="none") as writer:
         for number in range(60):
-            image = {"bytes": os.urandom(1_000_000), "path": None}
+            image = {"bytes": os.urandom(200_000), "path": None}
             rows = [{"image": image, "question": str(q), "answer": "a", "img_id": str(number)} for q in range(2)]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     before = pa.total_allocated_bytes()
@@ -243,4 +205,4 @@ def test_memory_does_not_grow_with_the_images(tmp_path):
         prepare("kvasir-vqa", tmp_path / "out", Options(str(tmp_path / "in")))
     finally:
         images.ImageStore.add = add  # type: ignore[method-assign]
-    assert len(peaks) == 120 and max(peaks) < 40_000_000
+    assert len(peaks) == 120 and max(peaks) < 8_000_000

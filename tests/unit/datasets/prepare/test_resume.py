@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lookonce.datasets.prepare import chunks, images
 from lookonce.datasets.prepare.journal import WORK, Journal
-from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import UsageError
 
 
@@ -90,41 +86,6 @@ def test_an_image_that_was_removed_in_between_is_written_again(tmp_path, made, m
     for name in ("images/cl7.jpg.tmp-host-1-0", "val.jsonl.tmp-host-1-0"):
         (tmp_path / "out" / name).write_bytes(b"left over")
     made()
-    assert finished(tmp_path / "out") == expected
-
-
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-import pyarrow.parquet
-from lookonce.datasets.prepare import chunks, images
-from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.run import Options, prepare
-find_definition("kvasir-vqa")  # what every child would do again
-chunks.CHUNK_ROWS, write = 20, images._write
-images._write = lambda path, data: (time.sleep(0.002), write(path, data))
-for attempt in range(1, 100):
-    if not (child := os.fork()):
-        prepare("kvasir-vqa", Path(sys.argv[2]), Options(sys.argv[1]))
-        os._exit(0)
-    time.sleep(0.03 * attempt)
-    os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(code, flush=True)
-    if code == 0:
-        break
-"""
-"""A program that kills a preparation later and later, until it ends by itself. It forks, since to import takes longer
-than to prepare."""
-
-
-def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path, write_source):
-    source = write_source(tmp_path / "in", num_images=80, num_files=8)
-    expected = content(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
-    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    *killed, last = done.stdout.split()
-    assert last == "0" and len(killed) > 1 and set(killed) == {str(-signal.SIGKILL)}, done.stderr
     assert finished(tmp_path / "out") == expected
 
 

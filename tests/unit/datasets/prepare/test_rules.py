@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -172,7 +172,6 @@ TEXTS = st.one_of(
 ROWS = st.lists(st.builds(row, TEXTS, TEXTS, st.sampled_from("abc")), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows=ROWS)
 def test_every_row_is_kept_or_counted_and_keeps_its_original_texts(rows):
     numbered = [row(one.question, one.answer, one.key, origin=str(number)) for number, one in enumerate(rows)]
@@ -185,7 +184,6 @@ def test_every_row_is_kept_or_counted_and_keeps_its_original_texts(rows):
         assert after.question.strip() and after.answer.strip()
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=ROWS)
 def test_cleaning_twice_changes_nothing_more(rows):
     kept, _ = clean(rows, KVASIR)
@@ -212,7 +210,6 @@ def test_differing_answers_are_merged_kept_or_dropped_and_identical_ones_are_one
     assert (found.num_pairs, found.num_differing_pairs, found.num_identical) == (1, 1, 1)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=ROWS, policy=st.sampled_from(["merge", "keep", "drop"]))
 def test_every_row_is_in_a_record_or_counted(rows, policy):
     records, found = join_duplicates(rows, policy)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.datasets.prepare.rows import Row
@@ -92,7 +92,6 @@ IMAGES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows=IMAGES, seed=st.integers(0, 5), order=st.randoms(use_true_random=False))
 def test_no_bytes_and_no_name_are_on_two_sides_for_any_order_of_rows(rows, seed, order):
     parts = split_by_image(rows, SHARES, seed)

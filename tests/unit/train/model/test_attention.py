@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
@@ -23,7 +23,6 @@ from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_a
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import load_without_tower, text_model
 
-quick = settings(deadline=None, database=None, max_examples=60)
 CPU = torch.device("cpu")
 Images = list[tuple[int, list[int]]]
 IMAGES = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(1, 4), min_size=1, max_size=4)), max_size=4)
@@ -62,13 +61,11 @@ def mask_by_the_rule(images: Images, padding: int) -> torch.Tensor:
     return (same_image & (same_part | is_prefix)).tril()
 
 
-@quick
 @given(IMAGES, PADDING)
 def test_the_dense_mask_follows_the_rule(images, padding):
     assert torch.equal(dense_mask(*columns(images, padding))[0, 0], mask_by_the_rule(images, padding))
 
 
-@quick
 @given(IMAGES)
 def test_the_block_mask_follows_the_rule(images):
     segment, prefix = padded(images, BLOCK)
@@ -108,7 +105,6 @@ def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
     assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
 
 
-@quick
 @given(IMAGES, PADDING)
 def test_every_token_attends_to_itself_so_no_row_is_empty(images, padding):
     """Padding too: a row that attends to nothing gives NaN, which reaches every gradient."""

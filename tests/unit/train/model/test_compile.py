@@ -56,7 +56,8 @@ def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_setup_is_undone_after_training(model_folder, compiled):
+def test_the_setup_is_undone_after_training(model_folder, monkeypatch, compiled):
+    monkeypatch.setattr("torch.compile", lambda function, **options: function)  # whose first call imports for a second
     model = load_without_tower(model_folder, torch.float32)
     text = text_model(model)
     with pytest.raises(KeyboardInterrupt), training_on_packs(model, compiled=compiled):

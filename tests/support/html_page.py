@@ -1,0 +1,70 @@
+"""HTML pages that tests look at, and texts from data that look like markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+VOID = {"meta", "img", "link", "br"}
+TAGS = {
+    *("html", "head", "title", "meta", "style", "body", "main", "header", "footer", "h1", "h2", "p", "div", "span"),
+    *("b", "code", "small", "details", "summary", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
+    *("figure", "figcaption", "img", "svg", "rect", "circle", "line", "polyline", "text", "h3", "dl", "dt", "dd"),
+}
+HOSTILE = (
+    "</style></title><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "<!-- ' onload='alert(1)",
+    "]]>&lt;b&gt;\x00\x1b[31m\ud800 \u2028 javascript:alert(1)",
+)
+
+
+class Page(HTMLParser):
+    """The elements of a page; fails if they are not nested properly."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        assert len(dict(attrs)) == len(attrs), attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text.append(data)
+
+    def handle_comment(self, data):
+        raise AssertionError(f"a comment: {data}")
+
+    def urls(self) -> list[str]:
+        return [
+            values[name] for _, values in self.found for name in ("src", "href", "data", "action") if name in values
+        ]
+
+    def check(self) -> None:
+        """The page has known elements only, no event handlers, and nothing outside itself."""
+        assert {tag for tag, _ in self.found} <= TAGS
+        assert not [name for _, values in self.found for name in values if name.startswith("on")]
+        assert all(url.startswith("data:image/jpeg;base64,") for url in self.urls())
+        assert any("default-src 'none'" in values.get("content", "") for _, values in self.found)
+
+
+def assert_harmless(text: str) -> Page:
+    """Check a page that holds hostile texts, and return it."""
+    page = Page(text)
+    page.check()
+    assert not re.search("[\x00\x1b\ud800]", text)
+    assert "url(" not in text and "@import" not in text and not re.search(r'(?:src|href)="?https?:', text)
+    text.encode("utf-8")
+    return page
