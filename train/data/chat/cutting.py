@@ -11,8 +11,8 @@ Qwen's pattern these places are
 - before a space, if no whitespace precedes: a match that is not all whitespace has a space at its start only;
 - before an ASCII digit, if no whitespace precedes, and after it: a digit is a match by itself.
 
-So most texts fall into words and digits, of which there are few different ones. `cutting_tokens` returns none for a
-tokenizer of which this is not known; its conversations are not cut.
+So most texts fall into words and digits, of which there are few different ones. No added token may contain a digit or
+whitespace. `cutting_tokens` returns none for a tokenizer of which all this is not known; its conversations are not cut.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cutting_tokens(tokenizer: Any) -> tuple[str, ...]:
     """The special tokens at which text can be cut; none if the tokenizer is not known."""
     added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
     depends = any(getattr(token, name) for token in added.values() for name in NEIGHBOURS)
-    if depends or any(re.search(r"\s", text) for text in added) or not _is_known(tokenizer.backend_tokenizer):
+    if depends or any(re.search(r"[\s0-9]", text) for text in added) or not _is_known(tokenizer.backend_tokenizer):
         return ()
     special = [text for text, token in added.items() if token.special and not token.normalized]
     return tuple(text for text in special if not any(_overlap(text, other) for other in added))

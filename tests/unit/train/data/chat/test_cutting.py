@@ -84,6 +84,7 @@ def with_split(pattern=PATTERN, *, add_prefix_space=False):
         (with_added("<added>", rstrip=True), False),
         (with_added("<added>", single_word=True), False),
         (with_added("<two words>"), False),
+        (with_added("<number3>"), False),
         (with_split(), True),
         (with_split(PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), False),
         (with_split(add_prefix_space=True), False),
