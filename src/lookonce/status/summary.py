@@ -146,7 +146,7 @@ def summarise(
         best_validation_loss=best_loss,
         best_validation_step=best_step,
         startup_seconds=trained.startup_seconds,
-        exact_match_interval=evaluation.interval if evaluation else None,
+        exact_match_interval=[*evaluation.interval] if evaluation and evaluation.interval else None,
     )
 
 
