@@ -50,7 +50,7 @@ print("all imported neither")
 
 def test_read_only_commands_import_neither_torch_nor_transformers(root, make_run, built, tmp_path, monkeypatch):
     """On a run with a built cache and a noted fingerprint, including imports within functions."""
-    shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name)
+    shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=shutil.ignore_patterns("user-*"))
     run, run_file = make_run(), str(tmp_path / "run.yaml")
     Path(run_file).write_text(run.model_dump_json())
     monkeypatch.setattr("lookonce.cache.store.fingerprint_notes.now", lambda: float("inf"))

@@ -205,7 +205,7 @@ def test_a_shard_that_fails_in_the_middle_of_an_epoch_stops_the_training(
     """Each shard is opened again for each image, as in a cache of very many shards."""
     caches = tmp_path / "copied"
     run = unstarted(trainings, cache={"dir": str(caches), "shard_mb": 1})
-    shutil.copytree(trainings.caches, caches, ignore=shutil.ignore_patterns("user-*.json"))  # other tests use it now
+    shutil.copytree(trainings.caches, caches, ignore=shutil.ignore_patterns("user-*"))  # other tests use it now
     monkeypatch.setattr("lookonce.cache.store.reader.NUM_OPEN", 0)
 
     def damage_all() -> None:
