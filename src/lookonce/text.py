@@ -137,7 +137,7 @@ def quoted(text: str, width: int = MAX_SHOWN) -> str:
 
 
 def located(path: Path) -> str:
-    """A path in full, and what it is relative to: "/work/a.jsonl (relative to the working directory /work)"."""
+    """A path in full, and what it is relative to: "/data/a.jsonl (a.jsonl is relative to the working directory)"."""
     return str(path) if path.is_absolute() else f"{path.absolute()} ({path} is relative to the working directory)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,10 @@ from lookonce.commands.options import (
 from lookonce.errors import UsageError
 from lookonce.signals import exit_on_signal
 from lookonce.text import listed
+
+if TYPE_CHECKING:
+    from lookonce.run.config import RunFile
+    from lookonce.run.inputs import RunInputs
 
 
 def synthetic(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +73,38 @@ def bench() -> None:
       lookonce bench step experiments/sample.yaml --steps 20
       lookonce bench cache experiments/sample.yaml
     """
+
+
+def _chosen_run(run_file: Path | None, assignments: tuple[str, ...], model: str | None) -> RunFile | None:
+    """The run file of a measurement, which is read before slow imports; None for synthetic data."""
+    if (run_file is None) == (model is None):
+        raise click.UsageError("name either a run file or a --model for synthetic data")
+    return read_existing(run_file, assignments) if run_file else None
+
+
+def _opened(
+    run: RunFile | None,
+    assignments: tuple[str, ...],
+    model: str | None,
+    num_images: int,
+    tokenizer: Path | None,
+    place: Path,
+) -> RunInputs:
+    """The inputs of a run, or synthetic ones whose cache is built."""
+    from lookonce.bench.synthetic import make_run
+    from lookonce.run.inputs import RunInputs
+
+    if run:
+        return RunInputs.open(run, skip_unusable=True)
+    assert model
+    if environment.num_ranks() > 1:
+        raise UsageError(
+            "--model writes files, which only one process can do; run it once without torchrun, and then "
+            f"torchrun with the run file that it leaves in {place / f'{model}-{num_images}'}"
+        )
+    inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments))
+    inputs.build()
+    return inputs
 
 
 @bench.command("step")
@@ -123,26 +159,13 @@ def bench_step(
       lookonce bench step --model 8b --data kvasir-shaped --variants plain,liger,cached,tower,packed,shared
       torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --variants shared
     """
-    if (run_file is None) == (model is None):
-        raise click.UsageError("name either a run file or a --model for synthetic data")
-    run = read_existing(run_file, assignments) if run_file else None
+    run = _chosen_run(run_file, assignments, model)
     from lookonce.bench.step_time import bench_step as measure
-    from lookonce.bench.synthetic import make_run
     from lookonce.bench.variants import find_variants
-    from lookonce.run.inputs import RunInputs
     from lookonce.train.loop.session import Session
 
     chosen = find_variants((ways or variants).split(","))
-    if model and environment.num_ranks() > 1:
-        raise UsageError(
-            "--model writes files, which only one process can do; run it once without torchrun, and then "
-            f"torchrun with the run file that it leaves in {place / f'{model}-{num_images}'}"
-        )
-    if model:
-        inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments))
-        inputs.build()
-    elif run:
-        inputs = RunInputs.open(run, skip_unusable=True)
+    inputs = _opened(run, assignments, model, num_images, tokenizer, place)
     session = Session.open(inputs)
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None
@@ -189,23 +212,14 @@ def bench_answers(
       lookonce bench answers run.yaml --split test
       lookonce bench answers --model 8b --images 48 --set eval.max_new_tokens=8
     """
-    if (run_file is None) == (model is None):
-        raise click.UsageError("name either a run file or a --model for synthetic data")
+    run = _chosen_run(run_file, assignments, model)
     chosen = engines.split(",")
     if unknown := [name for name in chosen if name not in ("generate", "shared")]:
         raise UsageError(f"--engines has no {listed(unknown)}; choose from generate, shared")
-    run = read_existing(run_file, assignments) if run_file else None
     from lookonce.bench.answers import bench_answers as measure
-    from lookonce.bench.synthetic import make_run
-    from lookonce.run.inputs import RunInputs
     from lookonce.train.loop.session import Session
 
-    if model:
-        run = make_run(place, model, num_images, tokenizer, assignments)
-    assert run
-    inputs = RunInputs.open(run, skip_unusable=not model)
-    if model:
-        inputs.build()
+    inputs = _opened(run, assignments, model, num_images, tokenizer, place)
     if not (records := inputs.records.get(split)):
         raise UsageError(f"the run file names no records for `data.{split}`; choose another --split")
     report = None
