@@ -86,7 +86,7 @@ class SharedPrefixes:
             TrainingError: one question does not fit.
         """
         try:
-            return self._decoder_of(model).answers(examples)
+            return self.decoder_of(model).answers(examples)
         except torch.OutOfMemoryError:
             if len(examples) == 1:
                 raise TrainingError(
@@ -99,11 +99,16 @@ class SharedPrefixes:
         torch.cuda.empty_cache()
         return self.answers(model, examples[:half], notify) + self.answers(model, examples[half:], notify)
 
-    def _decoder_of(self, model: Any) -> Decoder:
+    def decoder_of(self, model: Any) -> Decoder:
         """The decoder of a model, which keeps its buffers and recorded passes from wave to wave."""
         if self._decoder is None or self._decoder.model is not model:
-            session, precision = self.session, self.session.inputs.run.train.precision
+            session, options = self.session, self.session.inputs.run.train
             self._decoder = Decoder(
-                model.eval(), session.chat_tokenizer, session.collator.source, self.room, PRECISIONS[precision]
+                model.eval(),
+                session.chat_tokenizer,
+                session.collator.source,
+                self.room,
+                PRECISIONS[options.precision],
+                compiled=options.compile and torch.cuda.is_available(),
             )
         return self._decoder

@@ -71,8 +71,8 @@ class Branches:
         self.place += ~self.ended
         self.position += ~self.ended
 
-    def subset(self, chosen: torch.Tensor) -> Branches:
-        """The branches at some indices, `[M]`."""
+    def subset(self, chosen: torch.Tensor | slice) -> Branches:
+        """Some branches, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
         return Branches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     def load(self, others: Branches) -> None:

@@ -1,46 +1,52 @@
-"""Keys and values of many conversations in one flat buffer, in the form of transformers' caches.
+"""Keys and values of many conversations in one flat buffer for each layer.
 
-Design: every layer gives its keys and values to `update` and attends to what that returns
-(https://huggingface.co/docs/transformers/cache_explanation), so the model's code is used unchanged. Each token has a
-place in the buffer. A pack of prompts is written to its places and attends to itself alone, as in training. One token
-of each growing answer is written to its place and attends to the whole buffer, where the mask leaves it the tokens of
-its own prompt and answer. Unlike transformers' caches it has no rows, so the tokens of an image are there once,
-however many answers attend to them. The cost is that a mask over all places decides what belongs together.
+Design: each token has a place in the buffer, and attention writes the keys and values of a pass to their places. Unlike
+transformers' caches (https://huggingface.co/docs/transformers/cache_explanation) it has no rows, so the tokens of an
+image are there once, however many answers attend to them. While passes run, the buffers are attributes of the layers'
+attention modules: a cache that is asked by a layer's number would be compiled again for each layer. The cost is that a
+mask over all places decides what belongs together.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from lookonce.train.model.load import text_model
+
 
 class KeyValues:
-    """The buffer of each layer; it is allocated when the first pass writes to it."""
+    """The buffers of a model's layers, `[1, heads, num_places, size]` each."""
 
-    def __init__(self, num_places: int) -> None:
+    def __init__(self, model: Any, num_places: int, dtype: torch.dtype) -> None:
+        """Allocate the buffers. `dtype` is that of the passes."""
         self.num_places = num_places
-        self.places: torch.Tensor
-        """Where the next pass writes its tokens, `[L]`."""
-        self.is_whole = False
-        """Whether the next pass attends to the whole buffer, and not only to its own tokens."""
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
+        config = text_model(model).config
+        shape = (1, config.num_key_value_heads, num_places, config.head_dim)
+        self._modules = [layer.self_attn for layer in text_model(model).layers]
+        self._buffers = [
+            tuple(torch.zeros(shape, dtype=dtype, device=model.device) for _ in range(2)) for _ in self._modules
+        ]
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's keys and values `[1, heads, L, size]`; returns those that the pass attends to."""
-        if layer not in self._keys:
-            for buffers, tensor in ((self._keys, keys), (self._values, values)):
-                buffers[layer] = tensor.new_zeros(*tensor.shape[:2], self.num_places, tensor.shape[3])
-        self._keys[layer].index_copy_(2, self.places, keys)
-        self._values[layer].index_copy_(2, self.places, values)
-        return (self._keys[layer], self._values[layer]) if self.is_whole else (keys, values)
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Give each layer its buffers."""
+        for module, (keys, values) in zip(self._modules, self._buffers, strict=True):
+            module.kept_keys, module.kept_values = keys, values
+        try:
+            yield
+        finally:
+            for module in self._modules:
+                del module.kept_keys, module.kept_values
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        """For transformers, which asks where positions begin; all passes give their positions themselves."""
-        return 0
+
+def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
+    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`."""
+    module.kept_keys.index_copy_(2, places, key)
+    module.kept_values.index_copy_(2, places, value)
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

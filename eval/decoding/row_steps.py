@@ -9,32 +9,25 @@ computed until the wave ends.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from lookonce.eval.decoding.branches import UNUSED, Branches
-from lookonce.eval.decoding.key_values import KeyValues
+from lookonce.eval.decoding.layout import Spans
 from lookonce.eval.decoding.steps import forward
-from lookonce.eval.decoding.waves import Layout
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import attends
 from lookonce.train.model.cuda_graphs import Capture
 from lookonce.train.model.load import text_model
 
-NAME = "shared_prefix_rows"
-"""Name of this attention implementation in transformers."""
-ROWS = 32
-"""Rows in a block; Kvasir-VQA asks up to 17 questions about an image."""
+ROWS = 16
+"""Rows in a block, the fewest that a kernel multiplies together."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +41,9 @@ class Rows:
     """The first block of keys of each block of rows, and the one behind its last."""
 
     @classmethod
-    def of(cls, layouts: Sequence[Layout]) -> Rows:
+    def of(cls, spans: Spans) -> Rows:
         """Blocks of rows for the branches of each group, which follow one another."""
-        prefix, first, end = (
-            np.concatenate([getattr(layout, name) for layout in layouts]) for name in ("prefix", "first", "end")
-        )
+        prefix, first, end = spans.prefix, spans.first, spans.end
         rows = np.empty(len(prefix), dtype=np.int64)
         firsts: list[int] = []
         ends: list[int] = []
@@ -72,7 +63,7 @@ class RowSteps:
     def __init__(
         self,
         model: Any,
-        keys: KeyValues,
+        num_places: int,
         end_token_id: int,
         branches: Branches,
         num_blocks: int,
@@ -80,42 +71,49 @@ class RowSteps:
     ) -> None:
         """Allocate tensors for as many branches as there are in `branches`, and `num_blocks` blocks of rows.
 
-        Without `capture` each pass is launched.
+        `num_places` is the length of the buffer. Without `capture` each pass is launched.
         """
-        self.branches, self.num_blocks = branches, num_blocks
-        self._model, self._keys, self._end_token_id, self._capture = model, keys, end_token_id, capture
+        self.branches, self.num_branches, self.num_blocks = branches, len(branches.place), num_blocks
+        self._model, self._num_places, self._end_token_id, self._capture = model, num_places, end_token_id, capture
+        config = text_model(model).config
+        self._heads_per_key = config.num_attention_heads // config.num_key_value_heads
         device, self._num_rows = branches.place.device, ROWS * (num_blocks + 1)  # the last block is for unused branches
 
         def column(length: int, value: int = UNUSED) -> torch.Tensor:
             return torch.full((length,), value, dtype=torch.int32, device=device)
 
-        self._segments = column(keys.num_places)
-        self._rows = column(len(branches.place), self._num_rows - 1).long()
+        self._segments = column(num_places)
+        self._rows = column(self.num_branches, self._num_rows - 1).long()
         self._segment, self._prefix, self._place = (column(self._num_rows) for _ in range(3))
         self._num_keys = column(num_blocks + 1, 0)[None, None]
-        self._keys_of_rows = column((num_blocks + 1) * (keys.num_places // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
+        self._keys_of_rows = column((num_blocks + 1) * (num_places // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
         self._number = torch.zeros(1, dtype=torch.long, device=device)
         self._mask = self._block_mask()
         self._replay: Callable[[], torch.Tensor] | None = None
 
     def _block_mask(self) -> BlockMask:
         segments, segment, prefix, place = self._segments, self._segment, self._prefix, self._place
+        heads = self._heads_per_key
 
-        def row_attends(batch: Any, head: Any, row: Any, key: Any) -> Any:
+        def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            row = query // heads
             return attends(segment[row], prefix[row], place[row], segments[key], key)
 
-        lengths = (self._num_rows, len(segments))
+        lengths = (self._num_rows * heads, len(segments))
         lists = (self._num_keys, self._keys_of_rows)
         absent = (None, None)  # no block is attended to as a whole, and there are no gradients
-        return BlockMask(lengths, *lists, *absent, *absent, *absent, (ROWS, BLOCK), row_attends)
+        return BlockMask(lengths, *lists, *absent, *absent, *absent, (ROWS * heads, BLOCK), row_attends)
 
-    def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> None:
-        """Begin a wave with the first token of each answer. `segments` are those of the places that are used."""
+    def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
+        """Go on with some branches; returns them in the tensors of the passes.
+
+        `segments` are those of the places that are used.
+        """
         device = segments.device
         self._segments.fill_(UNUSED)
         self._segments[: len(segments)].copy_(segments)
         self.branches.ended.fill_(True)
-        self.branches.place.fill_(self._keys.num_places - 1)
+        self.branches.place.fill_(self._num_places - 1)
         self.branches.load(branches)
         self._rows.fill_(self._num_rows - 1)
         self._rows[: len(rows.of_branch)].copy_(torch.from_numpy(rows.of_branch))
@@ -128,6 +126,7 @@ class RowSteps:
         self._num_keys[0, 0, : len(numbers)].copy_(numbers)
         wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
         self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=self._keys_of_rows.shape[-1] - 1).to(device))
+        return self.branches.subset(slice(len(branches.place)))
 
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""
@@ -143,46 +142,7 @@ class RowSteps:
     def _pass(self) -> torch.Tensor:
         branches = self.branches
         self._place.index_copy_(0, self._rows, branches.place.int())
-        with _attention(self._model):
-            logits = forward(self._model, self._keys, branches, attention_mask=self._mask, rows=self._rows)
+        logits = forward(self._model, branches, attention_mask=self._mask, rows=self._rows)
         branches.advance()
         branches.add(self._number, logits, self._end_token_id)
         return branches.ended
-
-
-@contextlib.contextmanager
-def _attention(model: Any) -> Iterator[None]:
-    config = text_model(model).config
-    before, config._attn_implementation = config._attn_implementation, NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
-@cache
-def _compiled() -> Callable[..., torch.Tensor]:
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def row_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: BlockMask,
-    rows: torch.Tensor,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """For AttentionInterface: FlexAttention of the queries of branches `[1, heads, N, size]` in their `rows` `[N]`."""
-    spread = query.new_zeros(*query.shape[:2], attention_mask.seq_lengths[0], query.shape[3])
-    spread.index_copy_(2, rows, query)
-    attend: Any = _compiled() if query.device.type == "cuda" else flex_attention
-    attended = attend(
-        spread, key, value, block_mask=attention_mask, scale=options.get("scaling"), enable_gqa=True
-    ).index_select(2, rows)
-    return attended.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(NAME, row_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -12,29 +12,30 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from lookonce.eval.decoding.attention import STEPS
 from lookonce.eval.decoding.branches import UNUSED, Branches
-from lookonce.eval.decoding.key_values import KeyValues
 from lookonce.train.model.attention import attends
+from lookonce.train.model.compile import other_attention
 
 
 class DenseSteps:
     """Passes with a dense mask, for the branches that have not ended."""
 
-    def __init__(self, model: Any, keys: KeyValues, end_token_id: int) -> None:
-        self._model, self._keys, self._end_token_id = model, keys, end_token_id
+    def __init__(self, model: Any, num_places: int, end_token_id: int) -> None:
+        self._model, self._num_places, self._end_token_id = model, num_places, end_token_id
 
     def start(self, branches: Branches, segments: torch.Tensor) -> None:
         """Begin a wave with the first token of each answer. `segments` are those of the places that are used."""
         self.branches = branches
-        self._segments = pad(segments, (0, self._keys.num_places - len(segments)), value=UNUSED)
-        self._places = torch.arange(self._keys.num_places, device=segments.device)
+        self._segments = pad(segments, (0, self._num_places - len(segments)), value=UNUSED)
+        self._places = torch.arange(self._num_places, device=segments.device)
 
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""
         branches = self.branches
         segment, prefix, place = (column[:, None] for column in (branches.segment, branches.prefix, branches.place))
         allowed = attends(segment, prefix, place, self._segments[None], self._places[None])
-        logits = forward(self._model, self._keys, branches, attention_mask=allowed[None, None])
+        logits = forward(self._model, branches, attention_mask=allowed[None, None])
         branches.advance()
         branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
 
@@ -45,14 +46,14 @@ class DenseSteps:
         return dropped
 
 
-def forward(model: Any, keys: KeyValues, branches: Branches, **options: Any) -> torch.Tensor:
+def forward(model: Any, branches: Branches, **options: Any) -> torch.Tensor:
     """The logits `[N, vocabulary]` after the latest token of each branch."""
-    keys.places, keys.is_whole = branches.place, True
-    logits: torch.Tensor = model(
-        input_ids=branches.latest[None],
-        position_ids=branches.position.expand(3, 1, -1),
-        past_key_values=keys,
-        use_cache=False,
-        **options,
-    ).logits
+    with other_attention(model, STEPS):
+        logits: torch.Tensor = model(
+            input_ids=branches.latest[None],
+            position_ids=branches.position.expand(3, 1, -1),
+            places=branches.place,
+            use_cache=False,
+            **options,
+        ).logits
     return logits[0]

@@ -41,8 +41,10 @@ COMPILER: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
+def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> Iterator[None]:
     """Set a model up for training on packs, with `compiled` decoder layers; undone on exit.
+
+    `attention` is transformers' name of the attention of packs.
 
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
@@ -50,7 +52,7 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
     text = text_model(model)
     check_layers(text.config)
     before = text.config._attn_implementation
-    text.config._attn_implementation = NAME
+    text.config._attn_implementation = attention
     try:
         with for_all_lengths(), without_syncs(base_model(model)):
             if compiled:
@@ -61,6 +63,23 @@ def training_on_packs(model: Any, *, compiled: bool) -> Iterator[None]:
         text.config._attn_implementation = before
         for layer in text.layers:
             layer._compiled_call_impl = None
+
+
+@contextlib.contextmanager
+def other_attention(model: Any, attention: str) -> Iterator[None]:
+    """Use another attention within `training_on_packs`; layers are compiled for the first length, then for all."""
+    text = text_model(model)
+    before = text.config._attn_implementation, [layer._compiled_call_impl for layer in text.layers]
+    text.config._attn_implementation = attention
+    for layer in text.layers:
+        if layer._compiled_call_impl:
+            layer.compile(dynamic=None)
+    try:
+        yield
+    finally:
+        text.config._attn_implementation = before[0]
+        for layer, compiled in zip(text.layers, before[1], strict=True):
+            layer._compiled_call_impl = compiled
 
 
 @contextlib.contextmanager

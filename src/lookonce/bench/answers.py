@@ -23,7 +23,6 @@ from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.decoder import Decoder
 from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
@@ -100,7 +99,8 @@ def bench_answers(
     given: list[list[Answer]] = []
     report = AnswersReport(device_name(), num_images, run.eval.max_new_tokens, [])
     for name in engines:
-        measured, answers = _measure(name, ENGINES[name](session), session, model, records)
+        engine = ENGINES[name](session)
+        measured, answers = _measure(name, engine, session, model, records)
         notify(f"{name}: {measured.ms_per_question:.2f} ms a question")
         given.append(answers)
         same = [len({one.token_ids for one in answers}) == 1 for answers in zip(*given, strict=True)]
@@ -109,7 +109,11 @@ def bench_answers(
             num_images,
             run.eval.max_new_tokens,
             [*report.measured, measured],
-            *(_limits(session, model, records) if name == "shared" else (report.prompts_ms, report.weights_ms)),
+            *(
+                _limits(engine, session, model, records)
+                if isinstance(engine, SharedPrefixes)
+                else (report.prompts_ms, report.weights_ms)
+            ),
             same_answers=sum(same) / len(same) if len(given) > 1 else None,
         )
         yield report
@@ -156,18 +160,11 @@ def _whole_path(engine: Engine, session: Session, model: Any, records: Sequence[
     return answers
 
 
-def _limits(session: Session, model: Any, records: Sequence[Record]) -> tuple[float, float]:
+def _limits(engine: SharedPrefixes, session: Session, model: Any, records: Sequence[Record]) -> tuple[float, float]:
     """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each wave."""
-    engine, examples = SharedPrefixes(session), _prompts(session, records)
+    examples = _prompts(session, records)
     waves = [[examples[number] for number in wave] for wave in engine.plan(examples)]
-    decoder = Decoder(
-        model,
-        session.chat_tokenizer,
-        session.collator.source,
-        engine.room,
-        PRECISIONS[session.inputs.run.train.precision],
-    )
-    decoder.first_tokens(waves[0])
+    decoder = engine.decoder_of(model)
     prompts = _seconds(lambda: [decoder.first_tokens(wave) for wave in waves])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
     reads = num_bytes * len(waves) * engine.room.max_new_tokens / _bytes_per_second()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from lookonce.eval.decoding.layout import PackLayout, WaveLayout
 from lookonce.eval.decoding.row_steps import ROWS, Rows
-from lookonce.eval.decoding.waves import Layout
 from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import BLOCK, Pack
 
@@ -18,28 +19,28 @@ def group(first: int, num_prefix_tokens: int, *branch_tokens: int) -> Group:
 
 
 PACKS = (
-    Pack((group(0, 500, *[3] * 40), group(40, 0, 9))),
-    Pack((group(41, 130, 1, 300), group(43, 1, *[20] * ROWS))),
+    Pack((group(0, 500, *[3] * 24), group(24, 0, 9))),
+    Pack((group(25, 130, 1, 300), group(27, 1, *[20] * ROWS))),
 )
 """One image has more questions than a block has rows; one question has no image."""
 
 
-def layouts() -> list[Layout]:
-    first = Layout.of(PACKS[0], 0, 0, NEW_TOKENS)
-    return [first, Layout.of(PACKS[1], len(first.segments), 43, NEW_TOKENS)]
+@pytest.fixture
+def layout() -> WaveLayout:
+    first = PackLayout.of(PACKS[0], 0, 0, NEW_TOKENS)
+    return WaveLayout([*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, NEW_TOKENS)])
 
 
-def test_branches_have_rows_of_their_own_in_blocks_of_one_image():
-    rows, prefix = Rows.of(layouts()), np.concatenate([layout.prefix for layout in layouts()])
+def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
+    rows, prefix = Rows.of(layout.spans), layout.column("prefix")
     assert len(set(rows.of_branch)) == len(prefix) and len(rows.first) == len(rows.end) == 5
     for block in range(5):
         assert len(set(prefix[rows.of_branch // ROWS == block])) == 1
 
 
-def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others():
-    found = layouts()
-    rows, segments = Rows.of(found), np.concatenate([layout.segments for layout in found])
-    branch, prefix = (np.concatenate([getattr(layout, name) for layout in found]) for name in ("branch", "prefix"))
+def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others(layout):
+    rows = Rows.of(layout.spans)
+    segments, branch, prefix = (layout.column(name) for name in ("segments", "branch", "prefix"))
     for number, row in enumerate(rows.of_branch):
         blocks = np.flatnonzero((segments == branch[number]) | (segments == prefix[number])) // BLOCK
         assert rows.first[row // ROWS] == blocks.min() and blocks.max() < rows.end[row // ROWS]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.eval.decoding.branches import UNUSED
-from lookonce.eval.decoding.waves import Layout, Room, packs_of, plan_waves
+from lookonce.eval.decoding.layout import WaveLayout
+from lookonce.eval.decoding.waves import Room, plan_waves
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.groups import group_examples
 from lookonce.train.data.tokenize import Example
@@ -49,8 +50,8 @@ def test_each_question_is_in_one_wave_and_waves_fit_unless_one_question_does_not
 def test_tokens_and_the_room_for_answers_have_places_of_their_own(examples, room):
     num_places = num_segments = 0
     seen: list[int] = []
-    for pack in packs_of(examples, IMAGE, room.tokens_per_pack):
-        layout = Layout.of(pack, num_places, num_segments, room.max_new_tokens)
+    wave = WaveLayout.of(examples, IMAGE, room)
+    for pack, layout in zip(wave.packs, wave.of_packs, strict=True):
         batch = PackCollator(IMAGE, 0, 2, GRIDS.__getitem__)(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
@@ -66,7 +67,7 @@ def test_tokens_and_the_room_for_answers_have_places_of_their_own(examples, room
         seen += layout.examples.tolist()
         num_places += len(layout.segments)
         num_segments += sum(1 + len(group.examples) for group in pack.groups)
-    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen
+    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and wave.num_places == num_places
 
 
 def test_a_wave_does_not_depend_on_the_waves_after_it():
