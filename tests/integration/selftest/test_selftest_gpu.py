@@ -47,14 +47,16 @@ def test_all_ways_are_exact():
     assert report.seconds < 200
 
 
-def test_the_first_training_runs_it_in_a_process_of_its_own_and_notes_it(make_run, monkeypatch, tmp_path):
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_first_training_runs_it_in_a_process_of_its_own_and_notes_it(make_run, monkeypatch, tmp_path, precision):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     notes: list[str] = []
+    run = make_run(train={"precision": precision})
     for _ in range(2):
-        check_exact(make_run(), notes.append)
+        check_exact(run, notes.append)
     assert len(notes) == 2 and "packs are exact here" in notes[1]
-    assert is_noted_exact(combination("bf16"), Way())
+    assert is_noted_exact(combination(precision), Way.of(run))
 
 
 def test_transposed_block_lists_are_found_in_the_results(monkeypatch):
