@@ -24,10 +24,10 @@ from lookonce.train.model.attention import WHOLE_BLOCKS, shared_prefix_attention
 PROMPTS = "shared_prefix_prompts"
 STEPS = "shared_prefix_steps"
 """Names of these attention implementations in transformers."""
-LARGEST_TILE = 64
-"""Rows and heads that a kernel takes together at most."""
-OPTIONS: dict[str, Any] = {"BACKEND": "TRITON", "BLOCK_N": 64, "num_warps": 4, "num_stages": 3} | WHOLE_BLOCKS
-"""FlexAttention's options. Larger tiles, and its own choice of options, took up to 1.8 times as long on an H200."""
+QUERIES = 64
+"""Queries in a block: rows times the query heads that read the same key head, which are filled up to a power of 2."""
+OPTIONS = WHOLE_BLOCKS | {"BACKEND": "TRITON", "BLOCK_M": QUERIES, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+"""FlexAttention's options. Larger blocks, and its own choice of options, took up to 1.8 times as long on an H200."""
 
 
 def prompt_attention(
@@ -53,11 +53,18 @@ def row_attention(
     """FlexAttention of the queries of branches `[1, heads, N, size]`, in the `rows` `[N]` of the mask."""
     rows, num_heads, size = options["rows"], key.shape[1], query.shape[3]
     heads = query.shape[1] // num_heads
-    spread = query.new_zeros(num_heads, mask.seq_lengths[0] // heads, heads, size)
-    spread.index_copy_(1, rows, query.view(num_heads, heads, -1, size).transpose(1, 2))
+    heads_of_row = QUERIES // rows_of_block(module.config)
+    spread = query.new_zeros(num_heads, mask.seq_lengths[0] // heads_of_row, heads_of_row, size)
+    spread[:, rows, :heads] = query.view(num_heads, heads, -1, size).transpose(1, 2)
     attended = _flex(spread.view(1, num_heads, -1, size), key, value, mask, options.get("scaling"))
-    of_branches = attended.view(num_heads, -1, heads, size).index_select(1, rows)
+    of_branches = attended.view(num_heads, -1, heads_of_row, size)[:, rows, :heads]
     return of_branches.permute(1, 0, 2, 3).reshape(1, len(rows), -1, size), None
+
+
+def rows_of_block(config: Any) -> int:
+    """The rows of a block, for transformers' `config` of a language model."""
+    heads = int(config.num_attention_heads // config.num_key_value_heads)
+    return QUERIES >> (heads - 1).bit_length()
 
 
 def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: Any) -> torch.Tensor:
@@ -65,14 +72,8 @@ def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Blo
         written_out: torch.Tensor = flex_attention(query, key, value, block_mask=mask, scale=scale)
         return written_out
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
-    options = OPTIONS | {"BLOCK_M": tile(mask.BLOCK_SIZE[0])}
-    found: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scale, kernel_options=options)
+    found: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scale, kernel_options=OPTIONS)
     return found
-
-
-def tile(block: int) -> int:
-    """The largest power of 2 up to `LARGEST_TILE` that divides a block of rows."""
-    return min(block & -block, LARGEST_TILE)
 
 
 @cache

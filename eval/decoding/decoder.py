@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.attention import PROMPTS
+from lookonce.eval.decoding.attention import PROMPTS, rows_of_block
 from lookonce.eval.decoding.branches import UNUSED, Branches
 from lookonce.eval.decoding.key_values import KeyValues
 from lookonce.eval.decoding.layout import WaveLayout
@@ -29,6 +29,7 @@ from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.cuda_graphs import cuda_graph_capture
+from lookonce.train.model.load import text_model
 
 STEPS_BETWEEN_CHECKS = 4
 """Passes on a GPU after which the CPU asks which answers have ended; each time the GPU has to wait."""
@@ -135,7 +136,7 @@ class Decoder:
                     branches, spans = branches.subset(chosen), spans.subset(grows)
                     if not grows.any():
                         return
-                    rows = Rows.of(spans)
+                    rows = Rows.of(spans, rows_of_block(text_model(self.model).config))
                     steps = self._steps_for(len(rows.of_branch), len(rows.first), keys)
                     branches = steps.start(branches, segments, rows)
             assert steps

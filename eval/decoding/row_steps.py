@@ -2,7 +2,7 @@
 
 Design: the tensors have one size for all waves, so a pass is captured once and replayed for every token; launching its
 thousands of kernels would take the CPU longer than the GPU needs for them. The branches of an image are spread over
-rows of their own, in blocks of `ROWS`, so that a block of rows reads the keys of one image only, and the reading is
+rows of their own, in blocks, so that a block of rows reads the keys of one image only, and the reading is
 shared out over the whole GPU. The rest of the model computes the branches as they are. Branches that have ended are
 computed until the wave ends.
 """
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask
 
+from lookonce.eval.decoding.attention import QUERIES, rows_of_block
 from lookonce.eval.decoding.branches import UNUSED, Branches
 from lookonce.eval.decoding.layout import Spans
 from lookonce.eval.decoding.steps import forward
@@ -25,9 +26,6 @@ from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import attends
 from lookonce.train.model.cuda_graphs import Capture
 from lookonce.train.model.load import text_model
-
-ROWS = 16
-"""Rows in a block, the fewest that a kernel multiplies together."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Rows:
     """The first block of keys of each block of rows, and the one behind its last."""
 
     @classmethod
-    def of(cls, spans: Spans) -> Rows:
+    def of(cls, spans: Spans, rows_of_block: int) -> Rows:
         """Blocks of rows for the branches of each group, which follow one another."""
         prefix, first, end = spans.prefix, spans.first, spans.end
         rows = np.empty(len(prefix), dtype=np.int64)
@@ -49,9 +47,9 @@ class Rows:
         ends: list[int] = []
         edges = np.flatnonzero(np.diff(prefix, prepend=-1, append=-1))
         for start, stop in zip(edges[:-1], edges[1:], strict=True):
-            for begin in range(start, stop, ROWS):
-                chosen = slice(begin, min(begin + ROWS, stop))
-                rows[chosen] = ROWS * len(firsts) + np.arange(chosen.stop - begin)
+            for begin in range(start, stop, rows_of_block):
+                chosen = slice(begin, min(begin + rows_of_block, stop))
+                rows[chosen] = rows_of_block * len(firsts) + np.arange(chosen.stop - begin)
                 firsts.append(first[begin] // BLOCK)
                 ends.append(-(-end[chosen.stop - 1] // BLOCK))
         return cls(rows, np.array(firsts), np.array(ends))
@@ -75,9 +73,9 @@ class RowSteps:
         """
         self.branches, self.num_branches, self.num_blocks = branches, len(branches.place), num_blocks
         self._model, self._num_places, self._end_token_id, self._capture = model, num_places, end_token_id, capture
-        config = text_model(model).config
-        self._heads_per_key = config.num_attention_heads // config.num_key_value_heads
-        device, self._num_rows = branches.place.device, ROWS * (num_blocks + 1)  # the last block is for unused branches
+        self._rows_of_block = rows_of_block(text_model(model).config)
+        self._num_rows = self._rows_of_block * (num_blocks + 1)  # the last block is for unused branches
+        device = branches.place.device
 
         def column(length: int, value: int = UNUSED) -> torch.Tensor:
             return torch.full((length,), value, dtype=torch.int32, device=device)
@@ -93,7 +91,7 @@ class RowSteps:
 
     def _block_mask(self) -> BlockMask:
         segments, segment, prefix, place = self._segments, self._segment, self._prefix, self._place
-        heads = self._heads_per_key
+        heads = QUERIES // self._rows_of_block
 
         def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
             row = query // heads
@@ -102,7 +100,7 @@ class RowSteps:
         lengths = (self._num_rows * heads, len(segments))
         lists = (self._num_keys, self._keys_of_rows)
         absent = (None, None)  # no block is attended to as a whole, and there are no gradients
-        return BlockMask(lengths, *lists, *absent, *absent, *absent, (ROWS * heads, BLOCK), row_attends)
+        return BlockMask(lengths, *lists, *absent, *absent, *absent, (QUERIES, BLOCK), row_attends)
 
     def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
         """Go on with some branches; returns them in the tensors of the passes.

@@ -16,7 +16,7 @@ dynamic too, and FlexAttention cannot be compiled for that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -73,13 +73,25 @@ def other_attention(model: Any, attention: str) -> Iterator[None]:
     text.config._attn_implementation = attention
     for layer in text.layers:
         if layer._compiled_call_impl:
-            layer.compile(dynamic=None)
+            layer._compiled_call_impl = _compiled_apart(layer)
     try:
         yield
     finally:
         text.config._attn_implementation = before[0]
         for layer, compiled in zip(text.layers, before[1], strict=True):
             layer._compiled_call_impl = compiled
+
+
+def _compiled_apart(layer: Any) -> Callable[..., Any]:
+    """The compiled layer, with code of its own: what changes between calls of the same code becomes dynamic.
+
+    That would be the block size of the mask, for which FlexAttention cannot be compiled.
+    """
+
+    def call(*args: Any, **options: Any) -> Any:
+        return layer._call_impl(*args, **options)
+
+    return torch.compile(call, dynamic=None)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lookonce.eval.decoding.layout import PackLayout, WaveLayout
-from lookonce.eval.decoding.row_steps import ROWS, Rows
+from lookonce.eval.decoding.row_steps import Rows
 from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import BLOCK, Pack
 
-NEW_TOKENS = 7
+NEW_TOKENS, ROWS = 7, 16
 
 
 def group(first: int, num_prefix_tokens: int, *branch_tokens: int) -> Group:
@@ -32,14 +32,14 @@ def layout() -> WaveLayout:
 
 
 def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
-    rows, prefix = Rows.of(layout.spans), layout.column("prefix")
+    rows, prefix = Rows.of(layout.spans, ROWS), layout.column("prefix")
     assert len(set(rows.of_branch)) == len(prefix) and len(rows.first) == len(rows.end) == 5
     for block in range(5):
         assert len(set(prefix[rows.of_branch // ROWS == block])) == 1
 
 
 def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others(layout):
-    rows = Rows.of(layout.spans)
+    rows = Rows.of(layout.spans, ROWS)
     segments, branch, prefix = (layout.column(name) for name in ("segments", "branch", "prefix"))
     for number, row in enumerate(rows.of_branch):
         blocks = np.flatnonzero((segments == branch[number]) | (segments == prefix[number])) // BLOCK
