@@ -7,9 +7,11 @@ was interrupted. Only if the GPU is out of memory are fewer questions answered t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,16 +29,23 @@ CPU_PACK = 1024
 """Tokens of a pack on a CPU, where attention with a dense mask takes time for all pairs of tokens of a pack."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Answers questions with a model."""
 
+    @abstractmethod
     def plan(self, examples: Sequence[Example]) -> list[list[int]]:
         """The numbers of the questions that are answered together."""
-        ...
+
+    @abstractmethod
+    def stream(
+        self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
+    ) -> Iterator[list[Answer]]:
+        """The greedy answers to each batch of questions that are answered together, in order."""
 
     def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
         """The greedy answers to questions that are answered together, in order."""
-        ...
+        [found] = self.stream(model, [examples], notify)
+        return found
 
 
 def engine_of(session: Session) -> Engine:
@@ -46,7 +55,7 @@ def engine_of(session: Session) -> Engine:
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Engine):
     """transformers' `generate`, in batches of questions of similar length, so that padding is small."""
 
     session: Session
@@ -56,15 +65,18 @@ class Generate:
         size = self.session.inputs.run.eval.batch_size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
+    def stream(
+        self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
+    ) -> Iterator[list[Answer]]:
         session, run = self.session, self.session.inputs.run
         tokenizer = session.chat_tokenizer.tokenizer
-        return greedy_answers(
-            model, tokenizer, session.collator, examples, run.eval.max_new_tokens, run.train.precision
-        )
+        for batch in batches:
+            yield greedy_answers(
+                model, tokenizer, session.collator, batch, run.eval.max_new_tokens, run.train.precision
+            )
 
 
-class SharedPrefixes:
+class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
     def __init__(self, session: Session) -> None:
@@ -79,25 +91,38 @@ class SharedPrefixes:
     def plan(self, examples: Sequence[Example]) -> list[list[int]]:
         return plan_waves(examples, self.session.chat_tokenizer.image_token_id, self.room)
 
-    def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
-        """The greedy answers to a wave, in two halves if the GPU is out of memory.
+    def stream(
+        self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
+    ) -> Iterator[list[Answer]]:
+        """The greedy answers to each wave; to one in two halves if the GPU is out of memory.
 
         Raises:
             TrainingError: one question does not fit.
         """
-        try:
-            return self.decoder_of(model).answers(examples)
-        except torch.OutOfMemoryError:
-            if len(examples) == 1:
-                raise TrainingError(
-                    f"the GPU is out of memory for one question of {examples[0].num_tokens:,} tokens "
-                    f"({examples[0].origin}); lower `eval.max_new_tokens` or use a larger GPU"
-                ) from None
-        half = len(examples) // 2
-        notify(f"out of memory; answering {count(half, 'question')} at a time; set a lower `eval.tokens_per_wave`")
+        left = deque(batches)
+        while left:
+            try:
+                for found in self.decoder_of(model).answers([*left]):
+                    left.popleft()
+                    yield found
+                return
+            except torch.OutOfMemoryError:
+                self._make_less_room(left[0], notify)
+            wave = left.popleft()
+            half = len(wave) // 2
+            yield self.answers(model, wave[:half], notify) + self.answers(model, wave[half:], notify)
+
+    def _make_less_room(self, wave: Sequence[Example], notify: Notify) -> None:
+        """Answer half as much at a time from now on."""
+        if len(wave) == 1:
+            raise TrainingError(
+                f"the GPU is out of memory for one question of {wave[0].num_tokens:,} tokens "
+                f"({wave[0].origin}); lower `eval.max_new_tokens` or use a larger GPU"
+            ) from None
+        half = count(len(wave) // 2, "question")
+        notify(f"out of memory; answering {half} at a time; set a lower `eval.tokens_per_wave`")
         self.room, self._decoder = replace(self.room, num_places=self.room.num_places // 2), None
         torch.cuda.empty_cache()
-        return self.answers(model, examples[:half], notify) + self.answers(model, examples[half:], notify)
 
     def decoder_of(self, model: Any) -> Decoder:
         """The decoder of a model, which keeps its buffers and recorded passes from wave to wave."""

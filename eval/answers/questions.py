@@ -76,10 +76,10 @@ class Questions:
     ) -> Iterator[tuple[int, list[Answer]]]:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         with _bar(self.num_in(batches), disable=None if shows_progress else True) as progress:
-            for number in batches:
-                chosen = [self.examples[question] for question in self.batches[number]]
-                yield number, self.engine.answers(model, chosen, notify)
-                progress.update(len(chosen))
+            chosen = [[self.examples[question] for question in self.batches[number]] for number in batches]
+            for number, answers in zip(batches, self.engine.stream(model, chosen, notify), strict=True):
+                yield number, answers
+                progress.update(len(answers))
 
     def predictions(self, answered: Answered) -> list[Prediction]:
         """The answers of all batches, each in the row of its question, in order."""

@@ -9,7 +9,7 @@ Answers that have ended leave the wave, which makes the later passes smaller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,12 @@ from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.attention import PROMPTS, rows_of_block
 from lookonce.eval.decoding.branches import UNUSED, Branches
 from lookonce.eval.decoding.key_values import KeyValues
-from lookonce.eval.decoding.layout import WaveLayout
+from lookonce.eval.decoding.layout import PADDING, WaveLayout
 from lookonce.eval.decoding.prompts import Prompts
 from lookonce.eval.decoding.row_steps import Rows, RowSteps
 from lookonce.eval.decoding.steps import DenseSteps
 from lookonce.eval.decoding.waves import Room
-from lookonce.train.data.features import FeatureSource
+from lookonce.train.data.features import Batch, FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.compile import training_on_packs
@@ -35,6 +35,9 @@ STEPS_BETWEEN_CHECKS = 4
 """Passes on a GPU after which the CPU asks which answers have ended; each time the GPU has to wait."""
 BRANCHES = 64
 """The numbers of branches in captured passes are multiples of this."""
+
+Grown = tuple[int, list[int], list[float]]
+"""The number of a question, and the tokens and log-probabilities of its answer."""
 
 
 class Decoder:
@@ -61,41 +64,66 @@ class Decoder:
         on_gpu = self.device.type == "cuda"
         self._compiled, self._by_rows = compiled, on_gpu if by_rows is None else by_rows
         self._capture = cuda_graph_capture() if on_gpu else None
-        self._prompts = Prompts(model, chat, source)
+        self._prompts = Prompts(model, chat, source, room)
         self._keys: KeyValues | None = None
         self._steps: list[RowSteps] = []
 
-    @torch.inference_mode()
-    def answers(self, wave: Sequence[Example]) -> list[Answer]:
-        """The answers to the questions of a wave, in order."""
-        layout = WaveLayout.of(wave, self.chat.image_token_id, self.room)
-        keys = self._buffer(layout.num_places)
-        with self._passes(keys):
-            branches = self._begin(layout, wave, keys)
-            grow = self._grow_by_rows if self._by_rows else self._grow
-            done = grow(branches, layout, keys)
-            answers = dict(answer for branches in done for answer in self._taken(branches))
-        return [answers[number] for number in range(len(wave))]
+    def answers(self, waves: Iterable[Sequence[Example]]) -> Iterator[list[Answer]]:
+        """The answers to the questions of each wave, in order.
 
-    @torch.inference_mode()
-    def first_tokens(self, wave: Sequence[Example]) -> torch.Tensor:
+        Texts are decoded, and used by the caller, while the GPU computes the prompts of the next wave.
+        """
+        done: list[Grown] = []
+        try:
+            for layout, branches, keys in self._begun(waves):
+                if done:
+                    yield self._read(done)
+                done = []
+                done = self._finished(layout, branches, keys)
+        except torch.OutOfMemoryError:
+            if done:
+                yield self._read(done)
+            raise
+        if done:
+            yield self._read(done)
+
+    def first_tokens(self, waves: Iterable[Sequence[Example]]) -> Iterator[torch.Tensor]:
         """The first token of each answer, which is known when the prompts have been computed."""
-        layout = WaveLayout.of(wave, self.chat.image_token_id, self.room)
-        keys = self._buffer(layout.num_places)
+        for _, branches, _ in self._begun(waves):
+            yield branches.latest
+
+    def _begun(self, waves: Iterable[Sequence[Example]]) -> Iterator[tuple[WaveLayout, Branches, KeyValues]]:
+        """Compute the prompts of each wave."""
+        with contextlib.closing(self._prompts.ahead(waves)) as ahead:
+            for layout, batches in ahead:
+                keys = self._buffer(len(layout.segments))
+                with self._passes(keys):
+                    branches = self._begin(layout, batches)
+                yield layout, branches, keys
+
+    def _finished(self, layout: WaveLayout, branches: Branches, keys: KeyValues) -> list[Grown]:
+        """Let the answers of a wave grow to their end; in the order of their questions."""
+        grow = self._grow_by_rows if self._by_rows else self._grow
         with self._passes(keys):
-            return self._begin(layout, wave, keys).latest
+            done = list(grow(branches, layout, keys))
+            columns = [(some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist()) for some in done]
+        return sorted(answer for some in columns for answer in zip(*some, strict=True))
+
+    def _read(self, done: Sequence[Grown]) -> list[Answer]:
+        return [Answer.of(tokens, logprobs, self.chat.tokenizer) for _, tokens, logprobs in done]
 
     @contextlib.contextmanager
     def _passes(self, keys: KeyValues) -> Iterator[None]:
         """The precision, the attention and the buffers of passes."""
+        inference = torch.inference_mode()
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         on_packs = training_on_packs(self.model, compiled=self._compiled, attention=PROMPTS)
-        with autocast, on_packs, keys.attached():
+        with inference, autocast, on_packs, keys.attached():
             yield
 
-    def _begin(self, layout: WaveLayout, wave: Sequence[Example], keys: KeyValues) -> Branches:
+    def _begin(self, layout: WaveLayout, batches: Iterable[Batch]) -> Branches:
         """Compute a wave's prompts; its branches have the first token of each answer."""
-        logits, positions = self._prompts.run(layout, wave, keys.num_places - 1)
+        logits, positions = self._prompts.run(batches)
 
         def column(name: str) -> torch.Tensor:
             return torch.from_numpy(layout.column(name)).to(self.device)
@@ -114,8 +142,8 @@ class Decoder:
 
     def _grow(self, branches: Branches, layout: WaveLayout, keys: KeyValues) -> Iterator[Branches]:
         """Let answers grow with dense masks; yields branches when they have ended."""
-        steps = DenseSteps(self.model, keys.num_places, self.end_token_id)
-        steps.start(branches, torch.from_numpy(layout.column("segments")).to(self.device))
+        steps = DenseSteps(self.model, self.end_token_id)
+        steps.start(branches, torch.from_numpy(layout.segments).to(self.device))
         for number in range(1, self.room.max_new_tokens):
             yield steps.drop_ended()
             if not len(steps.branches.ended):
@@ -125,7 +153,7 @@ class Decoder:
 
     def _grow_by_rows(self, branches: Branches, layout: WaveLayout, keys: KeyValues) -> Iterator[Branches]:
         """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
-        segments = torch.from_numpy(layout.column("segments")).to(self.device)
+        segments = torch.from_numpy(layout.segments).to(self.device)
         spans, steps = layout.spans, None
         for number in range(1, self.room.max_new_tokens):
             if number % STEPS_BETWEEN_CHECKS == 1:
@@ -148,27 +176,20 @@ class Decoder:
         for steps in self._steps:
             if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
                 return steps
-        size, padding_place = capacity(num_branches), keys.num_places - 1
-        unused = Branches.unused(size, padding_place, self.room.max_new_tokens, self.end_token_id, self.device)
-        num_blocks += num_blocks // 4
+        num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
+        unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self.end_token_id, self.device)
         self._steps.append(RowSteps(self.model, keys.num_places, self.end_token_id, unused, num_blocks, self._capture))
         return self._steps[-1]
 
     def _buffer(self, num_places: int) -> KeyValues:
-        """The buffer of a wave: one of its own, or the one of all waves, whose last block is for padding."""
+        """The buffer of a wave: one of its own, or the one of all waves, in whole blocks."""
         if not self._by_rows:
-            return KeyValues(self.model, num_places + 1, self.dtype)
-        if self._keys is None or self._keys.num_places < num_places + BLOCK:
+            return KeyValues(self.model, num_places, self.dtype)
+        if self._keys is None or self._keys.num_places < num_places:
             self._steps.clear()
-            num_places = -(-max(num_places, self.room.num_places) // BLOCK) * BLOCK + BLOCK
+            num_places = -(-max(num_places, self.room.num_places + 1) // BLOCK) * BLOCK
             self._keys = KeyValues(self.model, num_places, self.dtype)
         return self._keys
-
-    def _taken(self, done: Branches) -> Iterator[tuple[int, Answer]]:
-        """The answers of branches that have ended."""
-        columns = (done.examples, done.tokens, done.logprobs)
-        for number, tokens, logprobs in zip(*(column.tolist() for column in columns), strict=True):
-            yield number, Answer.of(tokens, logprobs, self.chat.tokenizer)
 
 
 def capacity(num_branches: int) -> int:

@@ -18,6 +18,9 @@ from lookonce.train.data.groups import group_examples
 from lookonce.train.data.packing import Pack, pack_step
 from lookonce.train.data.tokenize import Example
 
+PADDING = 0
+"""The place where passes write the keys and values of their padding."""
+
 
 @dataclass(frozen=True)
 class Spans:
@@ -102,7 +105,7 @@ class WaveLayout:
         longest = max(example.num_tokens for example in wave)
         [packs] = pack_step(group_examples(wave, image_token_id), max(room.tokens_per_pack, longest))
         layouts: list[PackLayout] = []
-        num_places = num_segments = 0
+        num_places, num_segments = PADDING + 1, 0
         for pack in packs:
             layouts.append(PackLayout.of(pack, num_places, num_segments, room.max_new_tokens))
             num_places += len(layouts[-1].segments)
@@ -114,8 +117,9 @@ class WaveLayout:
         return np.concatenate([getattr(layout, name) for layout in self.of_packs])
 
     @property
-    def num_places(self) -> int:
-        return sum(len(layout.segments) for layout in self.of_packs)
+    def segments(self) -> NDArray[np.int64]:
+        """The segment of each place; that of padding is unused."""
+        return np.concatenate([[UNUSED], self.column("segments")])
 
     @property
     def spans(self) -> Spans:

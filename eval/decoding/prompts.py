@@ -1,76 +1,92 @@
-"""Passes over the packs of a wave's prompts, which give the first token of each answer.
+"""Passes over the packs of prompts, which give the first token of each answer.
 
-Design: packs are collated on a thread, so that features are read while the GPU computes the pack before.
+Design: packs are made on a thread, ahead of their passes and across waves, so that features are read while the GPU
+computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import contextlib
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
-from lookonce.eval.decoding.layout import PackLayout, WaveLayout
+from lookonce.eval.decoding.layout import PADDING, WaveLayout
+from lookonce.eval.decoding.waves import Room
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs
-from lookonce.train.data.packing import Pack, padded_length
+from lookonce.train.data.packing import padded_length
+from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.attention import PackMask
 
+NUM_AHEAD = 2
+"""Packs that are made before they are asked for."""
 KEPT = ("input_ids", "position_ids", "segment", "prefix")
 """What passes need of a collated pack."""
 
 
-class Prompts:
-    """Computes prompts with a model, whose attention writes keys and values to their places."""
+class PackOfWave(NamedTuple):
+    """A pack of a wave, by its number."""
 
-    def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource) -> None:
-        self._model, self._source, self._device = model, source, model.device
+    wave: Sequence[Example]
+    layout: WaveLayout
+    number: int
+
+
+class Prompts:
+    """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
+
+    def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room) -> None:
+        self._model, self._source, self._room, self._device = model, source, room, model.device
+        self._image_token_id = chat.image_token_id
         self._collate = PackCollator(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source.grid_thw)
         self._mask = PackMask(padded_length(1), self._device)
         self._longest = 0
 
-    def run(
-        self, layout: WaveLayout, examples: Sequence[Example], padding_place: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def ahead(self, waves: Iterable[Sequence[Example]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
+        """The layout of each wave, and the model's inputs for its packs."""
+        layouts: deque[WaveLayout] = deque()
+
+        def packs() -> Iterator[list[PackOfWave]]:
+            for wave in waves:
+                layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
+                yield [PackOfWave(wave, layouts[-1], number) for number in range(len(layouts[-1].packs))]
+
+        with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
+            for batches in iter(prefetcher.step, None):
+                if (first := next(batches, None)) is None:
+                    return
+                yield layouts.popleft(), (batch for batch, _ in chain([first], batches))
+
+    def run(self, batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits of each answer's first token `[N, vocabulary]`, and its position `[N]`."""
         logits, positions = [], []
-        self._reserve(max(pack.num_tokens for pack in layout.packs))
-        for batch in self._batches(layout, examples, padding_place):
+        for batch in batches:
+            self._reserve(len(batch["segment"]))
             attention_mask = self._mask(batch.pop("segment"), batch.pop("prefix"))
-            last = batch["logits_to_keep"]
             logits.append(self._model(**batch, attention_mask=attention_mask, use_cache=False).logits[0])
-            positions.append(batch["position_ids"][0, 0, last] + 1)
+            positions.append(batch["position_ids"][0, 0, batch["logits_to_keep"]] + 1)
         return torch.cat(logits), torch.cat(positions)
 
-    def _reserve(self, num_tokens: int) -> None:
+    def _reserve(self, length: int) -> None:
         """Make room in the mask; one mask serves all packs, since passes are compiled for its function."""
-        if num_tokens > self._longest:
-            self._longest = padded_length(num_tokens)
+        if length > self._longest:
+            self._longest = padded_length(max(length, self._room.tokens_per_pack))
             self._mask = PackMask(self._longest, self._device)
 
-    def _batches(self, layout: WaveLayout, examples: Sequence[Example], padding_place: int) -> Iterator[Batch]:
-        """The model's inputs for each pack; one is made ahead."""
-        with ThreadPoolExecutor(1, "prompts") as thread:
-            made = [
-                thread.submit(self._batch, pack, of_pack, examples, padding_place)
-                for pack, of_pack in zip(layout.packs, layout.of_packs, strict=True)
-            ]
-            for batch in made:
-                yield batch.result()
-
-    def _batch(self, pack: Pack, layout: PackLayout, examples: Sequence[Example], padding_place: int) -> Batch:
-        on_gpu = self._device.type == "cuda"
-        length = padded_length(pack.num_tokens) if on_gpu else pack.num_tokens
-        batch = self._collate(pack.groups, examples, [0.0] * pack.num_samples, length)
-        places = torch.full((length,), padding_place)
-        places[: len(layout.places)] = torch.from_numpy(layout.places)
-        text = {name: batch[name] for name in KEPT} | {
-            "places": places,
-            "logits_to_keep": torch.from_numpy(layout.last),
-        }
-        shown = [key for group in pack.groups for key in examples[group.examples[0]].image_keys]
-        with torch.inference_mode():
-            on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
-            return on_device | image_inputs(self._source, shown, self._device)
+    def _make(self, pack_of_wave: PackOfWave) -> Batch:
+        wave, layout, number = pack_of_wave
+        pack, of_pack = layout.packs[number], layout.of_packs[number]
+        length = padded_length(pack.num_tokens) if self._device.type == "cuda" else pack.num_tokens
+        batch = self._collate(pack.groups, wave, [0.0] * pack.num_samples, length)
+        places = torch.full((length,), PADDING)
+        places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)
+        text = {name: batch[name] for name in KEPT}
+        text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last)}
+        shown = [key for group in pack.groups for key in wave[group.examples[0]].image_keys]
+        on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
+        return on_device | image_inputs(self._source, shown, self._device)

@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from lookonce.eval.decoding.attention import QUERIES, rows_of_block
 from lookonce.eval.decoding.branches import UNUSED, Branches
-from lookonce.eval.decoding.layout import Spans
+from lookonce.eval.decoding.layout import PADDING, Spans
 from lookonce.eval.decoding.steps import forward
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import attends
@@ -72,7 +72,7 @@ class RowSteps:
         `num_places` is the length of the buffer. Without `capture` each pass is launched.
         """
         self.branches, self.num_branches, self.num_blocks = branches, len(branches.place), num_blocks
-        self._model, self._num_places, self._end_token_id, self._capture = model, num_places, end_token_id, capture
+        self._model, self._end_token_id, self._capture = model, end_token_id, capture
         self._rows_of_block = rows_of_block(text_model(model).config)
         self._num_rows = self._rows_of_block * (num_blocks + 1)  # the last block is for unused branches
         device = branches.place.device
@@ -111,7 +111,7 @@ class RowSteps:
         self._segments.fill_(UNUSED)
         self._segments[: len(segments)].copy_(segments)
         self.branches.ended.fill_(True)
-        self.branches.place.fill_(self._num_places - 1)
+        self.branches.place.fill_(PADDING)
         self.branches.load(branches)
         self._rows.fill_(self._num_rows - 1)
         self._rows[: len(rows.of_branch)].copy_(torch.from_numpy(rows.of_branch))
@@ -120,7 +120,7 @@ class RowSteps:
             column[self._rows[: len(values)]] = values.int()
         numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
         self._num_keys.zero_()[..., -1] = 1  # unused branches attend to the padding: a row without keys may be NaN
-        self._keys_of_rows[..., -1, 0] = self._keys_of_rows.shape[-1] - 1
+        self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
         self._num_keys[0, 0, : len(numbers)].copy_(numbers)
         wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
         self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=self._keys_of_rows.shape[-1] - 1).to(device))

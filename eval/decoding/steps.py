@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from lookonce.eval.decoding.attention import STEPS
-from lookonce.eval.decoding.branches import UNUSED, Branches
+from lookonce.eval.decoding.branches import Branches
 from lookonce.train.model.attention import attends
 from lookonce.train.model.compile import other_attention
 
@@ -21,14 +20,13 @@ from lookonce.train.model.compile import other_attention
 class DenseSteps:
     """Passes with a dense mask, for the branches that have not ended."""
 
-    def __init__(self, model: Any, num_places: int, end_token_id: int) -> None:
-        self._model, self._num_places, self._end_token_id = model, num_places, end_token_id
+    def __init__(self, model: Any, end_token_id: int) -> None:
+        self._model, self._end_token_id = model, end_token_id
 
     def start(self, branches: Branches, segments: torch.Tensor) -> None:
-        """Begin a wave with the first token of each answer. `segments` are those of the places that are used."""
-        self.branches = branches
-        self._segments = pad(segments, (0, self._num_places - len(segments)), value=UNUSED)
-        self._places = torch.arange(self._num_places, device=segments.device)
+        """Begin a wave with the first token of each answer. `segments` are those of all places."""
+        self.branches, self._segments = branches, segments
+        self._places = torch.arange(len(segments), device=segments.device)
 
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""

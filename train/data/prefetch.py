@@ -12,23 +12,25 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 import torch
 
 from lookonce.train.data.features import Batch
-from lookonce.train.data.sampler import MicroBatch
 
+T = TypeVar("T")
+"""What a batch is made of."""
 Item = tuple[Batch, "torch.cuda.Event | None", bool] | Exception | None
 """A batch, when it is on the device and whether it is its step's last; or an error; or None after the last step."""
 
 
-class Prefetcher:
+class Prefetcher(Generic[T]):
     """Makes the batches of steps, `num_ahead` of them before they are asked for."""
 
     def __init__(
         self,
-        steps: Iterator[list[MicroBatch]],
-        make: Callable[[MicroBatch], Batch],
+        steps: Iterator[list[T]],
+        make: Callable[[T], Batch],
         device: torch.device,
         num_ahead: int,
     ) -> None:
@@ -87,11 +89,11 @@ class Prefetcher:
         except Exception as error:  # raised by `step`, where the batch is asked for
             self._queue.put(error)
 
-    def _batches(self, step: list[MicroBatch]) -> Iterator[Item]:
+    def _batches(self, step: list[T]) -> Iterator[Item]:
         for number, micro_batch in enumerate(step, start=1):
             yield *self._on_device(micro_batch), number == len(step)
 
-    def _on_device(self, micro_batch: MicroBatch) -> tuple[Batch, torch.cuda.Event | None]:
+    def _on_device(self, micro_batch: T) -> tuple[Batch, torch.cuda.Event | None]:
         if self._device.type != "cuda":
             return self._make(micro_batch), None
         stream = self._stream()

@@ -78,7 +78,7 @@ class RunTrainer(Trainer):
         """Tokens of the steps so far, without padding; the other ranks are taken to have as many as this one."""
         self._tokens_ahead: deque[int] = deque()
         """This rank's tokens of the steps that the prefetch thread has begun."""
-        self._ahead: Prefetcher | None = None
+        self._ahead: Prefetcher[MicroBatch] | None = None
         super().__init__(
             model=model,
             args=arguments,

@@ -153,8 +153,9 @@ def _whole_path(engine: Engine, session: Session, model: Any, records: Sequence[
     examples = _prompts(session, records)
     answers: dict[int, Answer] = {}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "answers.jsonl").open("w") as file:
-        for batch in engine.plan(examples):
-            found = engine.answers(model, [examples[number] for number in batch])
+        batches = engine.plan(examples)
+        stream = engine.stream(model, [[examples[number] for number in batch] for batch in batches])
+        for batch, found in zip(batches, stream, strict=True):
             file.writelines(f"{json.dumps(asdict(answer))}\n" for answer in found)
             answers |= zip(batch, found, strict=True)
     return answers
@@ -165,7 +166,7 @@ def _limits(engine: SharedPrefixes, session: Session, model: Any, records: Seque
     examples = _prompts(session, records)
     waves = [[examples[number] for number in wave] for wave in engine.plan(examples)]
     decoder = engine.decoder_of(model)
-    prompts = _seconds(lambda: [decoder.first_tokens(wave) for wave in waves])
+    prompts = _seconds(lambda: [*decoder.first_tokens(waves)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
     reads = num_bytes * len(waves) * engine.room.max_new_tokens / _bytes_per_second()
     return 1e3 * prompts / len(examples), 1e3 * reads / len(examples)

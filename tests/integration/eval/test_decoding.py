@@ -58,9 +58,10 @@ class Asked:
         decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, by_rows=by_rows)
         examples = [self.examples[number] for number in chosen]
         found: dict[int, Answer] = {}
-        for wave in plan_waves(examples, chat.image_token_id, room):
-            answers = decoder.answers([examples[number] for number in wave])
-            found |= zip([chosen[number] for number in wave], answers, strict=True)
+        waves = plan_waves(examples, chat.image_token_id, room)
+        answers = decoder.answers([examples[number] for number in wave] for wave in waves)
+        for wave, of_wave in zip(waves, answers, strict=True):
+            found |= zip([chosen[number] for number in wave], of_wave, strict=True)
         return found
 
     @property

@@ -31,14 +31,15 @@ def fits(monkeypatch):
 
     def set_memory(most: int) -> list[int]:
         class Memory:
-            def __init__(self, model, chat, source, room, dtype):
+            def __init__(self, model, chat, source, room, dtype, compiled):
                 self.model, self.room = model, room
 
-            def answers(self, examples):
-                tried.append(len(examples))
-                if len(examples) > most:
-                    raise torch.OutOfMemoryError
-                return [example.origin for example in examples]
+            def answers(self, waves):
+                for wave in waves:
+                    tried.append(len(wave))
+                    if len(wave) > most:
+                        raise torch.OutOfMemoryError
+                    yield [example.origin for example in wave]
 
         tried: list[int] = []
         monkeypatch.setattr(engines, "Decoder", Memory)
@@ -53,6 +54,12 @@ def test_out_of_memory_halves_the_wave_and_all_questions_are_answered_in_order(e
     assert found == [example.origin for example in EXAMPLES]
     assert tried == [7, 3, 1, 2, 4, 2, 2] and engine.room.num_places < 32768
     assert notes[0] == "out of memory; answering 3 questions at a time; set a lower `eval.tokens_per_wave`"
+
+
+def test_waves_that_fit_are_answered_once_and_those_after_one_that_does_not_in_order(engine, fits):
+    tried, waves = fits(3), [EXAMPLES[:3], EXAMPLES[3:], EXAMPLES[:2]]
+    found = list(engine.stream(torch.nn.Linear(1, 1), waves))
+    assert found == [[example.origin for example in wave] for wave in waves] and tried == [3, 4, 2, 2, 2]
 
 
 def test_a_question_that_does_not_fit_is_named(engine, fits):

@@ -1,0 +1,87 @@
+"""On a GPU answers with shared prefixes are those of `generate`, apart from rounding: compiled, and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lookonce.eval.answers.engines import Generate, SharedPrefixes
+from lookonce.eval.decoding import decoder, row_steps
+from lookonce.run.inputs import RunInputs
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import PRECISIONS, load_without_tower
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),  # the compiler warns
+]
+
+NEW_TOKENS = 12
+Tokens = list[tuple[int, ...]]
+
+
+class Asked:
+    """The sample's training questions, and a model with a random adapter, in one precision."""
+
+    def __init__(self, run, random_lora, precision: str) -> None:
+        train, evaluation = (
+            run.train.model_copy(update={"precision": precision}),
+            run.eval.model_copy(update={"max_new_tokens": NEW_TOKENS, "tokens_per_wave": 4096}),
+        )
+        inputs = RunInputs.open(run.model_copy(update={"train": train, "eval": evaluation}))
+        inputs.build()
+        self.session = Session.open(inputs)
+        self.model = random_lora(inputs, load_without_tower, PRECISIONS[precision]).to("cuda").eval()
+        self.examples = [self.session.question(record, 0) for record in inputs.records["train"]]
+
+    def given(self, engine) -> Tokens:
+        """The tokens of each answer."""
+        batches = engine.plan(self.examples)
+        found: dict[int, tuple[int, ...]] = {}
+        stream = engine.stream(self.model, [[self.examples[number] for number in batch] for batch in batches])
+        for batch, answers in zip(batches, stream, strict=True):
+            found |= zip(batch, (answer.token_ids for answer in answers), strict=True)
+        return [found[number] for number in range(len(self.examples))]
+
+    def generated(self, batch_size: int) -> Tokens:
+        inputs = self.session.inputs
+        options = inputs.run.eval.model_copy(update={"batch_size": batch_size})
+        run = inputs.run.model_copy(update={"eval": options})
+        return self.given(Generate(replace(self.session, inputs=replace(inputs, run=run))))
+
+
+def num_different(some: Tokens, others: Tokens) -> int:
+    return sum(one != other for one, other in zip(some, others, strict=True))
+
+
+def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora):
+    asked = Asked(make_run(), random_lora, "fp32")
+    engine = SharedPrefixes(asked.session)
+    assert len(engine.plan(asked.examples)) > 2
+    shared, generated = asked.given(engine), asked.generated(16)
+    assert len(set(shared)) > 3 and num_different(shared, generated) <= len(shared) // 100
+
+
+def test_bfloat16_answers_differ_no_more_than_generate_does_between_batch_sizes(make_run, random_lora):
+    asked = Asked(make_run(), random_lora, "bf16")
+    alone, together, shared = asked.generated(1), asked.generated(16), asked.given(SharedPrefixes(asked.session))
+    spread = num_different(alone, together)
+    print(f"{len(shared)} answers: {num_different(shared, together)} differ from rows of 16, which differ in {spread}")
+    assert num_different(shared, together) <= spread + 2 * spread**0.5 + 1
+
+
+def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave(make_run, random_lora, monkeypatch):
+    asked = Asked(make_run(), random_lora, "bf16")
+    monkeypatch.setattr(decoder, "BRANCHES", 4)
+    replayed = asked.given(SharedPrefixes(asked.session))
+
+    def launched(self, number):
+        self._number.fill_(number)
+        self._pass()
+
+    monkeypatch.setattr(row_steps.RowSteps, "run", launched)
+    assert asked.given(SharedPrefixes(asked.session)) == replayed
