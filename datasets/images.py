@@ -130,11 +130,11 @@ def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]
         yield from _read_archive(archive, members)
 
 
-def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> ImageIndex:
+def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, needs_one: bool = True) -> ImageIndex:
     """Find the key and the size of every image that the records name; `known` images are not read again.
 
     Raises:
-        ImageError: none of them can be read; names the first few with their records.
+        ImageError: with `needs_one`, none of them can be read; names the first few with their records.
     """
     known = known or ImageIndex({}, {})
     origin_of: dict[Path, str] = {}
@@ -148,7 +148,7 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None) -> 
     files, members = _look_at_all(sorted(origin_of))
     reason_of = {image.path: image.reason for image in files + members if image.reason}
     unusable = {path: reason_of[path] for path in origin_of if path in reason_of}
-    if unusable and len(unusable) == len(origin_of) and not known.key_of:
+    if needs_one and unusable and len(unusable) == len(origin_of) and not known.key_of:
         raise _none_usable(unusable, origin_of)
     usable = [image for image in sorted(files) + members if not image.reason]
     distinct: dict[str, _Look] = {}

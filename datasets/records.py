@@ -100,12 +100,17 @@ class RecordsFile:
         format: FormatName | None = None,
         keep: Keep | None = None,
         coerce_answers: bool = False,
+        unanswered: bool = False,
         broken: Broken = refuse,
     ) -> None:
-        """`broken` takes malformed records and their errors; by default the first one is raised."""
+        """`broken` takes malformed records and their errors; by default the first one is raised.
+
+        With `unanswered` the last question of a record may lack its answer, which is then empty.
+        """
         self.path, self.format, self.num_coerced = path, format, 0
         """Without an expected format it is that of the first record, once that was read."""
-        self._new_reader = partial(Reader, Finder(path, image_root, keep), format, coerce=coerce_answers)
+        finder, options = Finder(path, image_root, keep), {"coerce": coerce_answers, "unanswered": unanswered}
+        self._new_reader = partial(Reader, finder, format, **options)
         self._broken = broken
 
     def __iter__(self) -> Iterator[Record]:

@@ -1,6 +1,7 @@
 """Phase 3: evaluation. Answers of a trained model, and their scores.
 
-answers      greedy answers to the questions of a split, or to one question
+answers      greedy answers to the questions of a split
+asking       answers to other questions, about any images
 decoding     greedy answers with each image's tokens computed once for all its questions
 scores       metrics of answers beside the majority baseline
 statistics   how sure a score is, and whether two scores differ
@@ -8,5 +9,5 @@ comparison   whether one run is better than another
 submission   a run's answers as the submission of a challenge
 run          evaluate a run: questions, answers, scores, files
 
-Imports run one way: run, submission, comparison -> answers -> decoding, scores -> statistics.
+Imports run one way: run, submission, comparison -> asking -> answers -> decoding, scores -> statistics.
 """

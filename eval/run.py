@@ -20,12 +20,12 @@ from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.answers.known import known_baselines, known_predictions
 from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.answers.questions import Questions, on_this_machine
+from lookonce.eval.asking.found import find_run
 from lookonce.eval.scores.headline import BASELINES, Baseline
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
-from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
@@ -120,7 +120,7 @@ def evaluate_run(
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
-    folder, run = ranks.first_decides(lambda: _find(run_dir, needs_run=baseline != "untuned"))
+    folder, run = ranks.first_decides(lambda: find_run(run_dir, needs_run=baseline != "untuned"))
     with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
         ranks.first_decides(owner.take)
         if verify_images:
@@ -131,18 +131,6 @@ def evaluate_run(
         for note in inputs.notes:
             notify(note)
         return _evaluate(folder, inputs, owner, split or run.eval.split, baseline, ranks, notify)
-
-
-def _find(run_dir: Path, needs_run: bool) -> tuple[RunFolder, RunFile]:
-    """The folder and the run file; unless it is needed, the folder of a run file need not hold a run."""
-    folder = RunFolder.find(run_dir)
-    if not run_dir.is_file():
-        return folder, folder.read_run()
-    if needs_run:
-        folder.read_run()
-    run = read_run_file(run_dir)
-    folder.check(run, {})
-    return folder, run
 
 
 def _evaluate(

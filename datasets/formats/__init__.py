@@ -3,6 +3,7 @@
 record      the data classes Record and Turn
 checks      checks of a value that all formats share, and how an error message shows the value
 coerce      answers that are numbers or booleans, as text
+unanswered  questions whose answer is not known
 image_refs  image references to paths, and paths to references
 image_tags  where `<image>` may appear in a text, and removing it
 dialogue    messages to turns, and turns to messages

@@ -20,6 +20,7 @@ from lookonce.datasets.formats.llava import read_conversations, write_llava, wri
 from lookonce.datasets.formats.messages import read_messages, write_messages, write_openai, write_parts
 from lookonce.datasets.formats.native import read_canonical, read_flat, write_canonical, write_flat
 from lookonce.datasets.formats.record import Record
+from lookonce.datasets.formats.unanswered import add_placeholder, without_placeholder
 from lookonce.errors import RecordsError
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
@@ -88,12 +89,17 @@ def _format_of_messages(row: Row) -> FormatName:
 class Reader:
     """Reads the records of one file, which must all have formats of one kind."""
 
-    def __init__(self, finder: Finder, format: FormatName | None = None, *, coerce: bool = False) -> None:
-        """Without `format`, the first record decides. `coerce` reads numbers and booleans as answers."""
-        self.finder, self.coerce, self.num_coerced = finder, coerce, 0
+    def __init__(
+        self, finder: Finder, format: FormatName | None = None, *, coerce: bool = False, unanswered: bool = False
+    ) -> None:
+        """Without `format`, the first record decides. `coerce` reads numbers and booleans as answers.
+
+        With `unanswered` the last question of a record may lack its answer, which is then empty.
+        """
+        self.finder, self.coerce, self.unanswered, self.num_coerced = finder, coerce, unanswered, 0
         self.format: FormatName | None = format
         """The format of the file; None until the first record is read, unless it was given."""
-        self._read = FORMATS[format].read if format else None
+        self._given = format
 
     def read(self, value: Any, origin: str) -> Record:
         """Return the record that a row of the file holds.
@@ -103,9 +109,8 @@ class Reader:
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
-        if self._read is not None and self.format is not None:
-            self._coerce(value, self.format)
-            return self._read(value, self.finder, origin)
+        if self._given is not None:
+            return self._read_as(FORMATS[self._given], value, origin)
         found = format_of(value)
         self.format = self.format or found
         if found is None or self.format is None:
@@ -115,12 +120,14 @@ class Reader:
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
                 f"{found}; keep them in two files"
             )
-        self._coerce(value, found)
-        return FORMATS[found].read(value, self.finder, origin)
+        return self._read_as(FORMATS[found], value, origin)
 
-    def _coerce(self, value: Row, format: FormatName) -> None:
+    def _read_as(self, format: RecordFormat, value: Row, origin: str) -> Record:
         if self.coerce:
-            self.num_coerced += coerce_answers(value, FORMATS[format].kind)
+            self.num_coerced += coerce_answers(value, format.kind)
+        is_open = self.unanswered and add_placeholder(value, format.kind)
+        record = format.read(value, self.finder, origin)
+        return without_placeholder(record) if is_open else record
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

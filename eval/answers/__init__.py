@@ -9,5 +9,4 @@ generate     greedy answers by transformers' generate
 cost         how long it took to answer, with how much memory, and what the answers depend on
 rows         the row of each question in a predictions file
 partial      answers on disk while an evaluation runs
-predict      the answer to one question about any images, or about none
 """

@@ -20,6 +20,7 @@ import lookonce.commands.data.prepare
 import lookonce.commands.data.tar
 import lookonce.commands.maintenance  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
 from lookonce import environment
+from lookonce.commands.ask import ask
 from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
 from lookonce.commands.check import check
@@ -92,7 +93,7 @@ def main(debug: bool) -> None:
         _hush_libraries()
 
 
-RUNS = (evaluate, compare, report, export, predict, fetch, status, bench, selftest)
+RUNS = (evaluate, compare, report, export, predict, ask, fetch, status, bench, selftest)
 for command in (sample, data, init, check, cache, train, *RUNS):
     main.add_command(command)
 

@@ -35,7 +35,7 @@ LAYERS = (
 ROOMS = {
     "cache": ("constants", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
-    "eval": ("statistics", "scores", "decoding", "answers", "comparison", "submission", "run"),
+    "eval": ("statistics", "scores", "decoding", "answers", "asking", "comparison", "submission", "run"),
 }
 """Each folder's rooms, or modules beside them, from the bottom up."""
 

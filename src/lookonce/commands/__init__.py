@@ -11,6 +11,7 @@ train      lookonce train
 evaluate   lookonce eval
 runs       lookonce compare, export, report
 predict    lookonce predict
+ask        lookonce ask
 fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read

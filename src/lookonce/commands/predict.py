@@ -1,36 +1,120 @@
-"""`lookonce predict`: answer one question. The work is done in `eval.answers.predict`."""
+"""`lookonce predict`: answer questions about any images. The work is done in `eval.asking`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify, remember_run_file
+from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout, remember_run_file
+from lookonce.environment import num_ranks
+from lookonce.errors import LookonceError, UsageError
+from lookonce.signals import exit_on_signal
+
+if TYPE_CHECKING:
+    from lookonce.eval.asking.answerer import Answerer
 
 
 @click.command()
-@click.argument("run_dir", metavar="RUN_DIR", type=PATH)
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.option("--records", type=PATH, metavar="FILE", help="Records with the questions, in any record format.")
 @click.option(
-    "--image", "images", multiple=True, type=PATH, help="An image file, cached or not; repeat it for several images."
+    "--image-root",
+    type=PATH,
+    help="Folder that image paths in the records are relative to; by default the folder of the records.",
 )
-@click.option("--question", required=True, help="The question to ask.")
-@click.option("--system", help="System text before the question.")
+@click.option(
+    "--images",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Images to ask each question about, in quotes, such as 'folder/*.jpg'; repeat it for several patterns.",
+)
+@click.option(
+    "--image", "images", multiple=True, type=PATH, help="An image file, cached or not; several are shown together."
+)
+@click.option("--question", "questions", multiple=True, help="A question to ask; repeat it for several.")
+@click.option("--system", help="System text before each question.")
+@click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write the answers to a .jsonl or .csv file.")
+@click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
 @JSON
-def predict(run_dir: Path, images: tuple[Path, ...], question: str, system: str | None, as_json: bool) -> None:
-    """Answer one question about an image, about several, or about none.
+def predict(
+    run_dir: Path,
+    records: Path | None,
+    image_root: Path | None,
+    patterns: tuple[str, ...],
+    images: tuple[Path, ...],
+    questions: tuple[str, ...],
+    system: str | None,
+    untuned: bool,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Answer questions about any images, or about none.
+
+    Questions come from a records file, or each --question is asked about every file that --images names. Each image is
+    encoded once, or read from the run's cache, and all its questions share it. Questions that cannot be answered are
+    named, all others are answered, and the command exits with 1. An interrupted command with -o is continued by the
+    same command.
+
+    RUN is a run folder or a run file. With --untuned it need not be trained, and may be a model folder or a model on
+    the Hub (owner/name).
 
     \b
     Examples:
       lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
       lookonce predict runs/pairs --image before.jpg --image after.jpg --question "What was removed?"
+      lookonce predict runs/sample --images 'frames/*.jpg' --question "Is there text?" -o answers.csv
+      lookonce predict runs/sample --records q.jsonl -o answers.jsonl
+      lookonce predict run.yaml --records q.jsonl -o untuned.jsonl --untuned
     """
-    from lookonce.eval.answers.predict import predict as answer
-    from lookonce.run.folder import RunFolder
+    if num_ranks() > 1:
+        raise UsageError("lookonce predict runs in one process; start it without torchrun")
+    if records and (patterns or images or questions or system):
+        raise UsageError("--records has all of a question; leave out --images, --image, --question and --system")
+    if patterns and images:
+        raise UsageError("--images asks about each image and --image about several together; give only one of them")
+    if not records and not questions:
+        raise UsageError("no question is given; ask with --question, or name a records file with --records")
+    if image_root and not records:
+        raise UsageError("--image-root is for --records; leave it out, or name a records file")
+    with only_results_on_stdout():
+        from lookonce.eval.asking.answerer import Answerer
+        from lookonce.eval.asking.asked import ask_each, match_images, read_questions
+        from lookonce.eval.asking.predict import predict as answer_all
+        from lookonce.eval.asking.rows import check_output
 
     if run_dir.is_file():
         remember_run_file(run_dir)
-    if not images:
-        notify("no --image given; asking without an image")
-    text = answer(RunFolder.find(run_dir), images, question, system)
-    emit({"images": [str(image) for image in images], "question": question, "answer": text}, text, as_json)
+    if output:
+        check_output(output, records, overwrite=overwrite)
+    broken: Mapping[str, LookonceError] = {}
+    if records:
+        asked, broken = read_questions(records, image_root)
+    else:
+        if not patterns and not images:
+            notify("no --image given; asking without an image")
+        asked = ask_each([(path,) for path in match_images(patterns)] if patterns else [images], questions, system)
+    with exit_on_signal():
+        answerer = Answerer.open(run_dir, untuned=untuned)
+        if len(questions) == 1 and not patterns and not output:
+            _answer_one(answerer, images, questions[0], system, as_json)
+            return
+        report = answer_all(answerer, asked, broken, output, notify)
+    emit(report.to_json(), report.text(), as_json)
+    for note in report.notes():
+        notify(note)
+    sys.exit(1 if report.num_skipped else 0)
+
+
+def _answer_one(answerer: Answerer, images: tuple[Path, ...], question: str, system: str | None, as_json: bool) -> None:
+    """Print the answer alone."""
+    [answer] = answerer.answer(images, question, system)
+    how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
+    asked = {"images": [str(image) for image in images], "question": question}
+    emit(asked | {"answer": answer.text} | how, answer.text, as_json)

@@ -20,12 +20,15 @@ from lookonce.cache.store.claims import using
 from lookonce.cache.store.fingerprint_notes import Source
 from lookonce.cache.store.manifest import ensure_manifest
 from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.config import RunFile
 from lookonce.run.identity import model_identity
 from lookonce.run.model_ref import fingerprint_of, open_model, source_of
 from lookonce.run.records import (
+    SPLITS,
     UNUSABLE_ADVICE,
     RunRecords,
     cached_images,
@@ -103,6 +106,19 @@ class RunInputs(RunRecords):
         with timed("open model folder"):
             model_folder, processor, _ = open_model(source, fingerprint)
         return cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+
+    @classmethod
+    def of_model(cls, run: RunFile) -> RunInputs:
+        """Open the model alone, without records, for questions that are not the run's.
+
+        Raises:
+            ModelError: there is no such model, or it is broken.
+        """
+        source = source_of(run)
+        fingerprint = fingerprint_of(source, run.cache.dir)
+        model_folder, processor, _ = open_model(source, fingerprint)
+        records: dict[str, list[Record]] = {split: [] for split in SPLITS}
+        return cls(run, fingerprint, records, ImageIndex({}, {}), source, model_folder, processor)
 
     def estimate(self, num_pilot: int) -> Estimate:
         """What `build` would do; after encoding `num_pilot` images, also how long it would take."""

@@ -14,7 +14,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import read_records
-from lookonce.eval.answers.predict import predict
+from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.metrics import Score
 from lookonce.run.config import RunFile
@@ -81,8 +81,8 @@ def test_stock_peft_on_the_stock_model_gives_the_same_answers(trained, sample, s
 def test_predict_gives_the_answer_of_the_evaluation(trained):
     lines = (trained.output / "predictions" / "val.jsonl").read_text().splitlines()
     line = json.loads(lines[0])
-    answer = predict(RunFolder(trained.output), [Path(path) for path in line["images"]], line["question"])
-    assert answer == line["predicted"]
+    [answer] = Answerer.open(trained.output).answer(line["images"], line["question"])
+    assert answer.text == line["predicted"]
 
 
 def test_the_summary_has_the_figures_of_the_run(trained, sample):

@@ -15,7 +15,7 @@ import pytest
 
 from lookonce.claim_file import Process
 from lookonce.errors import LookonceError, RunFolderError
-from lookonce.eval.answers.predict import predict
+from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder
@@ -190,7 +190,7 @@ def test_a_failed_start_changes_nothing(run, make_run, options, trained, wrong, 
 def test_reading_is_allowed_while_a_folder_is_in_use(finished, paused):
     run = finished
     paused(AT_EVAL, "eval", "run")
-    assert predict(RunFolder(run.output), [], "Is there text?") is not None
+    assert Answerer.open(run.output).answer((), "Is there text?")
     assert find_training(RunFolder(run.output), 180).state == "finished"
 
 

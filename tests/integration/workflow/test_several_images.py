@@ -11,7 +11,7 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
-from lookonce.eval.answers.predict import predict
+from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
@@ -68,8 +68,8 @@ def test_records_with_any_number_of_images_train_alike_in_every_mode(
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
     assert evaluate_run(run.output, baseline="shuffled")[0].overall.num_questions == 3
     for line in predictions(run)[:2]:
-        images = [Path(image) for image in line["images"]]
-        assert predict(RunFolder(run.output), images, line["question"]) == line["predicted"]
+        [answer] = Answerer.open(run.output).answer(tuple(line["images"]), line["question"])
+        assert answer.text == line["predicted"]
 
 
 def test_records_without_any_image_are_trained_and_evaluated(start: Callable[..., RunFile]) -> None:

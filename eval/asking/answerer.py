@@ -1,0 +1,242 @@
+"""Answers to questions about any images, with a run's adapter or without one.
+
+Design: the model, the tower and the run's cache are opened when they are first needed, and stay for the next questions.
+Questions are answered by the engines of an evaluation, in rounds of images (rounds.py): so they have its answers, and
+all questions about an image share its tokens. What stops one question is the result of that question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from PIL import Image, ImageOps
+
+from lookonce.datasets.images import ImageIndex, index_images
+from lookonce.datasets.records import Record
+from lookonce.errors import ImageError, LookonceError, TrainingError
+from lookonce.eval.answers.engines import engine_of
+from lookonce.eval.asking.asked import Asked, ask_each
+from lookonce.eval.asking.features import LiveFeatures
+from lookonce.eval.asking.found import find_run, find_untuned
+from lookonce.eval.asking.rounds import Keys, plan_rounds
+from lookonce.eval.decoding.answer import Answer
+from lookonce.files import hash_file
+from lookonce.run.identity import model_identity
+from lookonce.run.inputs import RunInputs
+from lookonce.text import Notify, quiet
+from lookonce.train.data.collate_rows import RowCollator
+from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import check_adapter, load_trained, load_untuned
+
+Picture = str | Path | Image.Image
+"""An image: its file, or the image itself."""
+Shown = Picture | tuple[Picture, ...]
+"""What a question is about: an image, or several that are shown together."""
+Results = dict[int, Answer | LookonceError]
+"""The answer to each question by its number, or why it has none."""
+
+
+@dataclass(frozen=True)
+class _Prompter:
+    """What an engine needs of a session."""
+
+    inputs: RunInputs
+    chat_tokenizer: ChatTokenizer
+    collator: RowCollator
+
+
+class Answerer:
+    """Answers questions about any images.
+
+        answerer = Answerer.open("runs/first")
+        [answer] = answerer.answer("a.jpg", "Is there text?")
+        print(answer.text, answer.logprob, answer.num_tokens, answer.ended)
+
+    The model is loaded for the first question, onto the GPU if there is one, and stays. Images that are in the run's
+    cache are read from it; for others the vision tower is loaded.
+    """
+
+    def __init__(self, inputs: RunInputs, adapter: Path | None) -> None:
+        """Use `Answerer.open`. Without an adapter the model answers untuned."""
+        self.inputs, self.adapter = inputs, adapter
+        self._chat = ChatTokenizer(inputs.model_folder.folder, inputs.model_folder.config)
+        self._features = LiveFeatures(inputs)
+        collator = RowCollator(self._features, self._chat.image_token_id, self._chat.tokenizer.pad_token_id)
+        prompter = _Prompter(inputs, self._chat, collator)  # a session has a cache and the records of a run as well
+        self._engine = engine_of(cast(Session, prompter))
+
+    @classmethod
+    def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:
+        """Open a trained run by its folder or its run file, whose paths and section `eval` then count.
+
+        With `untuned` the model answers without an adapter: the run need not be trained, and may also be a model folder
+        or the name of a model on the Hub.
+
+        Raises:
+            LookonceError: there is no such run or model, or the model has changed since training.
+        """
+        if untuned:
+            return cls(RunInputs.of_model(find_untuned(Path(run))), None)
+        folder, run_file = find_run(Path(run), needs_run=True)
+        inputs = RunInputs.of_model(run_file)
+        check_adapter(folder.adapter)
+        identity = model_identity(inputs.model_folder.folder, folder.recorded_inputs())
+        folder.check_inputs(identity | {"cache": inputs.fingerprint.sha256})
+        return cls(inputs, folder.adapter)
+
+    def answer(
+        self, images: Shown | Iterable[Shown], questions: str | Iterable[str], system: str | None = None
+    ) -> list[Answer]:
+        """The greedy answers to each question about each image: first all of the first image, in the order given.
+
+        `images` is an image or a list of them: paths, or images of Pillow. A tuple of images is shown together, and an
+        empty tuple asks without an image: `answer([("before.jpg", "after.jpg")], "What was removed?")`. `system` is the
+        system text of all prompts.
+
+        Raises:
+            LookonceError: a question cannot be answered, for example because its image cannot be read.
+        """
+        prompts = [images] if isinstance(images, Picture | tuple) else images
+        texts = [questions] if isinstance(questions, str) else [*questions]
+        with TemporaryDirectory(prefix="lookonce-") as folder:
+            shown = [one if isinstance(one, tuple) else (one,) for one in prompts]
+            files = _Files(Path(folder))
+            return self._all(ask_each([tuple(map(files.path, one)) for one in shown], texts, system))
+
+    def answer_records(self, records: Iterable[Record]) -> list[Answer]:
+        """The greedy answers to all turns of some records, in order; earlier turns have the answers of the record.
+
+        Raises:
+            LookonceError: a question cannot be answered.
+        """
+        return self._all([(record, turn) for record in records for turn in range(len(record.turns))])
+
+    def answer_last(self, record: Record) -> Answer:
+        """The greedy answer to the last turn of a record.
+
+        Raises:
+            LookonceError: it cannot be answered.
+        """
+        [answer] = self._all([(record, len(record.turns) - 1)])
+        return answer
+
+    def _all(self, asked: Sequence[Asked]) -> list[Answer]:
+        """The answers to all questions; raises the first error."""
+        answers: dict[int, Answer] = {}
+        for results in self.results(asked, index_images((record for record, _ in asked), needs_one=False)):
+            for number, result in results.items():
+                if isinstance(result, LookonceError):
+                    raise result
+                answers[number] = result
+        return [answers[number] for number in range(len(asked))]
+
+    def identity(self) -> str:
+        """The sha256 over what answers depend on, but the questions and the machine: model, adapter, settings."""
+        inputs, run = self.inputs, self.inputs.run
+        files = sorted(self.adapter.glob("adapter_*")) if self.adapter else []
+        settings = {
+            "adapter": {path.name: hash_file(path) for path in files},
+            "model": model_identity(inputs.model_folder.folder, {}),
+            "cache": inputs.fingerprint.sha256,
+            "eval": run.eval.model_dump(exclude={"split"}),
+            "precision": [run.train.precision, run.model.attention],
+        }
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def results(
+        self, asked: Sequence[Asked], images: ImageIndex, known: Set[int] = frozenset(), notify: Notify = quiet
+    ) -> Iterator[Results]:
+        """Answer questions, wave by wave; a wave whose questions are all `known` is left out.
+
+        `images` are those of the questions.
+
+        Raises:
+            LookonceError: no question can be answered: the model cannot be loaded, or the cache is damaged.
+        """
+        usable, refused = _keys_of(asked, images)
+        yield refused
+        rounds = plan_rounds(usable, lambda key: self._features.num_tokens(images, key))
+        last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
+        with self._features.in_use():
+            for number, members in enumerate(rounds):
+                self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
+                if not known >= {*members}:
+                    yield from self._round({one: (asked[one], usable[one]) for one in members}, images, known, notify)
+
+    def _round(
+        self, members: Mapping[int, tuple[Asked, Keys]], images: ImageIndex, known: Set[int], notify: Notify
+    ) -> Iterator[Results]:
+        failed = self._features.encode(images, list(dict.fromkeys(key for _, keys in members.values() for key in keys)))
+        examples: dict[int, Example] = {}
+        refused: Results = {}
+        for number, (asked, keys) in members.items():
+            try:
+                examples[number] = self._example(asked, keys, failed)
+            except LookonceError as error:
+                refused[number] = error
+        yield refused
+        numbers = list(examples)
+        for wave in self._engine.plan(list(examples.values())):
+            chosen = {numbers[place]: examples[numbers[place]] for place in wave}
+            if not chosen.keys() <= known:
+                yield self._answers(chosen, notify)
+
+    def _example(self, asked: Asked, keys: Keys, failed: Mapping[str, ImageError]) -> Example:
+        """The prompt of a question; raises LookonceError if it has none."""
+        if error := next((failed[key] for key in keys if key in failed), None):
+            raise error
+        return self._chat.question(*asked, keys, [self._features.grid_thw(key) for key in keys])
+
+    def _answers(self, examples: Mapping[int, Example], notify: Notify) -> Results:
+        """The answers to a wave; a question that does not fit the memory has an error instead."""
+        try:
+            return dict(zip(examples, self._engine.answers(self._model, [*examples.values()], notify), strict=True))
+        except TrainingError as error:
+            if len(examples) == 1:
+                return dict.fromkeys(examples, error)
+        numbers, half = list(examples), len(examples) // 2
+        parts = [{number: examples[number] for number in some} for some in (numbers[:half], numbers[half:])]
+        return self._answers(parts[0], notify) | self._answers(parts[1], notify)
+
+    @cached_property
+    def _model(self) -> Any:
+        inputs = self.inputs
+        if self.adapter is None:
+            return load_untuned(inputs.model_folder, inputs.run)
+        return load_trained(inputs.model_folder, inputs.run, self.adapter)
+
+
+def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys], Results]:
+    """The image keys of each question, and the errors of those whose images cannot be read."""
+    usable: dict[int, Keys] = {}
+    refused: Results = {}
+    for number, (record, _) in enumerate(asked):
+        if reason := next((images.unusable[path] for path in record.images if path in images.unusable), None):
+            refused[number] = ImageError(reason)
+        else:
+            usable[number] = tuple(images.key_of[path] for path in record.images)
+    return usable, refused
+
+
+class _Files:
+    """Writes images of Pillow to files, unchanged: then they are read, named and encoded like all others."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_written = 0
+
+    def path(self, picture: Picture) -> Path:
+        if not isinstance(picture, Image.Image):
+            return Path(picture)
+        self._num_written += 1
+        path = self._folder / f"{self._num_written}.bmp"
+        ImageOps.exif_transpose(picture).convert("RGB").save(path)
+        return path

@@ -1,0 +1,113 @@
+"""Features of any images, by key: read from the run's cache if it has them, else encoded when they are needed.
+
+Design: a `FeatureSource` whose images come and go. Images are encoded as by a build of the cache, in tower batches and
+decoded ahead, so on a CPU they have the bits that the cache would have. The tower is loaded with the first image that
+the cache lacks, and stays. Nothing is written to the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from lookonce.cache.build.encode import Encoder
+from lookonce.cache.build.planner import planned_tokens
+from lookonce.cache.constants import Grid
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.claims import using
+from lookonce.cache.store.manifest import MANIFEST
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.images import ImageIndex
+from lookonce.errors import ImageError
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.features import CPU
+
+
+class LiveFeatures:
+    """The features of images that are asked about."""
+
+    has_tower: ClassVar[bool] = False
+
+    def __init__(self, inputs: RunInputs) -> None:
+        self._inputs = inputs
+        self._encoded: dict[str, tuple[torch.Tensor, Grid]] = {}
+
+    @cached_property
+    def _cache(self) -> VisionCache | None:
+        """The run's cache, if it is built; it may lack any image."""
+        options, inputs = self._inputs.run.cache, self._inputs
+        if not (inputs.cache_folder / MANIFEST).exists():
+            return None
+        return find_cache(options.dir, inputs.fingerprint, check=options.check)
+
+    @cached_property
+    def _tower(self) -> Tower:
+        return self._inputs.load_tower()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep others from changing the cache within the block.
+
+        Raises:
+            CacheError: another process repairs it.
+        """
+        if self._cache is None:
+            yield
+        else:
+            with using(self._cache.folder, "lookonce predict", self._inputs.run.cache.claim_s):
+                yield
+
+    def encode(self, images: ImageIndex, keys: Collection[str]) -> dict[str, ImageError]:
+        """Encode those of some images that are neither in the cache nor in memory; returns the errors by key."""
+        missing = [key for key in keys if key not in self._encoded and not (self._cache and key in self._cache)]
+        if not missing:
+            return {}
+        failed: dict[str, ImageError] = {}
+        storage = self._inputs.fingerprint.storage
+        encoder = Encoder(images.path_of, self._inputs.processor, self._tower, storage)
+        with contextlib.closing(encoder):
+            for batch in encoder.run([self._shard(images, missing)]):
+                failed |= {key: ImageError(failure.reason) for key, failure in batch.failed.items()}
+                for image in batch.images:
+                    features, *scale = image.tensors
+                    whole = storage.dequantize(features, scale[0] if scale else None)
+                    self._encoded[image.key] = whole, image.grid_thw
+        return failed
+
+    def _shard(self, images: ImageIndex, keys: Sequence[str]) -> Shard:
+        return Shard(
+            "the images of a round",
+            tuple(PlannedImage(key, self.num_tokens(images, key), (str(images.path_of[key]),)) for key in keys),
+        )
+
+    def num_tokens(self, images: ImageIndex, key: str) -> int:
+        """About the number of an image's tokens, by its header."""
+        return planned_tokens(self._inputs.processor, images.size_of.get(key))
+
+    @property
+    def in_memory(self) -> Collection[str]:
+        """The keys of the images that were encoded and not dropped."""
+        return self._encoded.keys()
+
+    def drop(self, keys: Collection[str]) -> None:
+        """Forget the features of some images that were encoded."""
+        for key in keys:
+            del self._encoded[key]
+
+    def grid_thw(self, key: str) -> Grid:
+        if key in self._encoded:
+            return self._encoded[key][1]
+        assert self._cache is not None
+        return self._cache.grid_thw(key)
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        found = {key: self._encoded[key][0] for key in keys if key in self._encoded}
+        if self._cache and (cached := [key for key in dict.fromkeys(keys) if key not in found]):
+            found |= zip(cached, self._cache.get_many(cached, pin=device.type == "cuda"), strict=True)
+        on_device = {key: features.to(device, non_blocking=True) for key, features in found.items()}
+        return torch.cat([on_device[key] for key in keys])

@@ -1,0 +1,36 @@
+"""The run that a command names by its folder or its run file; or a model, of which no run is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lookonce.run.config import DataSection, ModelSection, RunFile, read_run_file
+from lookonce.run.folder import RECORD, RunFolder
+
+
+def find_run(run_dir: Path, *, needs_run: bool) -> tuple[RunFolder, RunFile]:
+    """The folder and the run file; unless it is needed, the folder of a run file need not hold a run.
+
+    Raises:
+        LookonceError: the folder holds no run that can be read, or another one than the run file describes.
+    """
+    folder = RunFolder.find(run_dir)
+    if not run_dir.is_file():
+        return folder, folder.read_run()
+    if needs_run:
+        folder.read_run()
+    run = read_run_file(run_dir)
+    folder.check(run, {})
+    return folder, run
+
+
+def find_untuned(place: Path) -> RunFile:
+    """The run file of a run, which need not be trained; or one for a model folder or a model of the Hub.
+
+    Raises:
+        LookonceError: the place is a run that cannot be read. Whether there is such a model is not checked.
+    """
+    if place.is_file() or (place / RECORD).exists():
+        return find_run(place, needs_run=False)[1]
+    no_data = DataSection.model_construct(train=[])  # a run file must name records, and none are read here
+    return RunFile(model=ModelSection(path=str(place)), data=no_data, output=Path("runs"))
