@@ -54,7 +54,7 @@ class Questions:
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         asked = [(record, number) for record in records for number in range(len(record.turns))]
-        examples = [session.question(record, number) for record, number in asked]
+        examples = session.questions(asked)
         engine = engine_of(session)
         return cls(session, split, asked, examples, engine, engine.plan(examples))
 

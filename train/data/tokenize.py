@@ -89,10 +89,14 @@ class ChatTokenizer:
 
     def question(self, record: Record, turn: int, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The prompt of a turn: the conversation up to where its answer begins, with the true earlier answers."""
+        return self.with_images(self.prompt(record, turn), record, image_keys, grids)
+
+    def prompt(self, record: Record, turn: int) -> Tokens:
+        """The tokens of the prompt of a turn; raises RecordsError if a text contains special tokens."""
         self._check_texts(record)
         messages = to_messages(record)
         text = self.render(messages[: answer_ends(messages)[turn] - 1], generation_prompt=True)
-        return self.with_images(self._tokenize(text, [], record), record, image_keys, grids)
+        return self._tokenize(text, [], record)
 
     def tokens(self, record: Record) -> Tokens:
         """The tokens of a whole conversation, which depend on its texts and the number of its images.

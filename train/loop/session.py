@@ -15,10 +15,11 @@ from lookonce.run.config import BatchSection, RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.run.startup import Startup
 from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.chat.conversations import ConversationTokenizer
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.examples import make_examples
 from lookonce.train.data.features import CachedFeatures, FeatureSource
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import ChatTokenizer, Example, Tokens
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp
@@ -56,10 +57,14 @@ class Session:
             batch.limiting_key,
         )
 
-    def question(self, record: Record, turn: int) -> Example:
-        """The prompt of one question, without its answer."""
+    def questions(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
+        """The prompts of some turns, without their answers."""
+        prompts = ConversationTokenizer(self.chat_tokenizer).prompts(asked)
+        return [self._shown(tokens, record) for tokens, (record, _) in zip(prompts, asked, strict=True)]
+
+    def _shown(self, tokens: Tokens, record: Record) -> Example:
         keys = [self.inputs.key_of(path) for path in record.images]
-        return self.chat_tokenizer.question(record, turn, keys, [self.cache.grid_thw(key) for key in keys])
+        return self.chat_tokenizer.with_images(tokens, record, keys, [self.cache.grid_thw(key) for key in keys])
 
 
 def cached_features(cache: VisionCache, run: RunFile) -> CachedFeatures:

@@ -129,7 +129,7 @@ def _load(session: Session) -> Any:
 
 
 def _prompts(session: Session, records: Sequence[Record]) -> list[Example]:
-    return [session.question(record, turn) for record in records for turn in range(len(record.turns))]
+    return session.questions([(record, turn) for record in records for turn in range(len(record.turns))])
 
 
 def _measure(

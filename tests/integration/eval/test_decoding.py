@@ -84,7 +84,7 @@ def asked(sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
     inputs.build()
     session = Session.open(inputs)
     questions = [(record, turn) for record in inputs.records["train"] for turn in range(len(record.turns))]
-    examples = [session.question(record, turn) for record, turn in questions]
+    examples = session.questions(questions)
     stock, model = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
     pixels = Pixels(inputs.processor, inputs.images.path_of)
     collator = RowCollator(pixels, session.chat_tokenizer.image_token_id, 0)

@@ -36,7 +36,7 @@ class Asked:
         inputs.build()
         self.session = Session.open(inputs)
         self.model = random_lora(inputs, load_without_tower, PRECISIONS[precision]).to("cuda").eval()
-        self.examples = [self.session.question(record, 0) for record in inputs.records["train"]]
+        self.examples = self.session.questions([(record, 0) for record in inputs.records["train"]])
 
     def given(self, engine) -> Tokens:
         """The tokens of each answer."""

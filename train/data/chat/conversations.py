@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lookonce.datasets.records import Record
 from lookonce.train.data.chat.cutting import cutting_tokens, parts_of
@@ -43,14 +44,31 @@ class ConversationTokenizer:
         Raises:
             RecordsError: as for `ChatTokenizer.tokens`, of the first record for which it is raised.
         """
+        found = self._usual_tokens(records)
+        return [tokens or self._chat.tokens(record) for record, tokens in zip(records, found, strict=True)]
+
+    def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Tokens]:
+        """The tokens of the prompts of turns, the same as from `ChatTokenizer.prompt`.
+
+        In a conversation with a layout they are the tokens before the answer.
+
+        Raises:
+            RecordsError: as for `ChatTokenizer.prompt`.
+        """
+        records = list({id(record): record for record, _ in asked}.values())
+        found = dict(zip(map(id, records), self._usual_tokens(records), strict=True))
+        return [
+            _before_answer(*tokens, turn) if (tokens := found[id(record)]) else self._chat.prompt(record, turn)
+            for record, turn in asked
+        ]
+
+    def _usual_tokens(self, records: Sequence[Record]) -> list[Tokens | None]:
+        """The tokens of each record that has a layout."""
         texts = [texts_of(record) for record in records]
         layouts = [self._layout(record, some) for record, some in zip(records, texts, strict=True)]
         usual = [(layout, some) for layout, some in zip(layouts, texts, strict=True) if layout]
         tokens = iter(self._fill(usual))
-        return [
-            next(tokens) if layout else self._chat.tokens(record)
-            for record, layout in zip(records, layouts, strict=True)
-        ]
+        return [next(tokens) if layout else None for layout in layouts]
 
     def _layout(self, record: Record, texts: Sequence[str]) -> Layout | None:
         """The layout of a record, if there is one, and no text contains a special token or begins with whitespace."""
@@ -86,3 +104,9 @@ class ConversationTokenizer:
         self._ids_of_part |= zip(new, (array("i", encoding.ids).tobytes() for encoding in encodings), strict=True)
         ids_of = self._ids_of_part.__getitem__
         return {text: b"".join(map(ids_of, parts)) for text, parts in parts_of_text.items()}
+
+
+def _before_answer(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], turn: int) -> Tokens:
+    """The tokens before the answer of a turn, none of them supervised; answers are what is supervised."""
+    end = np.flatnonzero(np.diff(supervised, prepend=False) & supervised)[turn]
+    return token_ids[:end], np.zeros(end, np.bool_)

@@ -64,6 +64,20 @@ def test_tokens_and_errors_are_those_of_conversations_one_by_one(chat_tokenizer,
         assert str(raised.value) == error
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(RECORDS, max_size=4))
+def test_prompts_are_those_of_one_turn_at_a_time(chat_tokenizer, conversations, records):
+    asked = [(record, turn) for record in records for turn in range(len(record.turns))]
+    try:
+        expected = [chat_tokenizer.prompt(*one) for one in asked]
+    except RecordsError as error:
+        with pytest.raises(RecordsError) as raised:
+            conversations.prompts(asked)
+        assert str(raised.value) == str(error)
+    else:
+        assert as_lists(conversations.prompts(asked)) == as_lists(expected)
+
+
 @pytest.mark.parametrize("change", ["| trim", "~ ''", "| upper | lower"])
 def test_so_are_those_of_a_template_that_changes_texts(own_chat_tokenizer, change):
     tokenizer = own_chat_tokenizer.tokenizer
