@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lookonce.eval.comparison.join import Joined, join
 from lookonce.eval.comparison.runs import Run
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, wider_at_an_end
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import totals
 from lookonce.eval.statistics.significance import holm, mcnemar_p, sign_flip_p
 
@@ -112,7 +112,8 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False) -> Comparison
         for group, interval in zip(groups, intervals, strict=False)
     ]
     p_values = sign_flip_p(totals(differences_QP, joined.clusters)).tolist()
-    tested = zip(chosen, intervals[len(groups) :], p_values, holm(p_values), strict=True)
+    of_pairs = [of_difference(interval, joined.clusters) for interval in intervals[len(groups) :]]
+    tested = zip(chosen, of_pairs, p_values, holm(p_values), strict=True)
     pairs = [
         _pair(candidates[first], candidates[second], right_QC[:, [first, second]], interval, p, p_holm, are_seeds)
         for (first, second), interval, p, p_holm in tested
@@ -139,7 +140,7 @@ def _candidate(runs: Sequence[Run], joined: Joined, group: list[int], interval: 
         runs=[run.name for run in runs],
         seeds=[run.seed for run in runs if run.seed is not None],
         exact_match=float(by_run.mean()),
-        interval=wider_at_an_end(interval, joined.clusters),
+        interval=of_share(interval, joined.right_QR[:, group].mean(axis=1), joined.clusters),
         majority=float(joined.majority_QR[:, group].mean()),
         spread=float(by_run.max() - by_run.min()) if len(runs) > 1 else None,
     )

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, wider_at_an_end
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import clusters_of
 
 Baseline = Literal["untuned", "shuffled", "blank"]
@@ -71,10 +71,10 @@ class Headline:
         interval, *intervals = mean_intervals(np.stack([right_Q, *(right_Q - baselines_KQ)], axis=1), clusters)
         scores = baselines_KQ.mean(axis=1).tolist()
         baselines = {
-            key: BaselineScore(score, float(right_Q.mean()) - score, gap)
+            key: BaselineScore(score, float(right_Q.mean()) - score, of_difference(gap, clusters))
             for key, score, gap in zip(given, scores, intervals, strict=True)
         }
-        return cls(wider_at_an_end(interval, clusters), baselines)
+        return cls(of_share(interval, right_Q, clusters), baselines)
 
 
 def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:

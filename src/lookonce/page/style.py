@@ -56,6 +56,7 @@ th, td { text-align: right; padding: 0.42rem 0.8rem; border-bottom: 1px solid va
 th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 tbody th { color: var(--ink); font-weight: 400; white-space: normal; min-width: 9rem; }
+tbody th, .words { overflow-wrap: anywhere; } .words { display: inline-block; min-width: 7.5rem; }
 th:last-child, td:last-child { padding-right: 0; }
 figure { margin: 1rem 0 0; }
 figure > svg { display: block; width: 100%; height: auto; overflow: visible; }
@@ -113,8 +114,8 @@ footer { margin-top: 4rem; color: var(--soft); font-size: 0.85rem; }
   main { max-width: none; padding: 0; }
   h1, h2, h3 { break-after: avoid; }
   figure, .notice, .tile, tr { break-inside: avoid; }
-  .scroll { overflow: visible; }
+  .scroll { overflow: visible; } .cell { width: 66px; }
   details::details-content { content-visibility: visible; height: auto; }
-  .gallery { grid-template-columns: repeat(4, 1fr); }
+  .gallery { grid-template-columns: repeat(4, minmax(0, 1fr)); }
 }
 """

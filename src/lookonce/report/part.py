@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from lookonce.page.markup import node
 from lookonce.page.sections import section
+from lookonce.text import shown
 
-EMPTY = "(empty)"
-"""What is shown for a text of no characters."""
+MAX_TEXT = 240
+"""Characters of a text of a record, or of an answer, that are shown."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,21 @@ class Part:
         return section(self.title, self.text, *self.content)
 
 
+def words(text: str) -> str:
+    """A text of a record, or an answer, as it is shown: on one line, cut if long, named if there is nothing to see."""
+    return shown(text, MAX_TEXT) if text.strip() else "(empty)"
+
+
+def breakable(text: str) -> Element:
+    """A text in a cell that may have a long word, such as a path; it is broken where the table would be too wide."""
+    return node("span", text, class_="words")
+
+
 def merged(said: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
     """Sentences on runs, each once with the names of the runs; of a single run no name is needed."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         names.setdefault(sentence, []).append(name)
     if num_runs == 1:
-        return list(names)
-    return [f"{'all runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]
+        return [f"{text[0].upper()}{text[1:]}" for text in names]
+    return [f"{'All runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]

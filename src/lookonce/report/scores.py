@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lookonce.eval.scores.groups import GROUPINGS
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, wider_at_an_end
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_share
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
 
 MAX_GROUPS = 40
@@ -89,6 +89,5 @@ def _members(predictions: Sequence[Prediction], by: str, name: str) -> NDArray[n
 
 
 def _scored(right_Q: Shares, guessed_Q: Shares, interval: Interval | None, clusters: Clusters) -> Scored:
-    num_clusters = np.unique(clusters, return_inverse=True)[1]
-    interval = wider_at_an_end(interval, num_clusters)
+    interval = of_share(interval, right_Q, np.unique(clusters, return_inverse=True)[1])
     return Scored(len(right_Q), float(right_Q.mean()), interval, float(guessed_Q.mean()))

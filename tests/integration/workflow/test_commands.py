@@ -69,7 +69,7 @@ def test_the_readmes_quick_start_goes_from_nothing_to_an_answer(lookonce, run_fi
     for words in ("64 distinct", "exact match", "runs/sample/report.html", "runs/sample/adapter", "try next"):
         assert words in trained.stdout
     page = (tmp_path / "runs/sample/report.html").read_text()
-    assert "no image of val is also in training (compared by content)" in page and page.count("<img ") == 48
+    assert "No image of val is also in training (compared by content)" in page and page.count("<img ") == 48
     assert "loss" in trained.stderr and "samples/s" in trained.stderr and "eta" in trained.stderr
     startup = re.findall(r"^([a-z ]+): [\d.]+ s$", trained.stderr.partition("step ")[0], re.M)
     assert startup[0] == "load libraries"

@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 from lookonce.datasets.audit.contact_sheet import data_url, small_jpegs
 from lookonce.datasets.stamps import is_gone
 from lookonce.page.sections import Card, gallery, subsection
-from lookonce.report.part import EMPTY, Part
+from lookonce.report.part import Part, words
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sheet import Kind, Row, draw_sheet
 from lookonce.text import count, shown
@@ -22,8 +22,6 @@ from lookonce.text import count, shown
 TITLE = "Answers"
 SIDE = 240
 """The longer side of a thumbnail, in pixels."""
-MAX_TEXT = 240
-"""Characters of a question or an answer."""
 
 
 def answers(runs: Sequence[ReportedRun]) -> Part:
@@ -52,10 +50,10 @@ def _card(row: Row, names: Sequence[str], pictures: dict[Path, bytes]) -> Card:
     asked = row[0]
     url, picture = _picture(asked.images, pictures)
     truth = " or ".join(dict.fromkeys((asked.answer, *asked.references)))
-    given = [(name, one.predicted or EMPTY) for name, one in zip(names, row, strict=True)]
-    lines = [(shown(name), shown(text, MAX_TEXT)) for name, text in (("truth", truth), *given)]
+    given = [(name, one.predicted) for name, one in zip(names, row, strict=True)]
+    lines = [(shown(name), words(text)) for name, text in (("truth", truth), *given)]
     labels = [Path(asked.images[0]).name if asked.images else "", asked.category, asked.stage, asked.source]
-    return Card(url, picture, shown(asked.question, MAX_TEXT), "", shown(", ".join(filter(None, labels))), lines)
+    return Card(url, picture, words(asked.question), "", shown(", ".join(filter(None, labels))), lines)
 
 
 def _picture(images: Sequence[str], pictures: dict[Path, bytes]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -60,7 +61,15 @@ def _said(run: ReportedRun, numbers: dict[str, Any]) -> list[str]:
     if left_out:
         reasons = ", ".join(f"{reason}: {number:,}" for reason, number in left_out.items())
         lines.append(f"rows that lookonce data prepare left out: {reasons}")
-    return lines
+    return lines if run.data.problem else [*lines, _audit(run)]
+
+
+def _audit(run: ReportedRun) -> str:
+    """How to see more of the records than their number."""
+    assert run.settings
+    files = [*run.settings.data.train, *run.settings.data.val, *run.settings.data.test]
+    named = " ".join(shlex.quote(str(path)) for path in files)
+    return f"what is in the records, and what is wrong with them: lookonce data audit {named} --html audit.html"
 
 
 def _leak(run: ReportedRun, seen: dict[str, Any]) -> str:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from xml.etree.ElementTree import Element
 
 from lookonce.eval.scores.match import is_closed
-from lookonce.page.markup import table
+from lookonce.page.markup import Content, table
 from lookonce.page.sections import subsection
-from lookonce.report.part import EMPTY, Part
+from lookonce.report.part import Part, breakable, words
 from lookonce.report.runs import ReportedRun
-from lookonce.text import count, shown
+from lookonce.text import count
 
 TITLE = "Errors"
 NUM_QUESTIONS, NUM_PAIRS = 25, 3
@@ -62,11 +62,13 @@ def _wrong_answers(found: Sequence[Confusion], num_others: int, names: Sequence[
         return []
     more = f" {count(num_others, 'other question')} with wrong answers." if num_others else ""
     text = f"The {NUM_PAIRS} most frequent confusions of the questions with most wrong answers.{more}"
-    lines = [
-        [*map(shown, (one.question, one.answer, one.predicted or EMPTY)), *(f"{one.times[name]:,}" for name in names)]
-        for one in found
-    ]
+    lines = [_line(one, names) for one in found]
     return subsection("Wrong answers", text, table(("question", "truth", "answer", *names), lines))
+
+
+def _line(one: Confusion, names: Sequence[str]) -> list[Content]:
+    answers = [breakable(words(text)) for text in (one.answer, one.predicted)]
+    return [words(one.question), *answers, *(f"{one.times[name]:,}" for name in names)]
 
 
 def _closed_questions(closed: Sequence[Closed]) -> list[Element]:

@@ -12,10 +12,10 @@ from lookonce.eval.scores.headline import NAMES
 from lookonce.page.cells import share_cell
 from lookonce.page.markup import Content, table
 from lookonce.page.sections import subsection
-from lookonce.report.part import EMPTY, Part
+from lookonce.report.part import Part, words
 from lookonce.report.runs import ReportedRun
 from lookonce.report.scores import Scored
-from lookonce.text import count, shown
+from lookonce.text import count
 
 TITLE = "Exact match by group"
 TEXT = (
@@ -62,7 +62,7 @@ def _line(name: str, scored: Sequence[Scored | None]) -> list[Content]:
     assert first is not None  # the names are those of the first run
     cells = [_cell(one) if one else "" for one in scored]
     return [
-        shown(name) or EMPTY,
+        words(name),
         f"{first.num_questions:,}",
         *cells,
         f"{first.majority:.1%}",
@@ -71,8 +71,8 @@ def _line(name: str, scored: Sequence[Scored | None]) -> list[Content]:
 
 
 def _cell(one: Scored) -> Element:
-    words = one.interval.in_percent() if one.interval else "no interval"
-    return share_cell(f"{one.exact_match:.1%}", words, one.exact_match, one.interval, one.majority)
+    interval = one.interval.in_percent() if one.interval else "no interval"
+    return share_cell(f"{one.exact_match:.1%}", interval, one.exact_match, one.interval, one.majority)
 
 
 def _score(run: ReportedRun, other: str, by: str, name: str) -> str:

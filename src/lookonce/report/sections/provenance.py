@@ -10,9 +10,9 @@ from pathlib import Path
 from lookonce.errors import ModelError
 from lookonce.eval.scores.headline import BASELINES, NAMES
 from lookonce.hub import find_model, license_of_model
-from lookonce.page.markup import table
+from lookonce.page.markup import Content, table
 from lookonce.page.sections import sentences, subsection
-from lookonce.report.part import Part, merged
+from lookonce.report.part import Part, breakable, merged
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import ModelSection
 from lookonce.text import shown
@@ -27,7 +27,9 @@ def provenance(runs: Sequence[ReportedRun]) -> Part:
     """A line for each fact, with a column for each run; then the limits."""
     facts = {run.name: _facts(run) for run in runs}
     names = dict.fromkeys(name for one in facts.values() for name in one)
-    lines = [(name, *(shown(one.get(name, ""), 120) for one in facts.values())) for name in names]
+    lines: list[list[Content]] = [
+        [name, *(breakable(shown(one.get(name, ""), 120)) for one in facts.values())] for name in names
+    ]
     limits = merged(((run.name, line) for run in runs for line in _limits(run)), len(runs))
     content = [table(("fact", *facts), lines), *subsection("Limits", "", sentences(limits))]
     return Part("provenance", TITLE, "", {"facts": facts, "limits": limits}, content)

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lookonce.differences import flatten
-from lookonce.page.markup import table
+from lookonce.page.markup import Content, table
 from lookonce.page.sections import folded
-from lookonce.report.part import Part
+from lookonce.report.part import Part, breakable
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.run.paths import RECORDED
 from lookonce.text import shown
 
 TITLE = "Settings"
+DEFAULT = "default value"
 
 
 def settings(runs: Sequence[ReportedRun]) -> Part:
@@ -24,19 +25,20 @@ def settings(runs: Sequence[ReportedRun]) -> Part:
     if not known:
         return Part("settings", TITLE, "No run folder, so no settings.")
     names = list(dict.fromkeys(name for values in known.values() for name in values))
-    if len(known) > 1:
-        what, compared = "What differs between the runs.", known
-    else:
-        what = "What differs from the defaults."
-        compared = known | {"default": _defaults(next(run.settings for run in runs if run.settings))}
+    defaults = _defaults(next(run.settings for run in runs if run.settings)) if len(known) == 1 else {}
+    compared = known | ({DEFAULT: defaults} if defaults else {})
     differing = [name for name in names if len({_text(values.get(name)) for values in compared.values()}) > 1]
+    what = "What differs from the defaults." if defaults else "What differs between the runs."
     content = [_table(differing, compared), folded("all settings", _table(names, known))]
-    numbers = {"differing": differing, "settings": known}
+    numbers = {"differing": differing, "settings": known, "defaults": defaults or None}
     return Part("settings", TITLE, what if differing else f"{what} Nothing does.", numbers, content)
 
 
 def _table(names: Sequence[str], known: Mapping[str, Mapping[str, Any]]) -> Any:
-    return table(("key", *known), [(name, *(_text(values.get(name)) for values in known.values())) for name in names])
+    lines: list[list[Content]] = [
+        [name, *(breakable(_text(values.get(name))) for values in known.values())] for name in names
+    ]
+    return table(("key", *known), lines)
 
 
 def _defaults(run: RunFile) -> dict[str, Any]:

@@ -114,6 +114,16 @@ def test_with_wordnet_synonyms_match(monkeypatch):
         def synsets(self, word):
             return [Synset()] if word == "polyp" else []
 
-    monkeypatch.setattr(texts, "_wordnet", WordNet)
+    monkeypatch.setattr("nltk.corpus.wordnet", WordNet())
     metrics = TextMetrics([("growth",)])
     assert metrics.names["meteor"] == "METEOR" and metrics.scores(["polyp"])["meteor"] == 0.5
+
+
+def test_damaged_wordnet_data_is_no_data(monkeypatch):
+    class WordNet:
+        def synsets(self, word):
+            raise OSError("No such file or directory: data.noun")
+
+    monkeypatch.setattr("nltk.corpus.wordnet", WordNet())
+    assert scores(("growth", "polyp"))["meteor"] == 0
+    assert TextMetrics([("yes",)]).names["meteor"] == "METEOR (no synonyms)"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lookonce.eval.statistics import bootstrap
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, ratio_intervals, wider_at_an_end
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share, ratio_intervals
 from lookonce.eval.statistics.clusters import clusters_of
 
 SIMULATED, IMAGES, CORRELATION = 1000, 200, 0.2
@@ -20,34 +20,41 @@ def simulated_answers(share: float, asked: np.ndarray, rng: np.random.Generator)
     return rng.binomial(asked, rng.beta(share * total, (1 - share) * total, asked.shape)).astype(float)
 
 
-def simulated(what: str) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
-    """Sums by image of simulated test sets, questions by image, the truth, and the naive standard errors."""
+def simulated(what: str, images: int = IMAGES, shares: tuple[float, float] = (0.9, 0.8)) -> tuple[np.ndarray, ...]:
+    """Sums by image of simulated test sets, questions by image, and the naive standard errors."""
     rng = np.random.default_rng(0)
-    asked = rng.integers(1, 18, (IMAGES, SIMULATED))
+    asked = rng.integers(1, 18, (images, SIMULATED))
     num_asked = asked.sum(axis=0)
-    right = simulated_answers(0.9, asked, rng)
+    right = simulated_answers(shares[0], asked, rng)
     share = right.sum(axis=0) / num_asked
     if what == "share":
-        return right, asked.astype(float), 0.9, np.sqrt(share * (1 - share) / num_asked)
-    other = simulated_answers(0.8, asked, rng)
-    shares = other.sum(axis=0) / num_asked
-    variance = share * (1 - share) + shares * (1 - shares)
-    return right - other, asked.astype(float), 0.1, np.sqrt(variance / num_asked)
+        return right, asked.astype(float), np.sqrt(share * (1 - share) / num_asked)
+    other = simulated_answers(shares[1], asked, rng)
+    other_share = other.sum(axis=0) / num_asked
+    variance = share * (1 - share) + other_share * (1 - other_share)
+    return right - other, asked.astype(float), np.sqrt(variance / num_asked)
 
 
 def share_interval(right: list[bool], clusters: np.ndarray) -> Interval | None:
     """The interval of the share of right answers."""
-    [interval] = mean_intervals(np.array(right, dtype=float)[:, None], clusters)
-    return wider_at_an_end(interval, clusters)
+    right_Q = np.array(right, dtype=float)
+    [interval] = mean_intervals(right_Q[:, None], clusters)
+    return of_share(interval, right_Q, clusters)
 
 
-@pytest.mark.parametrize("what", ["share", "difference"])
-def test_intervals_hold_the_truth_95_percent_of_the_time_and_naive_ones_do_not(what):
-    sums, asked, truth, naive_error = simulated(what)
+@pytest.mark.parametrize(("what", "truth"), [("share", 0.9), ("difference", 0.1)])
+def test_intervals_hold_the_truth_95_percent_of_the_time_and_naive_ones_do_not(what, truth):
+    sums, asked, naive_error = simulated(what)
     low, high = ratio_intervals(sums, asked)
     assert 0.93 <= np.mean((low <= truth) & (truth <= high)) <= 0.97
     from_truth = np.abs(sums.sum(axis=0) / asked.sum(axis=0) - truth)
     assert np.mean(from_truth <= 1.96 * naive_error) < 0.85
+
+
+def test_runs_that_are_equally_good_are_rarely_apart_even_on_few_images():
+    sums, asked, _ = simulated("difference", images=30, shares=(0.95, 0.95))
+    low, high = ratio_intervals(sums[:, :400], asked[:, :400])
+    assert np.mean((low <= 0) & (0 <= high)) > 0.9  # 0.87 with BCa's corrections
 
 
 def test_where_questions_are_independent_the_interval_is_the_textbooks():
@@ -73,6 +80,20 @@ def test_perfect_answers_of_few_images_are_no_certainty(right):
     low, high = share_interval([right] * 20, np.arange(20) // 2)
     exact = 0.025**0.1
     assert (low, high) == ((exact, 1.0) if right else (0.0, pytest.approx(1 - exact)))
+
+
+def test_the_interval_of_a_share_is_at_most_that_of_images_that_are_all_right_or_all_wrong():
+    wilson = (pytest.approx(0.3755, abs=1e-4), pytest.approx(0.9638, abs=1e-4))  # of 4 right trials of 5
+    assert share_interval([True] * 4 + [False], np.arange(5)) == wilson
+    assert share_interval([True] * 12 + [False] * 3, np.arange(15) // 3) == wilson
+    half_right = share_interval([True, True, False, True, False] * 8, np.arange(40) // 5)
+    assert half_right == (0.6, 0.6)  # all images alike, so the resamples do not differ
+
+
+def test_a_run_that_is_better_on_all_of_few_images_is_no_certainty():
+    clusters, exact = np.arange(40) // 2, 0.025**0.05
+    found = [of_difference(Interval(end, end), clusters) for end in (1.0, -1.0, 0.0)]
+    assert found == [(exact, 1.0), (-1.0, -exact), (0.0, 0.0)]
 
 
 def test_nan_counts_as_not_asked():

@@ -74,6 +74,6 @@ def test_baselines_are_beside_the_run_also_by_group(make_folder):
     write_json(folder.metrics("val-shuffled"), Evaluation.of(blind).to_json())
     runs = open_runs([folder.folder])
     assert "shuffled images 33.3% +56.7" in words(verdict(runs))
-    assert "the model scores 33.3% with shuffled images, so it looks at the image" in words(verdict(runs))
+    assert "The model scores 33.3% with shuffled images, so it looks at the image" in words(verdict(runs))
     assert groups(runs).numbers["a"]["by_source"]["source 0"]["baselines"] == {"shuffled": pytest.approx(1 / 3)}
     assert json.dumps(verdict(runs).numbers)
