@@ -68,6 +68,11 @@ class ModelFolder:
         """The names of missing files that should hold tensors."""
         return sorted({file.name for file in _tensor_files(self.folder).values() if not file.is_file()})
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """The size of all files that hold tensors."""
+        return sum(file.stat().st_size for file in {*_tensor_files(self.folder).values()})
+
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
 

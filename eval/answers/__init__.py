@@ -5,6 +5,7 @@ baselines    the same questions as the baselines are asked
 blank        grey images in place of all others
 known        answers of evaluations that have ended
 engines      the ways to answer questions, which eval.engine chooses
+wave_size    how many tokens are answered together
 generate     greedy answers by transformers' generate
 cost         how long it took to answer, with how much memory, and what the answers depend on
 rows         the row of each question in a predictions file

@@ -11,22 +11,48 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
 from lookonce.eval.answers.generate import greedy_answers
+from lookonce.eval.answers.wave_size import tokens_per_wave
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.waves import Room, plan_waves
-from lookonce.text import Notify, count, quiet
-from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import Session
+from lookonce.run.config import RunFile
+from lookonce.text import Notify, quiet
+from lookonce.train.data.collate_rows import RowCollator
+from lookonce.train.data.groups import group_examples
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.load import PRECISIONS
 
+MIN_COMPILED = 500
+"""Questions from which on layers are compiled on a GPU, which takes about 12 seconds."""
 CPU_PACK = 1024
 """Tokens of a pack on a CPU, where attention with a dense mask takes time for all pairs of tokens of a pack."""
+
+
+class PrompterInputs(Protocol):
+    """The run whose settings count, and the model's files."""
+
+    @property
+    def run(self) -> RunFile: ...
+    @property
+    def model_folder(self) -> ModelFolder: ...
+
+
+class Prompter(Protocol):
+    """What an engine needs to make prompts; a session has it."""
+
+    @property
+    def inputs(self) -> PrompterInputs: ...
+    @property
+    def chat_tokenizer(self) -> ChatTokenizer: ...
+    @property
+    def collator(self) -> RowCollator: ...
 
 
 class Engine(ABC):
@@ -48,92 +74,102 @@ class Engine(ABC):
         return found
 
 
-def engine_of(session: Session) -> Engine:
+def engine_of(prompter: Prompter) -> Engine:
     """The engine of `eval.engine`."""
-    engines: dict[str, Callable[[Session], Engine]] = {"shared": SharedPrefixes, "generate": Generate}
-    return engines[session.inputs.run.eval.engine](session)
+    engines: dict[str, Callable[[Prompter], Engine]] = {"shared": SharedPrefixes, "generate": Generate}
+    return engines[prompter.inputs.run.eval.engine](prompter)
 
 
 @dataclass(frozen=True)
 class Generate(Engine):
     """transformers' `generate`, in batches of questions of similar length, so that padding is small."""
 
-    session: Session
+    prompter: Prompter
 
     def plan(self, examples: Sequence[Example]) -> list[list[int]]:
         order = sorted(range(len(examples)), key=lambda number: examples[number].num_tokens)
-        size = self.session.inputs.run.eval.batch_size
+        size = self.prompter.inputs.run.eval.batch_size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def stream(
         self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
     ) -> Iterator[list[Answer]]:
-        session, run = self.session, self.session.inputs.run
-        tokenizer = session.chat_tokenizer.tokenizer
+        prompter, run = self.prompter, self.prompter.inputs.run
+        tokenizer, longest = prompter.chat_tokenizer.tokenizer, run.eval.max_new_tokens
         for batch in batches:
-            yield greedy_answers(
-                model, tokenizer, session.collator, batch, run.eval.max_new_tokens, run.train.precision
-            )
+            yield greedy_answers(model, tokenizer, prompter.collator, batch, longest, run.train.precision)
 
 
 class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        options = session.inputs.run
-        tokens_per_pack = options.batch.tokens_per_pack
-        if not torch.cuda.is_available():
-            tokens_per_pack = min(tokens_per_pack, CPU_PACK)
-        self.room = Room(options.eval.tokens_per_wave, tokens_per_pack, options.eval.max_new_tokens)
+    def __init__(self, prompter: Prompter) -> None:
+        self.prompter = prompter
+        run = prompter.inputs.run
+        self._dtype = PRECISIONS[run.train.precision]
+        on_gpu = torch.cuda.is_available()
+        tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
+        num_places = run.eval.tokens_per_wave or tokens_per_wave(prompter.inputs.model_folder, self._dtype)
+        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens)
+        self._can_compile = run.train.compile and on_gpu
+        self._num_planned = 0
         self._decoder: Decoder | None = None
 
     def plan(self, examples: Sequence[Example]) -> list[list[int]]:
-        return plan_waves(examples, self.session.chat_tokenizer.image_token_id, self.room)
+        self._num_planned += len(examples)
+        return plan_waves(examples, self.prompter.chat_tokenizer.image_token_id, self.room)
 
     def stream(
         self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
     ) -> Iterator[list[Answer]]:
-        """The greedy answers to each wave; to one in two halves if the GPU is out of memory.
+        """The greedy answers to each wave; to parts of half its size if the GPU is out of memory.
 
         Raises:
             TrainingError: one question does not fit.
         """
         left = deque(batches)
         while left:
+            parts = [self._parts(wave) for wave in left]
+            waves = [[wave[number] for number in part] for wave, some in zip(left, parts, strict=True) for part in some]
+            answers = self.decoder_of(model).answers(waves)
             try:
-                for found in self.decoder_of(model).answers([*left]):
+                for some in parts:
+                    found = dict(answer for part in some for answer in zip(part, next(answers), strict=True))
                     left.popleft()
-                    yield found
+                    yield [found[number] for number in range(len(found))]
                 return
             except torch.OutOfMemoryError:
+                answers.close()
                 self._make_less_room(left[0], notify)
-            wave = left.popleft()
-            half = len(wave) // 2
-            yield self.answers(model, wave[:half], notify) + self.answers(model, wave[half:], notify)
+
+    def _parts(self, wave: Sequence[Example]) -> list[list[int]]:
+        """The numbers of the questions of a wave in parts that there is room for; mostly one."""
+        return plan_waves(wave, self.prompter.chat_tokenizer.image_token_id, self.room)
 
     def _make_less_room(self, wave: Sequence[Example], notify: Notify) -> None:
-        """Answer half as much at a time from now on."""
-        if len(wave) == 1:
+        """Leave room for at most half of a wave from now on."""
+        if all(len(part) == 1 for part in self._parts(wave)):
+            longest = max(wave, key=lambda example: example.num_tokens)
             raise TrainingError(
-                f"the GPU is out of memory for one question of {wave[0].num_tokens:,} tokens "
-                f"({wave[0].origin}); lower `eval.max_new_tokens` or use a larger GPU"
+                f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
+                f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
-        half = count(len(wave) // 2, "question")
-        notify(f"out of memory; answering {half} at a time; set a lower `eval.tokens_per_wave`")
-        self.room, self._decoder = replace(self.room, num_places=self.room.num_places // 2), None
+        groups = group_examples(wave, self.prompter.chat_tokenizer.image_token_id)
+        num_places = min(sum(map(self.room.places_of, groups)), self.room.num_places) // 2
+        notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
+        self.room, self._decoder = replace(self.room, num_places=num_places), None
         torch.cuda.empty_cache()
 
     def decoder_of(self, model: Any) -> Decoder:
-        """The decoder of a model, which keeps its buffers and recorded passes from wave to wave."""
+        """The decoder of a model, which keeps its buffers and captured passes from wave to wave."""
         if self._decoder is None or self._decoder.model is not model:
-            session, options = self.session, self.session.inputs.run.train
+            prompter = self.prompter
             self._decoder = Decoder(
                 model.eval(),
-                session.chat_tokenizer,
-                session.collator.source,
+                prompter.chat_tokenizer,
+                prompter.collator.source,
                 self.room,
-                PRECISIONS[options.precision],
-                compiled=options.compile and torch.cuda.is_available(),
+                self._dtype,
+                compiled=self._can_compile and self._num_planned >= MIN_COMPILED,
             )
         return self._decoder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 from PIL import Image, ImageOps
 
@@ -33,7 +33,6 @@ from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.loop.session import Session
 from lookonce.train.model.load import check_adapter, load_trained, load_untuned
 
 Picture = str | Path | Image.Image
@@ -70,8 +69,8 @@ class Answerer:
         self._chat = ChatTokenizer(inputs.model_folder.folder, inputs.model_folder.config)
         self._features = LiveFeatures(inputs)
         collator = RowCollator(self._features, self._chat.image_token_id, self._chat.tokenizer.pad_token_id)
-        prompter = _Prompter(inputs, self._chat, collator)  # a session has a cache and the records of a run as well
-        self._engine = engine_of(cast(Session, prompter))
+        prompter = _Prompter(inputs, self._chat, collator)
+        self._engine = engine_of(prompter)
 
     @classmethod
     def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:

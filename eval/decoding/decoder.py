@@ -9,7 +9,7 @@ Answers that have ended leave the wave, which makes the later passes smaller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +68,7 @@ class Decoder:
         self._keys: KeyValues | None = None
         self._steps: list[RowSteps] = []
 
-    def answers(self, waves: Iterable[Sequence[Example]]) -> Iterator[list[Answer]]:
+    def answers(self, waves: Iterable[Sequence[Example]]) -> Generator[list[Answer]]:
         """The answers to the questions of each wave, in order.
 
         Texts are decoded, and used by the caller, while the GPU computes the prompts of the next wave.

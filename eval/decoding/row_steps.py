@@ -103,7 +103,7 @@ class RowSteps:
         return BlockMask(lengths, *lists, *absent, *absent, *absent, (QUERIES, BLOCK), row_attends)
 
     def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
-        """Go on with some branches; returns them in the tensors of the passes.
+        """Take over some branches; returns them in the tensors of the passes.
 
         `segments` are those of the places that are used.
         """

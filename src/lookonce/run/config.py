@@ -242,13 +242,14 @@ class EvalSection(Section):
     """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
     max_new_tokens: Count = 32
     """Longest answer in tokens; longer ones are cut off."""
-    engine: Literal["shared", "generate"] = "generate"
+    engine: Literal["shared", "generate"] = "shared"
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
     apart from rounding."""
-    tokens_per_wave: Count = 32768
-    """With `shared`, tokens of questions and answers that are in memory together, image tokens included. A token of an
-    8B takes 147 kB."""
+    tokens_per_wave: Count | None = None
+    """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
+    many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. If there is too little memory, parts
+    of a wave are answered one after another."""
     batch_size: Count = 16
     """With `generate`, questions that are answered together. Limited by GPU memory."""
 

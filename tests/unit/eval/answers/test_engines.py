@@ -19,10 +19,8 @@ EXAMPLES = [Example(np.arange(9, dtype=np.int32), np.zeros(9, bool), (), (), f"v
 @pytest.fixture
 def engine(make_run) -> SharedPrefixes:
     chat = SimpleNamespace(image_token_id=-1)
-    session = SimpleNamespace(
-        inputs=SimpleNamespace(run=make_run()), chat_tokenizer=chat, collator=SimpleNamespace(source=None)
-    )
-    return SharedPrefixes(session)
+    inputs = SimpleNamespace(run=make_run(eval={"tokens_per_wave": 32768, "max_new_tokens": 8}))
+    return SharedPrefixes(SimpleNamespace(inputs=inputs, chat_tokenizer=chat, collator=SimpleNamespace(source=None)))
 
 
 @pytest.fixture
@@ -52,8 +50,8 @@ def test_out_of_memory_halves_the_wave_and_all_questions_are_answered_in_order(e
     tried, notes = fits(2), []
     found = engine.answers(torch.nn.Linear(1, 1), EXAMPLES, notes.append)
     assert found == [example.origin for example in EXAMPLES]
-    assert tried == [7, 3, 1, 2, 4, 2, 2] and engine.room.num_places < 32768
-    assert notes[0] == "out of memory; answering 3 questions at a time; set a lower `eval.tokens_per_wave`"
+    assert tried == [7, 3, *[1] * 7] and engine.room.num_places == 29
+    assert notes[0] == "out of memory; answering 59 tokens at a time; set a lower `eval.tokens_per_wave`"
 
 
 def test_waves_that_fit_are_answered_once_and_those_after_one_that_does_not_in_order(engine, fits):
