@@ -66,12 +66,13 @@ def test_float32_answers_are_those_of_generate_over_several_waves(make_run, rand
     assert len(set(shared)) > 3 and num_different(shared, generated) <= len(shared) // 100
 
 
-def test_bfloat16_answers_differ_no_more_than_generate_does_between_batch_sizes(make_run, random_lora):
-    asked = Asked(make_run(), random_lora, "bf16")
-    alone, together, shared = asked.generated(1), asked.generated(16), asked.given(SharedPrefixes(asked.session))
-    spread = num_different(alone, together)
-    print(f"{len(shared)} answers: {num_different(shared, together)} differ from rows of 16, which differ in {spread}")
-    assert num_different(shared, together) <= spread + 2 * spread**0.5 + 1
+def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(make_run, random_lora):
+    """The kernels of this small model give the same bits for one row and for 16, so rows are no measure of rounding."""
+    exact, asked = (Asked(make_run(), random_lora, precision) for precision in ("fp32", "bf16"))
+    expected, generated, shared = exact.generated(16), asked.generated(16), asked.given(SharedPrefixes(asked.session))
+    spread = num_different(generated, expected)
+    print(f"{len(shared)} answers: {num_different(shared, expected)} differ from float32's, {spread} of generate")
+    assert num_different(shared, expected) <= spread + 2 * spread**0.5 + 1
 
 
 def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave(make_run, random_lora, monkeypatch):
