@@ -26,7 +26,8 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     """A run's own questions as a baseline is asked; None is the run itself."""
     if baseline is None:
         return questions
-    questions = replace(questions, baseline=baseline, engine=engine_of(questions.session))
+    engine = engine_of(questions.session)
+    questions = replace(questions, baseline=baseline, engine=engine, batches=engine.plan(questions.examples))
     if baseline == "untuned":
         return questions
     return _shuffled(questions) if baseline == "shuffled" else _blank(questions)
@@ -62,7 +63,8 @@ def _blank(questions: Questions) -> Questions:
     keys = {key for example in questions.examples for key in example.image_keys}
     source = BlankImages(session.inputs, {key: session.cache.grid_thw(key) for key in keys})
     session = replace(session, collator=replace(session.collator, source=source))
-    return replace(questions, session=session, engine=engine_of(session))
+    engine = engine_of(session)
+    return replace(questions, session=session, engine=engine, batches=engine.plan(questions.examples))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

@@ -2,7 +2,8 @@
 
 Design: this follows from the whole memory of the GPU and the model, not from what is free at the moment. So waves are
 the same each time, and the answers of an interrupted evaluation have the bits of an uninterrupted one. If other
-programs hold memory, a wave may not fit; it is then answered in parts (engines.py).
+programs hold memory, a wave may not fit; it is then answered in parts (engines.py). Only beside a training, which holds
+most of the memory, it follows from what is free.
 """
 
 from __future__ import annotations
@@ -29,10 +30,20 @@ def tokens_per_wave(model_folder: ModelFolder, dtype: torch.dtype) -> int:
     """The largest power of 2 whose keys, values and logits fit beside the weights, within limits."""
     if not torch.cuda.is_available():
         return ON_CPU
+    total = torch.cuda.get_device_properties(0).total_memory
+    return _tokens_in(total * (1 - SPARE) - weight_bytes(model_folder, dtype), model_folder, dtype)
+
+
+def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int:
+    """The same for the memory that is free while a model is trained on the current GPU."""
+    free, total = torch.cuda.mem_get_info()
+    return _tokens_in(free - total * SPARE, model_folder, dtype)
+
+
+def _tokens_in(num_bytes: float, model_folder: ModelFolder, dtype: torch.dtype) -> int:
     text = model_folder.config.get_text_config()
     each = bytes_per_token(text, dtype) + text.vocab_size * BYTES_OF_LOGIT // PLACES_OF_BRANCH
-    total = torch.cuda.get_device_properties(0).total_memory
-    tokens = int((total * (1 - SPARE) - weight_bytes(model_folder, dtype) - PROMPTS) // each)
+    tokens = int((num_bytes - PROMPTS) // each)
     return min(1 << max(tokens, SMALLEST).bit_length() - 1, LARGEST)
 
 

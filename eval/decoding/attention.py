@@ -54,6 +54,7 @@ def row_attention(
     rows, num_heads, size = options["rows"], key.shape[1], query.shape[3]
     heads = query.shape[1] // num_heads
     heads_of_row = QUERIES // rows_of_block(module.config)
+    query = query.to(key.dtype)
     spread = query.new_zeros(num_heads, mask.seq_lengths[0] // heads_of_row, heads_of_row, size)
     spread[:, rows, :heads] = query.view(num_heads, heads, -1, size).transpose(1, 2)
     attended = _flex(spread.view(1, num_heads, -1, size), key, value, mask, options.get("scaling"))

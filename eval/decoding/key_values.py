@@ -44,9 +44,12 @@ class KeyValues:
 
 
 def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
-    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`."""
-    module.kept_keys.index_copy_(2, places, key)
-    module.kept_values.index_copy_(2, places, value)
+    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`.
+
+    With trained embeddings in float32 they may have more precision than the buffers. Attention under autocast has not.
+    """
+    module.kept_keys.index_copy_(2, places, key.to(module.kept_keys.dtype))
+    module.kept_values.index_copy_(2, places, value.to(module.kept_values.dtype))
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.eval.answers import engines
+from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.workflow.train import train
@@ -27,7 +28,7 @@ def trained(make_run_in, sample, built, tmp_path_factory) -> RunFile:
         data={"val": [], "train": str(sample / "test.jsonl")},
         cache={"dir": str(built.folder.parent)},
         train={"steps": 30, "learning_rate": 0.01},
-        eval={"batch_size": 8, "max_new_tokens": 2},
+        eval={"engine": "generate", "batch_size": 8, "max_new_tokens": 2},
     )
     train(run, **QUIET)
     evaluate_run(run.output, "test")
@@ -76,6 +77,28 @@ def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(traine
     assert sum(asked) == 87 - 56 and evaluation.overall.num_questions == 87
     assert results(run) == expected and path == run / "predictions" / "test.jsonl"
     assert len({json.loads(line)["predicted"] for line in path.read_text().splitlines()}) > 1
+
+
+def test_so_does_one_in_waves(trained, run, monkeypatch):
+    """Although a wave is answered while the prompts of the next are computed."""
+    settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_wave": 600})
+    (run / "run.yaml").write_text(trained.model_copy(update={"eval": settings}).to_yaml())
+    evaluate_run(run / "run.yaml", "test")
+    expected, notes, added, real = results(run), [], [], PartialAnswers.add
+    shutil.rmtree(run / "predictions")
+
+    def add(*arguments) -> None:
+        real(*arguments)
+        added.append(len(arguments[-1]))
+        if len(added) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PartialAnswers, "add", add)
+        evaluate_run(run / "run.yaml", "test")
+    evaluate_run(run / "run.yaml", "test", notify=notes.append)
+    assert f"continuing an evaluation: {sum(added)} of 87 questions were answered before" in notes
+    assert results(run) == expected and sum(added) < 80
 
 
 def test_an_evaluation_that_was_not_yet_saved_loads_no_model(trained, run, monkeypatch):
