@@ -1,7 +1,7 @@
 """`lookonce` as the jobs of these tests run it: with shards of some kilobytes, and slow enough to be interrupted.
 
-knobs.json in the working directory has the seconds per image (`encode_s`) and per step (`step_s`), and the worker that
-exits with code 7 at its second image (`fails`). Each encoding process writes a byte per image to encoded-JOB-PID.
+knobs.json in the working directory has the seconds per image (`encode_s`), per step (`step_s`) and per batch of answers
+(`answer_s`), and the worker that exits with code 7 at its second image (`fails`). Each encoding process writes a byte per image to encoded-JOB-PID.
 """
 
 from __future__ import annotations
@@ -45,5 +45,16 @@ if sys.argv[1] == "train":
         return begin(self, *arguments, **more)
 
     MetricsLog.on_step_begin = begin_slowly
+
+if sys.argv[1] == "eval":
+    from lookonce.eval.answers.partial import PartialAnswers
+
+    add = PartialAnswers.add
+
+    def add_slowly(self, *arguments):
+        add(self, *arguments)
+        time.sleep(knobs.get("answer_s", 0))
+
+    PartialAnswers.add = add_slowly
 
 main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,25 @@ def test_a_training_on_two_nodes_is_preempted_and_resumes(
     assert "2 processes on 127.0.1.[1-2], restart 1" in log and re.search(r"resuming from checkpoint-\d+", log), log
     assert slurm.states(job) == {"COMPLETED"}, alone.log("train")
     assert project.has_adapter_of(alone)
+
+
+def test_an_evaluation_is_requeued_and_continues(make_project: Make, slurm: Slurm, undisturbed: Project):
+    project = make_project("scored", like=undisturbed, steps=30, save_steps=100)
+    shutil.copytree(undisturbed.folder / "runs", project.folder / "runs")
+    answers, metrics = (project.folder / "runs/a" / name for name in ("predictions/test.jsonl", "metrics/test.json"))
+    expected = answers.read_text()
+    answers.unlink()
+    metrics.unlink()
+    project.set_knobs(answer_s=3)
+    job = project.sbatch("eval", "run.yaml", options="--gres=none")
+    slurm.until(lambda: "batch" in text(answers.with_name("test.partial-0.jsonl")))
+    slurm.ask("scancel", "--batch", "-s", "USR1", job)
+    slurm.until(lambda: "USR1: stopping" in project.log("eval"))
+    project.set_knobs()
+    slurm.wait(job)
+    log = project.log("eval")
+    assert slurm.states(job) == {"COMPLETED"} and slurm.jobs(job)[0]["Restarts"] == "1", log
+    assert "continuing an evaluation" in log and answers.read_text() == expected and metrics.exists()
 
 
 def test_experiments_share_a_node_run_in_order_and_are_requeued(make_project: Make, slurm: Slurm):
