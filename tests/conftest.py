@@ -18,9 +18,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("LOOKONCE_SELFTEST", "off")  # else the first training of the tests would run it on a GPU
     if not config.getoption("numprocesses", None):
         gc.disable()  # imports leave little to collect; to look for it takes two seconds
+        limit_threads()
         for name in PLUGINS:
             config.pluginmanager.import_plugin(f"support.{name}")
         limit_examples()
+
+
+def limit_threads() -> None:
+    """Two threads instead of eight read small files, since starting a thread takes longer than reading one."""
+    from lookonce import threads
+
+    threads.NUM_THREADS = 2  # before any module imports the number
 
 
 def limit_examples() -> None:
@@ -34,6 +42,7 @@ def limit_examples() -> None:
 def pytest_collection_finish() -> None:
     """Exclude imported modules from garbage collection, which otherwise takes a sixth of the unit tests' time."""
     gc.freeze()
+    gc.set_threshold(10_000)  # by default 700 new objects start a search, and there are many searches
     gc.enable()
 
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lookonce.cache.constants import FORMAT_VERSION, DtypeName
@@ -64,7 +65,7 @@ class Fingerprint:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The sha256 of the canonical JSON of all fields, 64 hexadecimal digits."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -64,17 +64,17 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
         tmp_path / "caches",
         inputs.fingerprint,
         inputs.processor,
-        inputs.images.first(10),
+        inputs.images.first(5),
         tower,
         lambda: inputs.load_tower(fast=False).module,
         100_000,
         3,
     )
     assert not list(tmp_path.rglob("lookonce-bench*")) and not list(tmp_path.rglob("*.safetensors"))
-    assert (report.num_images, report.num_plain) == (10, 3)
+    assert (report.num_images, report.num_plain) == (5, 3)
     assert report.num_bytes == report.num_tokens * inputs.fingerprint.bytes_per_token
-    assert report.tower_seconds == 10 * 1.0  # of two rounds
-    assert report.engine_seconds == 10 * 1.0
+    assert report.tower_seconds == 5 * 1.0  # of two rounds
+    assert report.engine_seconds == 5 * 1.0
     assert report.disk_seconds == ceil(report.num_bytes / 100_000) * 3.0
     assert report.plain_seconds == 3 * 7.0  # of four images
     assert (report.tower_flop, report.matmul_flops) == (1000.0 * report.num_tokens, 5e9)

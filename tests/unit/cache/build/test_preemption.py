@@ -124,9 +124,10 @@ def test_an_error_restores_the_handlers(site, images):
     assert signal.getsignal(WARNING) is signal.SIG_IGN
 
 
-def test_a_stopped_command_exits_with_75_and_can_be_run_again(make_run, tmp_path, monkeypatch):
+def test_a_stopped_command_exits_with_75_and_can_be_run_again(make_run, sample, tmp_path, monkeypatch):
     run_file = tmp_path / "run.yaml"
-    run_file.write_text(yaml.safe_dump(make_run().model_dump(mode="json")))
+    run = make_run(data={"train": str(sample / "val.jsonl"), "val": [], "test": []})
+    run_file.write_text(yaml.safe_dump(run.model_dump(mode="json")))
     encode = Tower.encode
     monkeypatch.setattr(Tower, "encode", lambda *args: (send(WARNING), encode(*args))[1])
     stopped = CliRunner().invoke(main, ["cache", "build", str(run_file)])

@@ -105,13 +105,13 @@ def test_a_heartbeat_rewrites_the_claim_with_its_progress(tmp_path: Path, claim_
 def test_a_worker_without_progress_sends_no_heartbeat(
     tmp_path: Path, claim_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "HANG_S", 0.2)
-    with Claims(tmp_path, ME, expiry_s=0.9) as mine:  # beats every 0.1 s
+    monkeypatch.setattr(claims, "HANG_S", 0.1)
+    with Claims(tmp_path, ME, expiry_s=0.45) as mine:  # beats every 0.05 s
         claim = mine.take(SHARD, 5)
         assert claim
-        wait_until(lambda: is_dead(claim_file, 0.9))
+        wait_until(lambda: is_dead(claim_file, 0.45))
         claim.update("encoding", 1)  # progress again
-        wait_until(lambda: not is_dead(claim_file, 0.9))
+        wait_until(lambda: not is_dead(claim_file, 0.45))
 
 
 def test_heartbeats_continue_after_one_that_the_disk_refused(

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.questions import list_questions
 from lookonce.datasets.audit.report import to_text
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def real(real_records: Path) -> Path:
     """8,786 real rows without images."""
     path = real_records.with_name("val.jsonl")
@@ -23,9 +24,13 @@ def real(real_records: Path) -> Path:
     return path
 
 
-def test_real_rows_have_the_findings_that_counting_gives(real, look, finding_of):
+@pytest.fixture(scope="module")
+def result(real: Path, look) -> Audit:
+    return look(real)
+
+
+def test_real_rows_have_the_findings_that_counting_gives(real, result, finding_of):
     rows = [json.loads(line) for line in real.read_text().splitlines()]
-    result = look(real)
     asked_twice: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         asked_twice.setdefault((row["image_filename"], row["question"]), []).append(row["answer"])
@@ -46,9 +51,9 @@ def test_real_rows_have_the_findings_that_counting_gives(real, look, finding_of)
     assert to_text(result).count("cannot read image") == 1
 
 
-def test_on_real_rows_the_majority_baseline_is_what_counting_gives(real, look):
+def test_on_real_rows_the_majority_baseline_is_what_counting_gives(real, result):
     by_question: dict[str, Counter[str]] = {}
     for one in list_questions(Corpus.read([real])):
         by_question.setdefault(one.question, Counter())[one.answer] += 1
     right = sum(counts.most_common(1)[0][1] for counts in by_question.values())
-    assert look(real).baselines[0].num_right == right
+    assert result.baselines[0].num_right == right

@@ -1,5 +1,6 @@
-"""All metrics on the published validation rows of Kvasir-VQA, with a predictor of known accuracy.
+"""All metrics on published validation rows of Kvasir-VQA, with a predictor of known accuracy.
 
+The rows are those of every second image, which halves the time.
 The expected values are those of another split of the same set (975 images, 8,984 questions), computed with the
 challenge's libraries: the majority answer scores EM .648, BLEU .680, ROUGE-1 .683, ROUGE-2 .119, ROUGE-L .681, METEOR
 .399; the references themselves score ROUGE-2 .256 and METEOR .609. Two splits of one set differ by a digit at most.
@@ -21,13 +22,15 @@ from lookonce.eval.scores.prediction import Prediction
 
 A_DIGIT = 0.01
 ACCURACY = 0.924
-MAX_SECONDS = 30
+MAX_SECONDS = 15
 """Ten times what it takes on an idle machine."""
 
 
 @pytest.fixture(scope="module")
 def rows(real_rows):
-    return [json.loads(line) for line in real_rows.read_text().splitlines()]
+    found = [json.loads(line) for line in real_rows.read_text().splitlines()]
+    images = set(list(dict.fromkeys(row["image_filename"] for row in found))[::2])
+    return [row for row in found if row["image_filename"] in images]
 
 
 def simulated(rows: list[dict[str, Any]]) -> list[Prediction]:
@@ -40,8 +43,9 @@ def simulated(rows: list[dict[str, Any]]) -> list[Prediction]:
     draw.shuffle(is_right)
 
     def answer(row: dict[str, Any], right: bool) -> str:
-        others = [text for text in answers[row["question"]] if text != row["answer"]]
-        return row["answer"] if right else draw.choice(others or ["?"])
+        if right:
+            return row["answer"]
+        return draw.choice([text for text in answers[row["question"]] if text != row["answer"]] or ["?"])
 
     return [
         Prediction(
