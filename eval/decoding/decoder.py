@@ -114,9 +114,13 @@ class Decoder:
 
     @contextlib.contextmanager
     def _passes(self, keys: KeyValues) -> Iterator[None]:
-        """The precision, the attention and the buffers of passes."""
+        """The precision, the attention and the buffers of passes.
+
+        Autocast keeps no casts of weights: they would be freed at the end, and captured passes would read them later.
+        """
         inference = torch.inference_mode()
-        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        is_on = self.dtype != torch.float32
+        autocast = torch.autocast(self.device.type, self.dtype, enabled=is_on, cache_enabled=False)
         on_packs = training_on_packs(self.model, compiled=self._compiled, attention=PROMPTS)
         with inference, autocast, on_packs, keys.attached():
             yield
