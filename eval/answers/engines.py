@@ -30,7 +30,7 @@ from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.load import PRECISIONS
 
 MIN_COMPILED = 500
-"""Questions from which on layers are compiled on a GPU, which takes about 12 seconds."""
+"""Questions from which on layers are compiled and passes captured on a GPU, which takes about 12 seconds."""
 CPU_PACK = 1024
 """Tokens of a pack on a CPU, where attention with a dense mask takes time for all pairs of tokens of a pack."""
 

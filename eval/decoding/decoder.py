@@ -54,16 +54,17 @@ class Decoder:
         compiled: bool = False,
         by_rows: bool | None = None,
     ) -> None:
-        """Passes run under autocast to `dtype`, unless that is float32; `compiled` compiles the decoder layers.
+        """Passes run under autocast to `dtype`, unless that is float32.
 
-        `by_rows` chooses the passes of row_steps.py, by default on a GPU.
+        `compiled` compiles the decoder layers, and on a GPU captures the passes of row_steps.py as CUDA graphs.
+        `by_rows` chooses these passes, by default on a GPU.
         """
         self.model, self.chat, self.room, self.dtype = model, chat, room, dtype
         self.device: torch.device = model.device
         self.end_token_id = int(chat.tokenizer.eos_token_id)
         on_gpu = self.device.type == "cuda"
         self._compiled, self._by_rows = compiled, on_gpu if by_rows is None else by_rows
-        self._capture = cuda_graph_capture() if on_gpu else None
+        self._capture = cuda_graph_capture() if on_gpu and compiled else None
         self._prompts = Prompts(model, chat, source, room)
         self._keys: KeyValues | None = None
         self._steps: list[RowSteps] = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lookonce.eval.answers import engines
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
 from lookonce.eval.decoding import decoder, row_steps
 from lookonce.run.inputs import RunInputs
@@ -58,7 +59,14 @@ def num_different(some: Tokens, others: Tokens) -> int:
     return sum(one != other for one, other in zip(some, others, strict=True))
 
 
-def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora):
+@pytest.fixture(autouse=True)
+def all_compiled(monkeypatch):
+    monkeypatch.setattr(engines, "MIN_COMPILED", 0)
+
+
+@pytest.mark.parametrize("min_compiled", [0, 10**9])
+def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora, monkeypatch, min_compiled):
+    monkeypatch.setattr(engines, "MIN_COMPILED", min_compiled)
     asked = Asked(make_run(), random_lora, "fp32")
     engine = SharedPrefixes(asked.session)
     assert len(engine.plan(asked.examples)) > 2
