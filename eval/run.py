@@ -2,13 +2,15 @@
 
 Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
 With all of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the same
-one with its adapter switched off. The run's own answers come last, when all baselines are known.
+one with its adapter switched off. The run's own answers come last, when all baselines are known. With
+`eval.candidates` the likeliest candidates are a second pass after the greedy answers, which is interrupted and shared
+in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -16,9 +18,10 @@ from typing import Any, Literal
 
 from lookonce.errors import UsageError
 from lookonce.eval.answers.baselines import as_asked, why_not
+from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.answers.known import known_baselines, known_predictions
-from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.partial import Answered, PartialAnswers
 from lookonce.eval.answers.questions import Questions, on_this_machine
 from lookonce.eval.asking.found import find_run
 from lookonce.eval.scores.headline import BASELINES, Baseline
@@ -35,6 +38,8 @@ from lookonce.train.model.load import check_adapter, load_trained, load_untuned,
 
 Open = Callable[[], AbstractContextManager[Any]]
 """Loads the model, if it is not loaded, and makes it the one that answers within the block."""
+Asked = Questions | Choice
+"""Questions that are answered greedily, or by a choice among candidates."""
 
 
 def evaluate(
@@ -54,35 +59,62 @@ def evaluate(
     Returns:
         The scores; None on all ranks but the first.
     """
-    folder = RunFolder(owner.folder)
-    if reuses and (known := ranks.first_decides(lambda: known_predictions(folder, questions))) is not None:
+    folder, choice = RunFolder(owner.folder), Choice.of(questions, notify)
+    if reuses and (known := ranks.first_decides(lambda: known_predictions(folder, questions, choice))) is not None:
         notify(f"the answers of {questions.name} are on disk")
         return _save(folder, questions, known, owner) if ranks.is_first else None
     identity = ranks.first_decides(lambda: questions.identity(folder))
+    cost = AnsweringCost(identity=identity, candidates=choice.identity(identity) if choice else "")
+    asked: list[tuple[Asked, PartialAnswers, AnsweringCost]] = [
+        (questions, _unfinished(folder, questions, cost.identity, ranks), cost)
+    ]
+    if choice:
+        asked.append((choice, _unfinished(folder, choice, cost.candidates, ranks), AnsweringCost()))
+    with ExitStack() as opened:
+        model = cache(lambda: opened.enter_context(open_model()))
+        answered = [_answered(*one, model, owner, ranks, notify) for one in asked]
+    if not ranks.is_first:
+        return None
+    predictions = questions.predictions(answered[0])
+    if choice:
+        predictions = choice.added_to(predictions, answered[1])
+    evaluation = _save(folder, questions, predictions, owner)
+    write_json(folder.answering(questions.name), asdict(cost))
+    for _, unfinished, _ in reversed(asked):
+        unfinished.remove()
+    return evaluation
+
+
+def _unfinished(folder: RunFolder, asked: Asked, identity: str, ranks: Ranks) -> PartialAnswers:
     here = ranks.first_decides(lambda: on_this_machine(identity))
-    unfinished = PartialAnswers(folder.predictions(questions.name).parent, questions.name, here, ranks.rank)
+    return PartialAnswers(folder.predictions(asked.name).parent, asked.name, here, ranks.rank)
+
+
+def _answered(
+    asked: Asked,
+    unfinished: PartialAnswers,
+    cost: AnsweringCost,
+    model: Callable[[], Any],
+    owner: RunClaim,
+    ranks: Ranks,
+    notify: Notify,
+) -> Answered:
+    """Give the answers that are missing; returns all of them on the first rank, and its own on each other."""
     owner.check()
     answered = ranks.first_decides(unfinished.read)
-    missing = [number for number in range(len(questions.batches)) if number not in answered]
+    missing = [number for number in range(len(asked.batches)) if number not in answered]
     if answered:
-        num_answered = questions.num_in(answered)
-        notify(f"continuing an evaluation: {num_answered:,} of {len(questions.asked):,} questions were answered before")
-    cost = AnsweringCost(identity=identity)
+        before, of_all = asked.num_in(answered), asked.num_in(range(len(asked.batches)))
+        notify(f"continuing an evaluation: {before:,} of {of_all:,} questions {asked.DONE} before")
     with unfinished:
         if mine := missing[ranks.rank :: ranks.num_ranks]:
-            with open_model() as model, cost.measure(questions.num_in(mine)):
-                for number, answers in questions.answer(model, mine, shows_progress=ranks.is_first, notify=notify):
+            opened = model()
+            with cost.measure(asked.num_in(mine)):
+                for number, answers in asked.answer(opened, mine, shows_progress=ranks.is_first, notify=notify):
                     owner.check()
                     unfinished.add(number, answers)
                     answered[number] = answers
-    answered_by_all = ranks.gather(answered)
-    if answered_by_all is None:
-        return None
-    everything = {number: answers for some in answered_by_all for number, answers in some.items()}
-    evaluation = _save(folder, questions, questions.predictions(everything), owner)
-    write_json(folder.answering(questions.name), asdict(cost))
-    unfinished.remove()
-    return evaluation
+    return {number: answers for some in ranks.gather(answered) or [answered] for number, answers in some.items()}
 
 
 def _save(folder: RunFolder, questions: Questions, predictions: list[Prediction], owner: RunClaim) -> Evaluation:
@@ -104,6 +136,7 @@ def evaluate_run(
     split: str | None = None,
     baseline: Baseline | Literal["all"] | None = None,
     *,
+    assignments: Sequence[str] = (),
     verify_images: bool = False,
     notify: Notify = quiet,
 ) -> tuple[Evaluation, Path] | None:
@@ -112,15 +145,16 @@ def evaluate_run(
     Under torchrun the ranks share the questions, and all but the first return None.
 
     `run_dir` is the run folder, or the current run file, whose paths and `eval` section may have changed since
-    training. `baseline` evaluates that baseline instead of the run; with "all" the baselines whose answers are not on
-    disk, and the run beside them. For the untuned model the run need not be trained. `verify_images` reads all images
-    and compares them with the cache. `notify` gets notes on the records, such as those that were left out.
+    training; `assignments` such as "eval.max_new_tokens=8" replace its values. `baseline` evaluates that baseline
+    instead of the run; with "all" the baselines whose answers are not on disk, and the run beside them. For the untuned
+    model the run need not be trained. `verify_images` reads all images and compares them with the cache. `notify` gets
+    notes on the records, such as those that were left out.
 
     Raises:
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
-    folder, run = ranks.first_decides(lambda: find_run(run_dir, needs_run=baseline != "untuned"))
+    folder, run = ranks.first_decides(lambda: find_run(run_dir, assignments, needs_run=baseline != "untuned"))
     with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
         ranks.first_decides(owner.take)
         if verify_images:

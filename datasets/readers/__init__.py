@@ -3,5 +3,6 @@
 parquet       rows, single columns and embedded images of parquet files
 image_column  which column of a parquet file holds images
 text          CSV, JSON arrays and JSONL
+candidates    known answers to questions, from YAML or JSON
 tar           members and WebDataset samples of tar files
 """

@@ -3,8 +3,10 @@
 questions    the questions of an evaluation, in batches
 baselines    the same questions as the baselines are asked
 blank        grey images in place of all others
+candidates   the likeliest of each question's known answers
 known        answers of evaluations that have ended
 engines      the ways to answer questions, which eval.engine chooses
+accuracy     exact match of a model while it is trained
 wave_size    how many tokens are answered together
 generate     greedy answers by transformers' generate
 cost         how long it took to answer, with how much memory, and what the answers depend on

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tqdm import tqdm
 
@@ -31,6 +31,8 @@ from lookonce.train.loop.session import Session
 class Questions:
     """Questions that a run's model is asked."""
 
+    DONE: ClassVar[str] = "were answered"
+    """What is said of those that an earlier, interrupted evaluation got to."""
     session: Session
     split: str
     asked: list[tuple[Record, int]]
@@ -118,7 +120,7 @@ class Questions:
             "adapter": adapter,
             "inputs": inputs,
             "cache": self.session.inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(exclude={"split"}),
+            "eval": run.eval.model_dump(exclude={"split", "candidates", "every", "max_questions"}),
             "model": [run.train.precision, run.model.attention],
         }
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

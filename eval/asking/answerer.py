@@ -145,7 +145,7 @@ class Answerer:
             "adapter": {path.name: hash_file(path) for path in files},
             "model": model_identity(inputs.model_folder.folder, {}),
             "cache": inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(exclude={"split"}),
+            "eval": run.eval.model_dump(exclude={"split", "candidates"}),
             "precision": [run.train.precision, run.model.attention],
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lookonce.run.config import DataSection, ModelSection, RunFile, read_run_file
 from lookonce.run.folder import RECORD, RunFolder
+from lookonce.settings import checked, set_key
 
 
-def find_run(run_dir: Path, *, needs_run: bool) -> tuple[RunFolder, RunFile]:
+def find_run(run_dir: Path, assignments: Sequence[str] = (), *, needs_run: bool) -> tuple[RunFolder, RunFile]:
     """The folder and the run file; unless it is needed, the folder of a run file need not hold a run.
+
+    `assignments` such as "eval.max_new_tokens=8" replace values of the run file, or of the record in the folder.
 
     Raises:
         LookonceError: the folder holds no run that can be read, or another one than the run file describes.
     """
     folder = RunFolder.find(run_dir)
-    if not run_dir.is_file():
+    if not run_dir.is_file() and not assignments:
         return folder, folder.read_run()
     if needs_run:
         folder.read_run()
-    run = read_run_file(run_dir)
+    run = read_run_file(run_dir, assignments) if run_dir.is_file() else _changed(folder, assignments)
     folder.check(run, {})
     return folder, run
+
+
+def _changed(folder: RunFolder, assignments: Sequence[str]) -> RunFile:
+    """The run that the folder records, with some values replaced."""
+    values = folder.read_run().model_dump(mode="json")
+    for assignment in assignments:
+        set_key(values, assignment)
+    return checked(values, RunFile, f"the run of {folder.folder} with --set")
 
 
 def find_untuned(place: Path) -> RunFile:

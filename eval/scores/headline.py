@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import clusters_of
@@ -58,6 +59,8 @@ class Headline:
     interval: Interval | None = None
     """The 95 % interval; None if all questions are about one image."""
     baselines: dict[str, BaselineScore] = field(default_factory=dict)
+    candidates: CandidateScore | None = None
+    """None if no question has candidates."""
 
     @classmethod
     def of(cls, predictions: Sequence[Prediction], answers: BaselineAnswers) -> Headline:
@@ -68,13 +71,21 @@ class Headline:
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
         baselines_KQ = np.array([_right(predictions, texts) for texts in given.values()], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
-        interval, *intervals = mean_intervals(np.stack([right_Q, *(right_Q - baselines_KQ)], axis=1), clusters)
+        higher_Q = np.array(_right(predictions, [one.chosen for one in predictions]), dtype=np.float64) - right_Q
+        columns = np.stack([right_Q, higher_Q, *(right_Q - baselines_KQ)], axis=1)
+        interval, of_candidates, *intervals = mean_intervals(columns, clusters)
         scores = baselines_KQ.mean(axis=1).tolist()
         baselines = {
             key: BaselineScore(score, float(right_Q.mean()) - score, of_difference(gap, clusters))
             for key, score, gap in zip(given, scores, intervals, strict=True)
         }
-        return cls(of_share(interval, right_Q, clusters), baselines)
+        return cls(
+            of_share(interval, right_Q, clusters),
+            baselines,
+            CandidateScore.of(predictions, float(higher_Q.mean()), of_difference(of_candidates, clusters))
+            if any(one.candidate is not None for one in predictions)
+            else None,
+        )
 
 
 def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:

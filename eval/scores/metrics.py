@@ -13,6 +13,7 @@ from typing import Any
 
 from lookonce.eval.scores import texts
 from lookonce.eval.scores.calibration import Calibration
+from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.counts import Counts, TrainingAnswers
 from lookonce.eval.scores.figures import Figure, Sizes, figures
 from lookonce.eval.scores.groups import GROUPINGS, Score, score, scores_by
@@ -37,6 +38,8 @@ class Evaluation:
     """The 95 % interval of the exact match of all; None if all questions are about one image."""
     baselines: dict[str, BaselineScore]
     """Exact match of the baselines that are known, by their keys."""
+    candidates: CandidateScore | None
+    """What the likeliest candidates score; None if no question has candidates."""
     groups: dict[str, dict[str, Score]]
     """The scores by question text, category, source and stage; empty where no record has one."""
     figures: dict[str, Figure]
@@ -65,6 +68,7 @@ class Evaluation:
             overall=score(predictions),
             interval=headline.interval,
             baselines=headline.baselines,
+            candidates=headline.candidates,
             groups=groups,
             figures=figures(predictions, groups, sizes or {}),
             counts=Counts.of(predictions, training),
@@ -77,18 +81,29 @@ class Evaluation:
 
     def text(self) -> str:
         """One line per question text, the overall score last; then the baselines and the other figures."""
-        scores = [*self.by_question.items(), ("all", self.overall)]
-        lines = [[name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}"] for name, s in scores]
-        if self.interval:
-            lines[-1][2] += f" [{self.interval.in_percent()}]"
         others = [figure.line() for key, figure in self.figures.items() if key not in IN_DETAIL]
         blocks = [
-            table(("question", "asked", "exact match", "majority"), lines),
+            self._by_question(),
+            self.candidates.text() if self.candidates else "",
             table(HEADER, [one.line(key) for key, one in self.baselines.items()]) if self.baselines else "",
             table(("other metrics", "asked", "model", "majority", "at most"), others) if others else "",
             rows(self._notes()),
         ]
         return "\n\n".join(filter(None, blocks))
+
+    def _by_question(self) -> str:
+        """The table of question texts, with the likeliest candidates beside greedy answers if there are some."""
+        scores = [*self.by_question.items(), ("all", self.overall)]
+        lines = [[name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}"] for name, s in scores]
+        header = ["question", "asked", "exact match", "majority"]
+        if self.interval:
+            lines[-1][2] += f" [{self.interval.in_percent()}]"
+        if self.candidates:
+            header.insert(3, "candidates")
+            shares = [self.candidates.by_question[name] for name in self.by_question]
+            for line, share in zip(lines, [*shares, self.candidates.exact_match], strict=True):
+                line.insert(3, f"{share:.1%}")
+        return table(header, lines)
 
     def _notes(self) -> list[tuple[str, str]]:
         notes = [("answers", self.counts.text())]
@@ -108,6 +123,7 @@ class Evaluation:
             "overall": asdict(self.overall),
             "exact_match_interval": self.interval,
             "baselines": {key: asdict(one) for key, one in self.baselines.items()},
+            "candidates": self.candidates and asdict(self.candidates),
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
             "counts": asdict(self.counts),

@@ -10,6 +10,7 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
+    SET,
     SPLIT,
     VERIFY_IMAGES,
     emit,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--blank-images", is_flag=True, help="Replace each image by a grey one of the same size.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
 @click.option("--baselines", is_flag=True, help="Answer as all three that are not yet answered, and compare the run.")
+@SET
 @VERIFY_IMAGES
 @JSON
 def evaluate(
@@ -44,6 +46,7 @@ def evaluate(
     blank_images: bool,
     untuned: bool,
     baselines: bool,
+    assignments: tuple[str, ...],
     verify_images: bool,
     as_json: bool,
 ) -> None:
@@ -54,7 +57,8 @@ def evaluate(
     Under torchrun the processes share the questions. An interrupted evaluation is continued by the same command.
 
     RUN_DIR is a run folder, or a run file. A folder stands for the run as it was trained, which its run.json records;
-    its run.yaml is a copy for people. The paths and the section `eval` of a run file that is named count instead.
+    its run.yaml is a copy for people. The paths and the section `eval` of a run file that is named count instead, and
+    --set replaces keys of either.
 
     Predictions are written to `predictions` in the run folder, scores to `metrics`; those of a baseline have names such
     as test-untuned.
@@ -65,6 +69,7 @@ def evaluate(
       lookonce eval runs/sample --split test --json
       lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
+      lookonce eval runs/sample --set eval.candidates=training
       lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
       torchrun --nproc-per-node 4 -m lookonce eval runs/sample
@@ -82,9 +87,11 @@ def evaluate(
         from lookonce.eval.run import evaluate_run
 
     if run_dir.is_file():
-        remember_run_file(run_dir)
+        remember_run_file(run_dir, assignments)
     with exit_on_signal():
-        done = evaluate_run(run_dir, split, baseline, verify_images=verify_images, notify=notify)
+        done = evaluate_run(
+            run_dir, split, baseline, assignments=assignments, verify_images=verify_images, notify=notify
+        )
     if done:  # on the first rank
         evaluation, path = done
         notify(f"predictions: {path}")
