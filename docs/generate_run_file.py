@@ -87,6 +87,8 @@ def kind(schema: dict[str, Any]) -> str:
         return " or ".join(kind(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if schema["type"] == "array":
         return "path or list of paths" if kind(schema["items"]) == "path" else "list of text"
     words = {"boolean": "true or false", "object": "mapping", "string": schema.get("format", "text")}

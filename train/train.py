@@ -28,12 +28,13 @@ from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.checkpoints import KEPT, checkpoint_bytes
 from lookonce.train.loop.curves_file import CurvesFile
 from lookonce.train.loop.distributed import Ranks
+from lookonce.train.loop.evaluations import Answer, Evaluations, check_can_answer
 from lookonce.train.loop.heartbeat import Heartbeat
 from lookonce.train.loop.metrics_log import MetricsLog
 from lookonce.train.loop.preemption import RESUME_HINT, StopAfterStep
 from lookonce.train.loop.resume import CurrentIntervals, Start, StopIfTakenOver, begin, is_finished
 from lookonce.train.loop.session import Session, make_trainer
-from lookonce.train.loop.trackers import Trackers
+from lookonce.train.loop.tracking.trackers import Trackers
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.fsdp import is_sharded, shard_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
@@ -80,8 +81,8 @@ class Training:
                     self.ranks.first_decides(open_all)
             yield trackers
 
-    def run(self, heartbeat: Heartbeat, trackers: Trackers) -> Any:
-        """Train and save the adapter.
+    def run(self, heartbeat: Heartbeat, trackers: Trackers, answer: Answer | None = None) -> Any:
+        """Train and save the adapter; `answer` lets the model answer questions while it is trained.
 
         Returns:
             The trained model; None if it is not in this process, because the adapter was trained before or the
@@ -97,11 +98,13 @@ class Training:
         with self.startup.timed("load weights"):
             model = self._load_model()
         log, stop = MetricsLog(self.folder.log, self._run.batch.samples_per_step), StopAfterStep(self.ranks)
-        first = [StopIfTakenOver(self.owner), CurrentIntervals()]
+        evaluations = Evaluations(self._run.eval.every, answer)
+        first = [StopIfTakenOver(self.owner), CurrentIntervals(), evaluations]
         callbacks = [*first, log, CurvesFile(self.folder), stop, heartbeat, *trackers.callbacks()]
         with self.startup.timed("group records"):
             trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
+        trainer.evaluations = evaluations
         with stop.recording_signals():
             result = self._fit(trainer, model)
             self.ranks.disband()
@@ -172,6 +175,7 @@ def open_training(
     """
     folder = RunFolder(run.output)
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
+    check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
     notify = notify if ranks.is_first else _ignore
     startup = Startup(notify)

@@ -6,14 +6,30 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from lookonce.errors import UsageError, explain_os_error
 
 Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """Settings that belong together; docstrings of fields are pydantic's descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _blank_is_default(cls, values: Any) -> Any:
+        """A key without a value means its default, unless the key may be null."""
+        if not isinstance(values, dict):
+            return values
+        blank = {name for name, value in values.items() if value is None and name in cls.model_fields}
+        may_be_null = {name for name in blank if type(None) in get_args(cls.model_fields[name].annotation)}
+        return {name: value for name, value in values.items() if name not in blank - may_be_null}
 
 
 def read_settings(
@@ -33,6 +49,11 @@ def read_settings(
     """
     values = load_values(path, called, hint, expected)
     change(values)
+    return checked(values, kind, called)
+
+
+def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settings:
+    """Settings of these values; raises UsageError with all mistakes if a key or value is wrong."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -5,10 +5,10 @@ trainer      Trainer over whole optimizer steps
 arguments    Trainer's settings from the run file
 scheduler    check a learning rate schedule before anything is read or written
 warmup       a trial of the longest pack: compilation, memory, CUDA graphs
+evaluations  what is measured while training, and when
 metrics_log  one line per logging step, and log.jsonl
 curves_file  curves.svg beside the log
-trackers     the trackers of `train.track`: opened, continued, closed
-tracker_runs  a training's run in TensorBoard, W&B and MLflow
+tracking     the trackers of `train.track`: TensorBoard, W&B and MLflow
 checkpoints  checkpoints with checksums: whole, or not used
 heartbeat    progress.json while a training runs
 distributed  the ranks, and decisions of the first rank for all

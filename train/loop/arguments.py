@@ -1,7 +1,7 @@
 """Trainer's settings from the run file.
 
 Design: what cannot work is refused here, before anything is read. Trainer's trackers are not set here: they are
-callbacks that a training adds (trackers.py), so that a measurement of training never tracks. Neither is the number of
+callbacks that a training adds (tracking), so that a measurement of training never tracks. Neither is the number of
 checkpoints: RunTrainer deletes old ones itself (checkpoints.py).
 """
 
@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import SchedulerType
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.text import first_line
 from lookonce.train.loop.scheduler import check_scheduler
-from lookonce.train.loop.trackers import check_trackers
+from lookonce.train.loop.tracking.trackers import check_trackers
 
 CHECKPOINTING = next(
     name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
 )
 """The name of this setting in TrainingArguments; the second is that of transformers 5.17."""
+FOLLOW_LOSS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+"""Learning rate schedules that depend on what is measured while training."""
 TF32_CAPABILITY = (8, 0)
 """CUDA capability of the first GPUs with TensorFloat-32 (Ampere)."""
 
@@ -38,6 +41,11 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")
     check_scheduler(options)
+    if options.best == "exact_match" and options.scheduler in FOLLOW_LOSS:
+        raise UsageError(
+            f"train.scheduler: {options.scheduler} follows the validation loss, and Trainer has one measure for it and "
+            "for the best checkpoint; set train.best: loss, or another train.scheduler"
+        )
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "num_train_epochs": options.epochs,
@@ -63,7 +71,8 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "eval_steps": options.eval_steps,
         "save_strategy": "epoch" if options.save_steps is None else "steps",
         "save_steps": options.save_steps or 500,
-        "load_best_model_at_end": options.load_best_model_at_end,
+        "load_best_model_at_end": options.best == "loss",
+        "metric_for_best_model": options.best,
         "seed": options.seed,
         "report_to": "none",
         "disable_tqdm": True,
@@ -75,6 +84,8 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         arguments = TrainingArguments(**settings | overrides)
     except ValueError as error:
         raise UsageError(f"the `train` section is not valid: {first_line(error)}") from None
+    if options.best == "exact_match" and "load_best_model_at_end" not in overrides:
+        arguments.load_best_model_at_end = True  # Trainer itself would compare `save_steps` with `eval_steps`
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # else Trainer uses DataParallel, which splits batches; features have no batch dimension
     return arguments

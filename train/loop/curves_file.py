@@ -1,4 +1,4 @@
-"""`curves.svg` in the run folder: the losses and the learning rate of a training, drawn at each save and at the end.
+"""`curves.svg` in the run folder: the curves of a training, drawn at each save and at the end.
 
 Design: it is drawn from `log.jsonl`, so a resumed training has the points of the steps before, each once. Costs 10 ms
 per 1,000 lines of the log. A full disk is ignored here, because a drawing is not worth a training.
@@ -44,7 +44,17 @@ def curves_svg(curves: Curves, title: str) -> str:
     losses = Panel("loss", lines, low, high, 300, curves.best, words)
     rates = [Line("", _points(curves.learning_rate), "plain")]
     highest = max(curves.learning_rate.values(), default=0.0) or 1.0
-    return svg_file(line_plot(title, "step", [losses, Panel("learning rate", rates, 0.0, highest, 70)]))
+    panels = [losses, *_exact_match(curves), Panel("learning rate", rates, 0.0, highest, 70)]
+    return svg_file(line_plot(title, "step", panels))
+
+
+def _exact_match(curves: Curves) -> list[Panel]:
+    if curves.most_right is None:
+        return []
+    step, value = curves.most_right
+    lines = [Line("", _points(curves.exact_match), "marked")]
+    words = f"highest: {value:.1%} at step {step:,}"
+    return [Panel("exact match", lines, 0.0, 1.0, 130, curves.most_right, words)]
 
 
 def _points(curve: Curve) -> list[tuple[float, float]]:

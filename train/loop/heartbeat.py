@@ -29,6 +29,8 @@ from lookonce.run.progress_file import End, Progress
 from lookonce.text import first_line
 
 BEAT_S = 10.0
+FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match"}
+"""Figures of the progress, and their keys in Trainer's logs."""
 WINDOW_BEATS = 6
 """Number of beats over which the rate is measured."""
 
@@ -91,7 +93,7 @@ class Heartbeat(TrainerCallback):
         self._update(step=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        for name, key in (("loss", "loss"), ("validation_loss", "eval_loss")):
+        for name, key in FIGURES.items():
             if logs and key in logs:
                 value = float(logs[key])
                 self._update(**{name: value if math.isfinite(value) else None})

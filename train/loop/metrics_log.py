@@ -21,6 +21,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from lookonce.errors import TrainingError
 from lookonce.files import write_text
 from lookonce.run.log_file import read_lines
+from lookonce.text import count, duration
 
 MUCH_WAITING = 0.05
 """Share of the time; the user is notified if training waits longer for data."""
@@ -90,6 +91,10 @@ class MetricsLog(TrainerCallback):
         elif "eval_loss" in logs:
             tqdm.write(f"{step}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
             self._append(state, {"eval_loss": logs["eval_loss"]} | peak_memory())
+        elif "eval_exact_match" in logs:
+            answered = {name: value for name, value in logs.items() if name.startswith("eval_")}
+            tqdm.write(f"{step}  {answered_line(answered)}", file=sys.stderr)
+            self._append(state, answered | peak_memory())
 
     def _now(self, state: Any) -> tuple[int, float, float, int, int]:
         trainer = self._trainer
@@ -149,6 +154,12 @@ def peak_memory() -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
     return {"memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3)}
+
+
+def answered_line(logs: dict[str, float]) -> str:
+    """The exact match of answers, and what they cost, on one line."""
+    asked = count(int(logs["eval_num_questions"]), "question")
+    return f"exact match {logs['eval_exact_match']:.1%} on {asked} in {duration(logs['eval_seconds'])}"
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:

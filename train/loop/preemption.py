@@ -61,9 +61,10 @@ class StopAfterStep(TrainerCallback):
         if state.global_step >= state.max_steps:
             return  # the training is finished
         self._agreed = self._agreed or self._ranks.largest(self.signal or 0)
-        # Trainer would record a checkpoint that is not due, after the best step so far, as the best checkpoint.
-        may_save = control.should_save or not (control.should_evaluate and args.load_best_model_at_end)
-        self._is_stopping = bool(self._agreed) and may_save
+        # Trainer would record a checkpoint that is not due, after the best step so far, as the best checkpoint. With
+        # `train.best: exact_match` one is due wherever answers are.
+        by_loss = args.load_best_model_at_end and args.metric_for_best_model == "loss"
+        self._is_stopping = bool(self._agreed) and (control.should_save or not (control.should_evaluate and by_loss))
         if self._is_stopping:
             control.should_log = True
             control.should_save = not state.epoch.is_integer()  # at the end of an epoch a validation may come first

@@ -4,8 +4,8 @@ Design: a training that is extended must end like a longer one from the start. W
 steps that follow, but its learning rate may. So the rates of all steps that the checkpoint contains are compared for
 both lengths: they are equal with `constant`, and with `constant_with_warmup` after a number of warm-up steps, but not
 with schedules that fall until the last step. The best checkpoint is chosen at the end of a training, so a run with
-`load_best_model_at_end` is not extended. What the shorter training gave is moved to `steps-N/` in the run folder, the
-files that mark a run as finished first.
+`train.best` is not extended. What the shorter training gave is moved to `steps-N/` in the run folder, the files that
+mark a run as finished first.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def check_extension(folder: RunFolder, run: RunFile) -> None:
     cannot = f"{folder.folder} holds a training of {before:,} steps, which cannot be continued to {wanted:,}"
     if wanted < step:
         raise RunFolderError(f"{cannot}: its last checkpoint is after step {step:,}; {ELSEWHERE}")
-    if run.train.load_best_model_at_end:
-        raise RunFolderError(f"{cannot}: with train.load_best_model_at_end it chose among its steps; {ELSEWHERE}")
+    if run.train.best:
+        raise RunFolderError(f"{cannot}: with train.best: {run.train.best} it chose among its steps; {ELSEWHERE}")
     if found := other_rate(run.train, before, wanted, step):
         raise RunFolderError(
             f"{cannot}: with train.scheduler: {run.train.scheduler} and train.warmup: {run.train.warmup:g} the "

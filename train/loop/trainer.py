@@ -6,7 +6,9 @@ Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and r
     get_train_dataloader        count the steps of an epoch, without data
     get_batch_samples           return the batches of the next step, from the prefetch thread
     training_step               run forward and backward over all micro-batches of the step, or replay CUDA graphs
-    evaluate                    compute the validation loss over the whole split, weighted as in training
+    evaluate                    measure what is due: the validation loss over the whole split, exact match
+    _evaluate                   leave a schedule that follows the validation loss alone if this was not measured
+    _determine_best_metric      compare only if what the best checkpoint is chosen by was measured
     _wrap_model                 skip DDP where gradients are exchanged at the end of a step
     _move_model_to_device       skip a sharded model, which is in place
     _save_checkpoint            write checksums last, and delete old checkpoints by their step
@@ -43,6 +45,7 @@ from lookonce.train.data.packing import padded_length
 from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.sampler import MicroBatch
 from lookonce.train.loop.checkpoints import check_undamaged, checkpoint_bytes, delete_old, saving
+from lookonce.train.loop.evaluations import Evaluations
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
 from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
@@ -71,6 +74,7 @@ class RunTrainer(Trainer):
         self.num_ahead, self.uses_graphs = num_ahead, uses_graphs
         self.num_checkpoints, self._resumed_from = num_checkpoints, -1
         self._passes: CapturedPasses | None = None
+        self.evaluations = Evaluations()
         self.seconds = 0.0
         """How long `train` took; Trainer's own figure is wrong if the clock is set meanwhile."""
         self.wait_seconds = 0.0
@@ -239,8 +243,29 @@ class RunTrainer(Trainer):
         with self.compute_loss_context_manager():
             return forward_loss(self.model, batch, self.mask)
 
-    @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Measure and log what is due."""
+        metrics = self._validate() if self.evaluations.validates else {}
+        if self.evaluations.answers:
+            answered = self.evaluations.exact_match(self.model, self._add_up)
+            self.log(answered)
+            metrics |= answered
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _add_up(self, numbers: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.accelerator.reduce(numbers.to(self.args.device), "sum")
+        return total
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return super()._evaluate(*args, **kwargs | {"skip_scheduler": not self.evaluations.validates})
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        measured = f"eval_{self.args.metric_for_best_model}" in metrics
+        return measured and super()._determine_best_metric(metrics, trial)
+
+    @torch.no_grad()
+    def _validate(self) -> dict[str, float]:
         """The validation loss over all samples, weighted as in training; it does not depend on how they are batched."""
         assert self.eval_batch_maker
         model: Any = self.model
@@ -254,10 +279,8 @@ class RunTrainer(Trainer):
                 total += self.validation_loss(batch)
         if is_sharded(model):
             model.reshard()  # else only the first rank would, when it saves, and the next step would hang
-        total = self.accelerator.reduce(total, "sum")
-        metrics = {"eval_loss": float(total)}
+        metrics = {"eval_loss": float(self._add_up(total))}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 

@@ -49,37 +49,39 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
-    text = text_model(model)
-    check_layers(text.config)
-    before = text.config._attn_implementation
-    text.config._attn_implementation = attention
-    try:
-        with for_all_lengths(), without_syncs(base_model(model)):
-            if compiled:
-                for layer in text.layers:
-                    layer.compile(dynamic=None if is_sharded(model) else True)
-            yield
-    finally:
-        text.config._attn_implementation = before
-        for layer in text.layers:
-            layer._compiled_call_impl = None
+    check_layers(text_model(model).config)
+    with as_loaded(model, attention), for_all_lengths(), without_syncs(base_model(model)):
+        if compiled:
+            for layer in text_model(model).layers:
+                layer.compile(dynamic=None if is_sharded(model) else True)
+        yield
 
 
 @contextlib.contextmanager
-def other_attention(model: Any, attention: str) -> Iterator[None]:
-    """Use another attention within `training_on_packs`; layers are compiled for the first length, then for all."""
+def as_loaded(model: Any, attention: str) -> Iterator[None]:
+    """Use an attention and layers that are not compiled within the block, whatever they are outside of it."""
     text = text_model(model)
     before = text.config._attn_implementation, [layer._compiled_call_impl for layer in text.layers]
     text.config._attn_implementation = attention
     for layer in text.layers:
-        if layer._compiled_call_impl:
-            layer._compiled_call_impl = _compiled_apart(layer)
+        layer._compiled_call_impl = None
     try:
         yield
     finally:
         text.config._attn_implementation = before[0]
         for layer, compiled in zip(text.layers, before[1], strict=True):
             layer._compiled_call_impl = compiled
+
+
+@contextlib.contextmanager
+def other_attention(model: Any, attention: str) -> Iterator[None]:
+    """Use another attention within `training_on_packs`; layers are compiled for the first length, then for all."""
+    layers = text_model(model).layers
+    compiled = [layer for layer in layers if layer._compiled_call_impl]
+    with as_loaded(model, attention):
+        for layer in compiled:
+            layer._compiled_call_impl = _compiled_apart(layer)
+        yield
 
 
 def _compiled_apart(layer: Any) -> Callable[..., Any]:

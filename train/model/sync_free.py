@@ -28,13 +28,17 @@ def without_syncs(model: Any) -> Iterator[None]:
 
     replaced = ((inner, "get_placeholder_mask", placeholders), (text, "_deepstack_process", add_features))
     used = [(owner, name, method) for owner, name, method in replaced if hasattr(owner, name)]
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in used]
     for owner, name, method in used:
         setattr(owner, name, method)
     try:
         yield
     finally:
-        for owner, name, _ in used:
-            delattr(owner, name)
+        for owner, name, outer in before:
+            if outer:  # within another block
+                setattr(owner, name, outer)
+            else:
+                delattr(owner, name)
 
 
 def add_features(hidden_states: torch.Tensor, is_image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

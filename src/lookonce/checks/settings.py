@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from lookonce.checks.report import Result
+from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.environment import gpu_gb
 from lookonce.errors import LookonceError
 from lookonce.run.config import RunFile
@@ -30,7 +32,7 @@ PLAIN_TRAINING = {"scheduler": "constant", "scheduler_args": {}, "track": [], "p
 
 def check_settings(run: RunFile) -> list[Result]:
     """Errors and warnings about settings that the schema allows."""
-    wrong = [*_packages(run), *_training(run), *_hardware(run)]
+    wrong = [*_packages(run), *_training(run), *_hardware(run), *_candidates(run)]
     options = run.train
     usual = f"{options.optimizer}, {options.scheduler}, {run.batch.samples_per_step} samples a step"
     return [*(wrong or [Result("ok", "training", usual)]), *_splits(run)]
@@ -51,10 +53,18 @@ def _packages(run: RunFile) -> Iterator[Result]:
             yield Result("error", "packages", f"{setting} needs the package {package}", "install it, or change the key")
 
 
+def _candidates(run: RunFile) -> Iterator[Result]:
+    if isinstance(run.eval.candidates, Path):
+        try:
+            read_candidates(run.eval.candidates)
+        except LookonceError as error:
+            yield Result("error", "candidates", str(error), "correct the file, or eval.candidates")
+
+
 def _training(run: RunFile) -> Iterator[Result]:
     from lookonce.train.loop.arguments import training_arguments
     from lookonce.train.loop.scheduler import check_scheduler
-    from lookonce.train.loop.trackers import check_trackers
+    from lookonce.train.loop.tracking.trackers import check_trackers
 
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (

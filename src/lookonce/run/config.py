@@ -9,35 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from lookonce.cache.constants import Backend, DtypeName
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.run.paths import ModelName, Paths, StagePath, UserPath, as_list
 from lookonce.run.removed import refuse_removed_keys
-from lookonce.settings import number_from_text, read_settings, set_key
+from lookonce.settings import Section, number_from_text, read_settings, set_key
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _blank_is_default(cls, values: Any) -> Any:
-        """A key without a value means its default, unless the key may be null."""
-        if not isinstance(values, dict):
-            return values
-        blank = {name for name, value in values.items() if value is None and name in cls.model_fields}
-        may_be_null = {name for name in blank if type(None) in get_args(cls.model_fields[name].annotation)}
-        return {name: value for name, value in values.items() if name not in blank - may_be_null}
 
 
 class ModelSection(Section):
@@ -58,7 +44,8 @@ class DataSection(Section):
     train: Annotated[Paths, Field(min_length=1)]
     """Records files to train on: one path or a list, in any record format (see `format`)."""
     val: Paths = []
-    """Records files for the validation loss, and for the evaluation at the end of training if `eval.split` is val."""
+    """Records files for the validation loss, the exact match while training (`eval.every`), and the evaluation at the
+    end of training if `eval.split` is val."""
     test: Paths = []
     """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
     image_root: UserPath | None = None
@@ -214,8 +201,9 @@ class TrainSection(Section):
     """Save a checkpoint every this many steps; by default after each epoch."""
     save_total_limit: Count = 2
     """Number of checkpoints to keep; older ones are deleted."""
-    load_best_model_at_end: bool = False
-    """Use the checkpoint with the lowest validation loss as the result, instead of the last step."""
+    best: Literal["loss", "exact_match"] | None = None
+    """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `exact_match` the one with
+    the most right answers (see `eval.every`). By default the last step."""
     seed: int = 42
     """Seed of the adapter's initial weights, the order of the records, and dropout."""
     track: Annotated[list[Tracker], BeforeValidator(as_list)] = []
@@ -223,25 +211,23 @@ class TrainSection(Section):
     files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
     Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
 
-    @model_validator(mode="after")
-    def _best_needs_saved(self) -> TrainSection:
-        by_epoch = [self.eval_steps is None, self.save_steps is None]
-        in_step = all(by_epoch) or (self.eval_steps and self.save_steps and self.save_steps % self.eval_steps == 0)
-        if self.load_best_model_at_end and not in_step:
-            raise ValueError(
-                "load_best_model_at_end needs save_steps to be a multiple of eval_steps, or neither of the two "
-                f"(got eval_steps={self.eval_steps}, save_steps={self.save_steps})"
-            )
-        return self
-
 
 class EvalSection(Section):
     """The evaluation: greedy answers, scored by exact match."""
 
+    every: Literal["epoch"] | Count | None = None
+    """Answer validation questions while training, after each `epoch` or every this many steps, and log the exact match.
+    By default only after training."""
+    max_questions: Count | None = None
+    """At most this many questions each time that `eval.every` asks for, about images drawn by `train.seed`; by default
+    all of `data.val`."""
     split: Literal["val", "test"] = "val"
     """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
     max_new_tokens: Count = 32
     """Longest answer in tokens; longer ones are cut off."""
+    candidates: Literal["training"] | UserPath | None = None
+    """Known answers of which the likeliest is chosen too: `training` takes those of the training records to the same
+    question text; a file (YAML or JSON) maps question texts to lists of answers. By default greedy answers alone."""
     engine: Literal["shared", "generate"] = "shared"
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
@@ -268,9 +254,26 @@ class RunFile(Section):
     eval: EvalSection = EvalSection()
 
     @model_validator(mode="after")
-    def _best_needs_validation(self) -> RunFile:
-        if self.train.load_best_model_at_end and not self.data.val:
-            raise ValueError("train.load_best_model_at_end chooses by the validation loss and needs data.val")
+    def _measures_what_it_needs(self) -> RunFile:
+        best, saved, every = self.train.best, self.train.save_steps, self.eval.every
+        if every and not self.data.val:
+            raise ValueError("eval.every answers validation questions and needs data.val")
+        if best == "loss" and not self.data.val:
+            raise ValueError("train.best: loss chooses by the validation loss and needs data.val")
+        if best == "exact_match" and not every:
+            raise ValueError("train.best: exact_match chooses by answers while training and needs eval.every")
+        measured = self.train.eval_steps
+        if best == "loss" and not (saved == measured or (saved and measured and saved % measured == 0)):
+            raise ValueError(
+                "train.best: loss needs train.save_steps to be a multiple of train.eval_steps, or neither of the two "
+                f"(got train.save_steps={saved}, train.eval_steps={measured})"
+            )
+        is_saved = not saved if every == "epoch" else bool(every and saved and every % saved == 0)
+        if best == "exact_match" and not is_saved:
+            raise ValueError(
+                "train.best: exact_match needs a checkpoint wherever answers are measured: eval.every is epoch, "
+                f"without train.save_steps, or a multiple of train.save_steps (got {every}, train.save_steps={saved})"
+            )
         return self
 
     def to_yaml(self) -> str:

@@ -58,7 +58,13 @@ HARMLESS = {
 and the attention round differently, and a fault of theirs must not end a run). Paths of models,
 records and images are among them: their content is compared instead."""
 INTERVALS = {"train.eval_steps", "train.save_steps"}
-"""Keys that may change too, unless the result is the best checkpoint, which is one of these steps."""
+"""Keys that may change too."""
+DECIDE_BEST = {
+    None: set[str](),
+    "loss": INTERVALS,
+    "exact_match": {"train.save_steps", "eval.every", "eval.max_questions", "eval.max_new_tokens"},
+}
+"""Keys that may not change after all, by `train.best`, because they decide which checkpoint is the result."""
 LENGTH = {"train.epochs", "train.steps"}
 """Keys that `lookonce train --resume` may raise, if the learning rates allow it."""
 EXTEND = "Extend it, if its learning rates allow that, with: lookonce train RUN.yaml --resume. Or choose"
@@ -258,8 +264,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 def _harmless(run: RunFile) -> set[str]:
     """The keys that may differ from those of the run in the folder."""
-    intervals = set() if run.train.load_best_model_at_end else INTERVALS
-    return HARMLESS | intervals | ({"train.epochs"} if run.train.steps else set())
+    may_change = HARMLESS | INTERVALS | ({"train.epochs"} if run.train.steps else set())
+    return may_change - DECIDE_BEST[run.train.best]
 
 
 def _length(run: RunFile) -> tuple[int | None, float]:

@@ -1,4 +1,4 @@
-"""`log.jsonl` as curves: the losses and the learning rate by step. metrics_log.py writes the file, one object per line.
+"""`log.jsonl` as curves by step. metrics_log.py writes the file, one object per line.
 
 Design: a line that is broken is left out, because a killed process may have written half of its last one, and a
 training may be writing while the file is read. Of several values for one step the last counts. Costs 5 ms per 1,000
@@ -29,11 +29,18 @@ class Curves:
     """The mean of the steps since the line before."""
     validation_loss: Curve = field(default_factory=dict)
     learning_rate: Curve = field(default_factory=dict)
+    exact_match: Curve = field(default_factory=dict)
+    """The share of validation questions that were answered right while training."""
 
     @property
     def best(self) -> tuple[int, float] | None:
         """The step with the lowest validation loss, and that loss; None if there was no validation."""
         return min(self.validation_loss.items(), key=lambda point: point[1], default=None)
+
+    @property
+    def most_right(self) -> tuple[int, float] | None:
+        """The first step with the highest exact match, and that; None if it was not measured."""
+        return max(self.exact_match.items(), key=lambda point: point[1], default=None)
 
     def loss_range(self) -> tuple[float, float]:
         """The lowest and highest loss to draw, without the start, whose losses would flatten the rest."""
@@ -59,7 +66,7 @@ def smoothed(curve: Curve) -> Curve:
 def read_curves(path: Path) -> Curves:
     """The curves of a log; empty if there is none."""
     lines = list(read_lines(path))
-    return Curves(_curve(lines, "loss"), _curve(lines, "eval_loss"), _curve(lines, "learning_rate"))
+    return Curves(*(_curve(lines, name) for name in ("loss", "eval_loss", "learning_rate", "eval_exact_match")))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

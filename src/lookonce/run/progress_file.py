@@ -28,6 +28,8 @@ class Progress:
     """Seconds since the last step ended, or since the training began."""
     loss: float | None = None
     validation_loss: float | None = None
+    exact_match: float | None = None
+    """The last one that was measured while training."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     """Estimated seconds for the remaining steps."""

@@ -21,6 +21,7 @@ from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
 from lookonce.datasets.images import ImageIndex, index_images
+from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.datasets.records import Record, RecordsFile, missing_file
 from lookonce.datasets.stamps import is_gone
 from lookonce.datasets.usable import leave_out
@@ -118,6 +119,7 @@ def check_paths(run: RunFile) -> None:
     """Check that the records files exist, and the model folder unless it may be on the Hub; takes no time.
 
     Raises:
+        UsageError: the file of `eval.candidates` is missing or wrong.
         RecordsError: a records file is missing.
         ModelError: the model folder is missing.
     """
@@ -125,6 +127,8 @@ def check_paths(run: RunFile) -> None:
         for path in getattr(run.data, split):
             if not path.exists():
                 raise RecordsError(missing_file(path))
+    if isinstance(run.eval.candidates, Path):
+        read_candidates(run.eval.candidates)
     check_name(run.model.path)
 
 

@@ -1,4 +1,4 @@
-"""Keys of the run file that earlier versions had: refused in run files, and dropped from recorded runs."""
+"""Keys of the run file that earlier versions had: refused in run files, and replaced or dropped in recorded runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from lookonce.errors import UsageError
 
 REMOVED = {
     "train.compare_steps": "compare after training with: lookonce bench step RUN.yaml",
+    "train.load_best_model_at_end": "write `train.best: loss` for the checkpoint with the lowest validation loss",
     "train.tensorboard": "list trackers in `train.track`: [tensorboard]",
 }
 """Each with its replacement."""
@@ -26,7 +27,10 @@ def refuse_removed_keys(values: dict[str, Any]) -> None:
 
 
 def without_removed_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded values without these keys, so that runs of earlier versions stay readable."""
+    """Recorded values without these keys, so that runs of earlier versions stay readable and mean the same."""
+    train = values.get("train")
+    if isinstance(train, dict) and train.get("load_best_model_at_end"):
+        values = values | {"train": train | {"best": "loss"}}
     sections = {name.partition(".")[0] for name in REMOVED}
     return {
         name: {key: inner for key, inner in value.items() if f"{name}.{key}" not in REMOVED}

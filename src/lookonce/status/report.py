@@ -75,6 +75,8 @@ class TrainingPhase:
     """0 if not known."""
     loss: float | None = None
     validation_loss: float | None = None
+    exact_match: float | None = None
+    """The last one that was measured while training."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     silent_s: float | None = None
@@ -123,6 +125,7 @@ class TrainingPhase:
         return [
             f"loss {self.loss:.4f}" if self.loss is not None else "",
             f"validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else "",
+            f"exact match {self.exact_match:.1%}" if self.exact_match is not None else "",
             f"{self.ms_per_sample:.1f} ms per sample" if self.ms_per_sample is not None else "",
             f"steps done in {duration(self.eta_s)}" if self.eta_s is not None and self.phase == "training" else "",
         ]

@@ -186,6 +186,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
         num_steps=num_steps or progress.num_steps,
         loss=progress.loss,
         validation_loss=progress.validation_loss,
+        exact_match=progress.exact_match,
         ms_per_sample=progress.ms_per_sample,
         eta_s=max(progress.eta_s - silent_s, 0.0) if progress.eta_s is not None else None,
         silent_s=round(silent_s, 1),

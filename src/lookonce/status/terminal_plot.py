@@ -1,7 +1,8 @@
 """The losses of a training as a plot of block characters, for a terminal without colours.
 
 Design: the training loss is an area, whose upper edge has eighths of a line; the validation loss is marks on it. The
-first steps may leave the plot at the top, because their losses would flatten the rest.
+first steps may leave the plot at the top, because their losses would flatten the rest. Exact match, if it was measured
+while training, is one line of blocks below, from 0 to 100 %.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def loss_plot(curves: Curves, width: int = 80) -> str:
         return ""
     low, high = curves.loss_range()
     low -= MARGIN * (high - low)
-    last, num_columns = max([*curves.loss, *curves.validation_loss]), width - LABEL - 2
+    last, num_columns = max([*curves.loss, *curves.validation_loss, *curves.exact_match]), width - LABEL - 2
     heights = [
         min(max(HEIGHT * (value - low) / (high - low), 0.125), HEIGHT)
         for value in columns(curves.loss, last, num_columns)
@@ -35,7 +36,16 @@ def loss_plot(curves: Curves, width: int = 80) -> str:
     for step, loss in curves.validation_loss.items():
         row = min(max(HEIGHT * (high - loss) / (high - low), 0), HEIGHT - 1)
         cells[int(row)][_column(step, last, num_columns)] = MARK
-    return "\n".join([_title(curves), *_with_axes(cells, low, high, last)])
+    return "\n".join([_title(curves), *_with_axes(cells, low, high, last), *_exact_match(curves, last, num_columns)])
+
+
+def _exact_match(curves: Curves, last: int, num_columns: int) -> list[str]:
+    """Two lines, aligned with the plot; none if exact match was not measured."""
+    if curves.most_right is None:
+        return []
+    step, value = curves.most_right
+    blocks = "".join(_block(max(share, 0.125)) for share in columns(curves.exact_match, last, num_columns))
+    return [f"{'':{LABEL}}  exact match, highest {value:.1%} at step {step:,}", f"{'100%':>{LABEL}} │{blocks}"]
 
 
 def columns(curve: Curve, last: int, number: int) -> list[float]:

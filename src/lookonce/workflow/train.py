@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lookonce.disk_space import full_disk_named
+from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metrics import Evaluation
@@ -70,7 +71,7 @@ def _train(
         return Summary.read(RunFolder(run.output))
     small_files = full_disk_named(run.output, OTHER_BYTES, f"the files of {run.output}", KEPT)
     with training.heartbeat() as heartbeat, training.tracking() as trackers, small_files:
-        model = training.run(heartbeat, trackers)
+        model = training.run(heartbeat, trackers, _accuracy(training))
         if not ranks.is_first:
             return None
         heartbeat.enter("evaluating")
@@ -82,6 +83,15 @@ def _train(
         write_json(training.folder.folder / "summary.json", summary.to_json())
         trackers.log_scores(summary.scores(), summary.num_steps)
     return summary
+
+
+def _accuracy(training: Training) -> Accuracy | None:
+    """What measures exact match while training; None if there is nothing to measure, or the run is trained."""
+    inputs = training.session.inputs
+    if training.start.is_trained or not inputs.run.eval.every or not inputs.records["val"]:
+        return None
+    with training.startup.timed("make prompts of val questions"):
+        return Accuracy(training.session, training.ranks, training.notify)
 
 
 def _report(training: Training, summary: Summary) -> str | None:

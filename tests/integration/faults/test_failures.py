@@ -176,7 +176,7 @@ def test_if_every_checkpoint_is_damaged_the_training_starts_again(trainings, int
 
 
 def test_a_damaged_checkpoint_does_not_become_the_result(trainings, meanwhile):
-    run = unstarted(trainings, train={"steps": 4, "save_steps": 4, "eval_steps": 4, "load_best_model_at_end": True})
+    run = unstarted(trainings, train={"steps": 4, "save_steps": 4, "eval_steps": 4, "best": "loss"})
     meanwhile(-1, print, lambda checkpoint: flip(checkpoint / "adapter_model.safetensors"))
     with pytest.raises(TrainingError, match=r"best checkpoint, .*-4, is damaged \(.*: adapter_model.safetensors\)"):
         train(run, **QUIET)

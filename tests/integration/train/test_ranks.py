@@ -108,7 +108,7 @@ def assert_equal(found: Path, expected: Path) -> None:
 
 def losses(run):
     lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
-    return [line.get("loss", line.get("eval_loss")) for line in lines]
+    return [line.get("loss", line.get("eval_loss", line.get("eval_num_questions"))) for line in lines]
 
 
 @pytest.fixture
@@ -117,15 +117,15 @@ def make(make_cached_run, sample, tmp_path):
     [one] = (sample / "test.jsonl").read_text().splitlines()[:1]
     (tmp_path / "one.jsonl").write_text(one + "\n")
 
-    def make(name, val=None, train=None, **batch):
+    def make(name, val=None, train=None, every=None, **batch):
         questions = str(sample / "test.jsonl")
         data = {"train": questions, "val": str(val or questions), "test": [], "image_root": str(sample)}
-        schedule = {"steps": 7, "eval_steps": 1, "save_steps": 2, "load_best_model_at_end": True}
+        schedule = {"steps": 7, "eval_steps": 1, "save_steps": 2, "best": "loss"}
         return make_cached_run(
             data=data,
             batch={"samples_per_step": 43} | batch,
             train=schedule | {"max_grad_norm": 0.5} | (train or {}),
-            eval={"split": "test"},
+            eval={"split": "test", "every": every},
             output=str(tmp_path / name),
         )
 
@@ -142,9 +142,13 @@ def make(make_cached_run, sample, tmp_path):
     ],
 )
 def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, variant):
-    """With DDP, with sharded weights, and with captured passes, whose gradients the ranks exchange without DDP."""
+    """With DDP, with sharded weights, and with captured passes, whose gradients the ranks exchange without DDP.
+
+    Where weights are whole, the ranks also share the questions that are answered while training.
+    """
     fsdp, val = variant == "fsdp", val and tmp_path / val
-    one, two = make("one", val, **batch), make("two", val, {"fsdp": fsdp}, **batch)
+    every = None if fsdp else 4
+    one, two = make("one", val, every=every, **batch), make("two", val, {"fsdp": fsdp}, every, **batch)
     alone, together = tmp_path / "alone", tmp_path / "together"
     trained(alone, one, num_ranks=1)
     ended = trained(together, two, captured=variant == "captured")
@@ -237,7 +241,7 @@ def test_on_gpus_two_ranks_differ_from_one_no_more_than_bfloat16_from_float32(ma
         "two": (2, {"precision": "bf16"}),
         "sharded": (2, {"precision": "bf16", "fsdp": True}),
     }
-    no_validation = {"steps": 1, "save_steps": 1, "load_best_model_at_end": False, "tf32": False}
+    no_validation = {"steps": 1, "save_steps": 1, "best": None, "tf32": False}
     processes = {}
     for name, (num_ranks, train) in variants.items():
         run = make(name, train=no_validation | train, mode="shared", tokens_per_pack=1024)

@@ -88,9 +88,9 @@ def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trai
 @pytest.mark.parametrize(
     "schedule",
     [
-        {"save_steps": None, "eval_steps": None, "load_best_model_at_end": True},
+        {"save_steps": None, "eval_steps": None, "best": "loss"},
         {"save_steps": None, "eval_steps": 4},
-        {"save_steps": 4, "eval_steps": 4, "load_best_model_at_end": True, "save_total_limit": 1},
+        {"save_steps": 4, "eval_steps": 4, "best": "loss", "save_total_limit": 1},
         {"save_steps": 11, "eval_steps": None},
     ],
 )
@@ -106,7 +106,7 @@ def test_what_is_due_at_the_step_is_done_once(trainings, stopped, schedule):
 
 def test_a_checkpoint_of_a_stop_is_not_chosen_as_the_best(trainings, stopped):
     """The step was validated, but an uninterrupted training would not have saved it."""
-    schedule = {"save_steps": 8, "eval_steps": 4, "load_best_model_at_end": True}
+    schedule = {"save_steps": 8, "eval_steps": 4, "best": "loss"}
     run = trainings.unstarted("shared", **schedule)
     assert "after step 5 of 24" in stopped(run, sending(3, signal.SIGUSR1))
     train(run, resume=True, **QUIET)

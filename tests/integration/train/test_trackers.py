@@ -43,7 +43,7 @@ def tracked(make_run, built):
 
     def tracked(name: str, **changed_when_resumed):
         options = {"steps": 4, "save_steps": 2, "eval_steps": 2, "track": name}
-        others = {"cache": {"dir": str(built.folder.parent)}, "eval": {"max_new_tokens": 1}}
+        others = {"cache": {"dir": str(built.folder.parent)}, "eval": {"max_new_tokens": 1, "every": 2}}
         notes: list[str] = []
         stop_after(make_run(train=options, **others), 2, notes.append)
         run = make_run(train=options | changed_when_resumed, **others)
@@ -78,7 +78,8 @@ def test_tensorboard(tracked):
 
     events = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]
-    assert {"train/tokens_per_second", "eval/loss", "final/exact_match"} <= set(events.Tags()["scalars"])
+    names = {"train/tokens_per_second", "eval/loss", "eval/exact_match", "final/exact_match"}
+    assert names <= set(events.Tags()["scalars"])
     assert events.Scalars("final/exact_match")[0].value == pytest.approx(summary.exact_match)
     text = events.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
     assert '"samples_per_step": 8' in text and '"records"' in text
@@ -95,7 +96,7 @@ def test_mlflow(tracked):
     assert (experiment, found.info.status, found.info.run_name) == ("lookonce", "FINISHED", "run")
     assert found.data.params["batch.samples_per_step"] == "8" and found.data.params["inputs.cache"]
     assert found.data.metrics["final/exact_match"] == pytest.approx(summary.exact_match)
-    assert {"loss", "eval_loss", "tokens_per_second"} <= set(found.data.metrics)
+    assert {"loss", "eval_loss", "eval_exact_match", "tokens_per_second"} <= set(found.data.metrics)
     history = mlflow_client(folder).get_metric_history(found.info.run_id, "loss")
     assert [metric.step for metric in history] == [1, 2, 3, 4]
 

@@ -11,6 +11,7 @@ from lookonce.errors import UsageError
 from lookonce.run.config import RunFile, read_run_file
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
+VALIDATED = MINIMAL.replace("a.jsonl", "a.jsonl, val: b.jsonl")
 
 
 def read(tmp_path: Path, text: str, *assignments: str) -> RunFile:
@@ -71,8 +72,14 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         ("data: {train: a}\noutput: b\n", (), "model: is missing"),
         (MINIMAL + "lora: {rank: 0}\n", (), r"lora.rank: .* \(got 0\)"),
         (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
-        (MINIMAL + "train: {load_best_model_at_end: true, eval_steps: 3}\n", (), "save_steps to be a multiple"),
-        (MINIMAL + "train: {load_best_model_at_end: true}\n", (), "needs data.val"),
+        (VALIDATED + "train: {best: loss, eval_steps: 3}\n", (), "save_steps to be a multiple of train.eval_steps"),
+        (MINIMAL + "train: {best: loss}\n", (), "train.best: loss .* needs data.val"),
+        (MINIMAL + "eval: {every: epoch}\n", (), "eval.every .* needs data.val"),
+        (VALIDATED + "train: {best: exact_match}\n", (), "train.best: exact_match .* needs eval.every"),
+        (VALIDATED + "train: {best: exact_match}\neval: {every: 3}\n", (), r"checkpoint wherever .*got 3, .*=None\)"),
+        (VALIDATED + "train: {best: exact_match, save_steps: 6}\neval: {every: 3}\n", (), "checkpoint wherever"),
+        (VALIDATED + "train: {best: exact_match, save_steps: 6}\neval: {every: epoch}\n", (), "checkpoint wherever"),
+        (VALIDATED, ("eval.every=steps",), r"eval.every.*'epoch'"),
         (MINIMAL, ("batch.samples_per_step=0",), r"batch.samples_per_step: .* \(got 0\)"),
         (MINIMAL, ("batch.mode=share",), r"batch.mode: .*'shared', 'packed' or 'separate' \(got 'share'\)"),
         (MINIMAL, ("batch.questions_per_image=0",), r"batch.questions_per_image: .* \(got 0\)"),

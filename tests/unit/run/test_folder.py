@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -55,10 +56,20 @@ def test_another_run_is_refused_and_the_difference_named(make_run, change, name)
 
 @pytest.mark.parametrize("change", [{"save_steps": 4, "eval_steps": 4}, {"eval_steps": 1, "save_steps": 2}])
 def test_the_steps_between_which_the_best_is_chosen_are_part_of_the_run(make_run, change):
-    best = {"load_best_model_at_end": True, "save_steps": 2, "eval_steps": 2}
+    best = {"best": "loss", "save_steps": 2, "eval_steps": 2}
     claim(RunFolder(make_run().output), make_run(train=best))
     with pytest.raises(RunFolderError, match="holds another run"):
         claim(RunFolder(make_run().output), make_run(train=best | change))
+
+
+@pytest.mark.parametrize("change", [{"max_questions": 5}, {"max_new_tokens": 9}, {"every": 4}])
+def test_what_is_answered_while_training_is_part_of_a_run_that_chooses_by_it(make_run, change):
+    for best in (None, "exact_match"):
+        train, output = {"best": best, "save_steps": 2}, f"{make_run().output}-{best}"
+        run, other = (make_run(train=train, eval={"every": 2} | some, output=output) for some in ({}, change))
+        claim(RunFolder(run.output), run)
+        with pytest.raises(RunFolderError, match="holds another run") if best else contextlib.nullcontext():
+            claim(RunFolder(run.output), other)
 
 
 @pytest.mark.parametrize("change", [{"steps": 9}, {"steps": None, "epochs": 9}])

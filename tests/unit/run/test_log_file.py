@@ -20,8 +20,9 @@ def test_losses_and_learning_rate_are_curves_by_step(tmp_path):
         {"step": 1, "loss": 3.0, "learning_rate": 1e-4},
         {"step": 2, "loss": 2.0, "learning_rate": 2e-4},
         {"step": 2, "eval_loss": 2.5},
+        {"step": 2, "eval_exact_match": 0.5},
     )
-    assert read_curves(log) == Curves({1: 3.0, 2: 2.0}, {2: 2.5}, {1: 1e-4, 2: 2e-4})
+    assert read_curves(log) == Curves({1: 3.0, 2: 2.0}, {2: 2.5}, {1: 1e-4, 2: 2e-4}, {2: 0.5})
 
 
 def test_a_step_that_was_logged_twice_is_one_point(tmp_path):
@@ -41,6 +42,10 @@ def test_the_best_validation_loss_is_the_lowest_with_its_step(tmp_path):
     log = tmp_path / "log.jsonl"
     write(log, *({"step": step, "eval_loss": loss} for step, loss in [(10, 2.0), (20, 1.5), (30, 1.75)]))
     assert read_curves(log).best == (20, 1.5)
+
+
+def test_the_most_right_answers_are_those_of_the_first_step_that_has_them():
+    assert Curves(exact_match={10: 0.5, 20: 0.75, 30: 0.75}).most_right == (20, 0.75)
 
 
 def test_without_a_log_there_are_no_curves(tmp_path):

@@ -32,6 +32,25 @@ def test_a_run_that_was_recorded_with_it_is_readable_and_the_same_run(make_run, 
     folder.check(run, {})
 
 
+def test_the_removed_choice_of_the_best_checkpoint_means_the_same_in_a_recorded_run(make_run, tmp_path):
+    run = make_run(train={"best": "loss"})
+    path = tmp_path / "run.yaml"
+    path.write_text(run.to_yaml())
+    with pytest.raises(UsageError, match=r"`train.load_best_model_at_end` no longer .* write `train.best: loss` for"):
+        read_run_file(path, ["train.load_best_model_at_end=true"])
+    folder = RunFolder(run.output)
+    folder.claim(run, {})
+    folder.log.touch()
+    record = run.output / "run.json"
+    values = json.loads(record.read_text())
+    del values["run"]["train"]["best"]
+    for recorded, meant in ((True, "loss"), (False, None)):
+        values["run"]["train"]["load_best_model_at_end"] = recorded
+        record.write_text(json.dumps(values))
+        assert folder.read_run().train.best == meant
+        folder.check(make_run(train={"best": meant}), {})
+
+
 def test_trackers_and_how_questions_are_answered_may_change_when_a_run_is_resumed():
     assert {"train.track", "eval.engine", "eval.tokens_per_wave", "eval.max_new_tokens"} <= HARMLESS
 

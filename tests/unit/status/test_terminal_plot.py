@@ -21,6 +21,14 @@ def test_a_plot_has_the_losses_the_best_and_the_last_step():
     assert lengths == sorted(lengths) and lengths[-1] == 70
 
 
+def test_exact_match_is_a_line_of_blocks_below_the_losses():
+    plain, plot = (loss_plot(Curves(FALLING, exact_match=some)) for some in ({}, {50: 0.0, 100: 1.0}))
+    *losses, title, line = plot.splitlines()
+    assert losses == plain.splitlines() and title.strip() == "exact match, highest 100.0% at step 100"
+    blocks = line.partition("│")[2]
+    assert (len(blocks), blocks[0], blocks[-1]) == (70, "▁", "█") and sorted(blocks) == list(blocks)
+
+
 @pytest.mark.parametrize("width", [30, 60, 80])
 def test_no_line_is_wider_than_the_terminal(width):
     plot = loss_plot(Curves(FALLING), width)

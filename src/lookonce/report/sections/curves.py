@@ -47,7 +47,8 @@ def _best(run: ReportedRun, found: Curves) -> str:
 
 def _finite(found: Curves) -> Curves:
     """The curves without values that are not finite, which have no place in a plot."""
-    return Curves(*(_only_finite(curve) for curve in (found.loss, found.validation_loss, found.learning_rate)))
+    drawn = (found.loss, found.validation_loss, found.learning_rate, found.exact_match)
+    return Curves(*map(_only_finite, drawn))
 
 
 def _only_finite(curve: Curve) -> Curve:

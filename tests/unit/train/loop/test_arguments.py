@@ -22,3 +22,21 @@ def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
 def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key, message):
     with pytest.raises(UsageError, match=message):
         training_arguments(make_run(train={key: "no such thing"}), tmp_path)
+
+
+def test_the_best_checkpoint_is_chosen_by_what_the_run_file_says(make_run, tmp_path):
+    by_epoch = {"eval_steps": 2, "save_steps": None}  # which Trainer itself would refuse
+    run = make_run(train={"best": "exact_match"} | by_epoch, eval={"every": "epoch"})
+    arguments = training_arguments(run, tmp_path)
+    assert (arguments.load_best_model_at_end, arguments.metric_for_best_model) == (True, "exact_match")
+    assert arguments.greater_is_better
+    by_loss = training_arguments(make_run(train={"best": "loss"}), tmp_path)
+    assert (by_loss.load_best_model_at_end, by_loss.greater_is_better) == (True, False)
+
+
+def test_a_schedule_that_follows_the_loss_is_refused_if_the_best_checkpoint_has_the_most_right_answers(
+    make_run, tmp_path
+):
+    train = {"best": "exact_match", "scheduler": "reduce_lr_on_plateau"}
+    with pytest.raises(UsageError, match="train.scheduler: reduce_lr_on_plateau follows .* set train.best: loss, or"):
+        training_arguments(make_run(train=train, eval={"every": "epoch"}), tmp_path)

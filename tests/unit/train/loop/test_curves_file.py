@@ -45,6 +45,12 @@ def test_a_full_disk_does_not_stop_a_training(folder, monkeypatch):
     CurvesFile(folder).on_save(None, STATE, None)
 
 
+def test_exact_match_has_a_panel_if_it_was_measured():
+    text = curves_svg(Curves({1: 2.0, 2: 1.0}, exact_match={1: 0.25, 2: 0.5}), "a")
+    assert "exact match" in text and "highest: 50.0% at step 2" in text
+    assert "exact match" not in curves_svg(Curves({1: 2.0}), "a")
+
+
 def test_a_training_without_validation_or_without_a_line_is_drawn():
     assert "validation" not in curves_svg(Curves({1: 2.0}), "a")
     ElementTree.fromstring(curves_svg(Curves(), "a"))

@@ -68,12 +68,16 @@ def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
     state.global_step = 25
     lines.on_log(None, state, None, {"loss": 1.5, "grad_norm": 0.25, "learning_rate": 1e-4})
     lines.on_log(None, state, None, {"eval_loss": 2.5})
+    answered = {"eval_exact_match": 0.5, "eval_num_questions": 8, "eval_seconds": 2.5}
+    lines.on_log(None, state, None, answered | {"epoch": 1.0})
     lines.on_log(None, state, None, {"train_runtime": 3.0})
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith("step  25/100  loss 1.5000  grad 0.25  lr 1.0e-04  ") and "samples/s" in first
     assert second == "step  25/100  validation loss 2.5000"
     logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in logged] == [25, 25] and logged[0]["loss"] == 1.5
+    assert third == "step  25/100  exact match 50.0% on 8 questions in 2.5 s"
+    assert [entry["step"] for entry in logged] == [25, 25, 25] and logged[0]["loss"] == 1.5
+    assert answered.items() <= logged[2].items()
 
 
 @pytest.fixture

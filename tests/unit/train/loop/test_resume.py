@@ -89,7 +89,7 @@ def test_a_training_whose_learning_rates_would_differ_is_refused_with_the_first_
             {"steps": None, "epochs": 2},
             "continued to 22: its last checkpoint is after step 24",
         ),
-        ({"scheduler": "constant", "load_best_model_at_end": True}, {}, "with train.load_best_model_at_end it chose"),
+        ({"scheduler": "constant", "best": "loss"}, {}, "with train.best: loss it chose"),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.run.config import LoraSection
 from lookonce.train.model.attention import NAME
-from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.compile import as_loaded, training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower, text_model
 
 
@@ -65,6 +65,28 @@ def test_the_setup_is_undone_after_training(model_folder, monkeypatch, compiled)
         raise KeyboardInterrupt
     assert text.config._attn_implementation == "sdpa"
     assert all(layer._compiled_call_impl is None for layer in text.layers)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, monkeypatch, compiled):
+    """As answers are given while training: without the packs' attention, or in packs that are compiled or not."""
+    monkeypatch.setattr("torch.compile", lambda function, **options: function)
+    model = load_without_tower(model_folder, torch.float32)
+    text = text_model(model)
+
+    def setup():
+        layers = [layer._compiled_call_impl for layer in text.layers]
+        return text.config._attn_implementation, layers, dict(vars(text)), model.model.get_placeholder_mask
+
+    with training_on_packs(model, compiled=True):
+        during = setup()
+        assert None not in during[1]
+        with as_loaded(model, "eager"):
+            assert setup()[:2] == ("eager", [None] * len(text.layers))
+            with training_on_packs(model, compiled=compiled, attention="sdpa"):
+                assert (setup()[1][0] is not None) == compiled
+            assert setup()[:2] == ("eager", [None] * len(text.layers))
+        assert setup() == during
 
 
 def test_the_language_model_is_found_under_an_adapter(model_folder):

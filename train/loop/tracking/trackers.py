@@ -19,7 +19,7 @@ from lookonce.errors import LookonceError, UsageError
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 from lookonce.text import Notify, first_line
-from lookonce.train.loop.tracker_runs import Begun, MLflowRun, TensorBoardRun, WandbRun
+from lookonce.train.loop.tracking.runs import Begun, MLflowRun, TensorBoardRun, WandbRun
 
 EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
 """The optional dependencies of the package that each tracker needs; trackers are named as their packages."""

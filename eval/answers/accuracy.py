@@ -1,0 +1,94 @@
+"""Exact match of a model while it is trained, on the validation questions or some of them.
+
+Design: answers are those that an evaluation of these weights would give. The model is taken out of its training for
+them: its attention and its layers are as they were loaded. Each time has an engine of its own, so buffers and recorded
+passes are gone when the training goes on. On a GPU a wave is as large as the memory beside the training allows, on
+whichever rank has least. A part of the questions is all those about some images, which the seed draws.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lookonce.datasets.records import Record
+from lookonce.eval.answers.engines import Engine, engine_of
+from lookonce.eval.answers.rows import row_of
+from lookonce.eval.answers.wave_size import tokens_beside_training
+from lookonce.eval.statistics.clusters import clusters_of
+from lookonce.text import Notify, quiet
+from lookonce.train.loop.distributed import ALONE, Ranks
+from lookonce.train.loop.session import Session
+from lookonce.train.model.compile import as_loaded
+from lookonce.train.model.load import PRECISIONS
+
+
+class Accuracy:
+    """Counts the right answers of a model; each rank answers its share of the questions."""
+
+    def __init__(self, session: Session, ranks: Ranks = ALONE, notify: Notify = quiet) -> None:
+        """Choose the questions and make their prompts; `notify` gets a note if memory is short."""
+        inputs, self._session, self._ranks, self._notify = session.inputs, session, ranks, notify
+        records, most = inputs.records["val"], inputs.run.eval.max_questions
+        images = [[inputs.key_of(path) for path in record.images] for record in records]
+        if most:
+            records = draw(records, images, most, inputs.run.train.seed)
+        asked = [(record, turn) for record in records for turn in range(len(record.turns))]
+        self._examples = session.questions(asked)
+        self._rows = [
+            row_of(record, turn, example.image_keys)
+            for (record, turn), example in zip(asked, self._examples, strict=True)
+        ]
+
+    def __call__(self, model: Any) -> dict[str, float]:
+        """The numbers of this rank's `right` answers and `questions`."""
+        engine = self._engine(model)
+        mine = engine.plan(self._examples)[self._ranks.rank :: self._ranks.num_ranks]
+        batches = [[self._examples[number] for number in batch] for batch in mine]
+        right = 0
+        with as_loaded(model, self._session.inputs.run.model.attention):
+            for batch, answers in zip(mine, engine.stream(model, batches, self._notify), strict=True):
+                rows = (self._rows[number] for number in batch)
+                right += sum(row.accepts(answer.text) for row, answer in zip(rows, answers, strict=True))
+        del engine
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {"right": right, "questions": sum(map(len, mine))}
+
+    def _engine(self, model: Any) -> Engine:
+        """A new engine, whose waves fit beside the training."""
+        session, inputs = self._session, self._session.inputs
+        if model.device.type != "cuda" or inputs.run.eval.tokens_per_wave:
+            return engine_of(session)
+        torch.cuda.empty_cache()
+        free = tokens_beside_training(inputs.model_folder, PRECISIONS[inputs.run.train.precision])
+        tokens = -self._ranks.largest(-free)
+        answering = inputs.run.eval.model_copy(update={"tokens_per_wave": tokens})
+        run = inputs.run.model_copy(update={"eval": answering})
+        return engine_of(replace(session, inputs=replace(inputs, run=run)))
+
+
+def draw(records: Sequence[Record], images: Sequence[Sequence[str]], most: int, seed: int) -> list[Record]:
+    """Some records with at most `most` questions, in their order: all those about images drawn by the seed.
+
+    `images` are the keys of each record's images. If the first images drawn have more questions, they are the part.
+    """
+    together = defaultdict(list)
+    shared = [keys or [f"record {number}"] for number, keys in enumerate(images)]
+    for number, cluster in enumerate(clusters_of(shared).tolist()):
+        together[cluster].append(number)
+    groups = list(together.values())
+    random.Random(seed).shuffle(groups)
+    chosen: list[int] = []
+    left = most
+    for group in groups:
+        num_questions = sum(len(records[number].turns) for number in group)
+        if not chosen or num_questions <= left:
+            chosen += group
+            left -= num_questions
+    return [records[number] for number in sorted(chosen)]

@@ -1,0 +1,101 @@
+"""Exact match while training: it changes no number of the training, survives interruptions, and chooses the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from safetensors.torch import load_file
+
+from lookonce.errors import Stopped
+from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+
+
+def training(trainings, name, evaluation, mode="shared", **changes):
+    """A training whose questions are those that it is asked meanwhile and at the end, of which it answers some right.
+
+    `evaluation` changes the section `eval`, `changes` the section `train`.
+    """
+    options = trainings.options(mode, **{"scheduler": "constant", "learning_rate": 0.002} | changes)
+    options["data"] |= {split: options["data"]["train"] for split in ("val", "test")}
+    output = trainings.make_run().output.with_name(name)
+    return trainings.make_run(**options | {"eval": options["eval"] | evaluation, "output": str(output)})
+
+
+def measured(run):
+    """The steps after which questions were answered, their number and the exact match."""
+    lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
+    names = ("step", "eval_num_questions", "eval_exact_match")
+    return [tuple(line[name] for name in names) for line in lines if "eval_exact_match" in line]
+
+
+def losses(trainings, run):
+    return [line for line in trainings.log(run) if line[2:4] != [None, None]]
+
+
+def interrupt_after(step, monkeypatch):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(MetricsLog, "on_step_end", on_step_end)
+
+
+@pytest.mark.parametrize(("mode", "engine"), [("shared", "shared"), ("shared", "generate"), ("separate", "shared")])
+def test_a_training_that_answers_questions_has_the_numbers_of_one_that_does_not(trainings, mode, engine):
+    plain = training(trainings, "plain", {}, mode)
+    run = training(trainings, "answering", {"every": 5, "engine": engine}, mode)
+    train(plain, **QUIET)
+    summary = train(run, **QUIET)
+    trainings.assert_same_adapter(run, plain)
+    assert losses(trainings, run) == trainings.log(plain)
+    assert [line[:2] for line in measured(run)] == [(step, summary.num_questions) for step in (5, 10, 15, 20, 24)]
+    assert 0 < summary.exact_match < 1 and measured(run)[-1][2] == summary.exact_match
+
+
+def test_an_interrupted_training_has_the_exact_match_of_an_uninterrupted_one(trainings, monkeypatch):
+    """The checkpoint before the interruption is that of the epoch's last step, after which questions are answered."""
+    longer, run = (
+        training(trainings, name, {"every": "epoch", "max_questions": 40}, save_steps=11)
+        for name in ("uninterrupted", "interrupted")
+    )
+    train(longer, **QUIET)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(14, patch)
+        train(run, **QUIET)
+    assert train(run, resume=True, **QUIET).first_step == 11
+    assert measured(run) == measured(longer) and [line[0] for line in measured(run)] == [11, 22, 24]
+    assert all(0 < number <= 40 for _, number, _ in measured(run))
+    trainings.assert_same_adapter(run, longer)
+
+
+def test_the_checkpoint_with_the_most_right_answers_is_the_result(trainings, monkeypatch):
+    run = training(trainings, "best", {"every": 3}, save_steps=3, best="exact_match", save_total_limit=2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(20, patch)
+        train(run, **QUIET)
+    summary = train(run, resume=True, **QUIET)
+    found = {step: value for step, _, value in measured(run)}
+    best = max(found, key=found.get)
+    assert 3 < best < 24 and trainings.checkpoints(run) == [best, 24]
+    kept = load_file(run.output / "checkpoints" / f"checkpoint-{best}" / "adapter_model.safetensors")
+    assert all((kept[name] == weight).all() for name, weight in trainings.adapter(run).items())
+    assert summary.exact_match == found[best] > found[24]
+
+
+def test_a_signal_at_the_end_of_an_epoch_stops_a_training_when_its_questions_are_answered(trainings, monkeypatch):
+    run = training(trainings, "stopped", {"every": "epoch"}, save_steps=None, best="exact_match")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 11:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(MetricsLog, "on_step_end", on_step_end)
+    with pytest.raises(Stopped, match="after step 11 of 24, which is saved"):
+        train(run, **QUIET)
+    assert [line[0] for line in measured(run)] == trainings.checkpoints(run) == [11]
