@@ -1,8 +1,8 @@
 """`lookonce` as the jobs of these tests run it: with shards of some kilobytes, and slow enough to be interrupted.
 
 knobs.json in the working directory has the seconds per image (`encode_s`), step (`step_s`) and batch of answers
-(`answer_s`), and the worker that exits with code 7 at its second image (`fails`). Each encoding process writes a byte per
-image to encoded-JOB-PID.
+(`answer_s`), and the worker that exits with code 7 at its second image (`fails`). Each encoding process writes a byte
+per image to encoded-JOB-PID.
 """
 
 from __future__ import annotations
