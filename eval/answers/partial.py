@@ -10,6 +10,7 @@ by a kill or a power cut, is asked again.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -78,6 +79,15 @@ class PartialAnswers:
 def is_begun(folder: Path, name: str) -> bool:
     """Whether an evaluation of that name has not ended."""
     return any(folder.glob(f"{name}.partial-*.jsonl"))
+
+
+def unfinished(folder: Path) -> dict[str, int]:
+    """The number of questions that each evaluation without a result has answered so far, by its name."""
+    found: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.partial-*.jsonl")):
+        name = path.name.partition(".partial-")[0]
+        found[name] += sum(map(len, _read(path)[1].values()))
+    return dict(found)
 
 
 def _read(path: Path) -> tuple[str, Answered]:

@@ -45,6 +45,7 @@ def status(
                   num_steps, loss, validation_loss, exact_match, ms_per_sample, eta_s, silent_s, stepped_s, job, host,
                   checkpoint, reason, startup_seconds
       scores      by split: num_questions, exact_match, majority
+      unfinished  evaluations without a result: questions answered so far, and of how many
 
     \b
     Examples:

@@ -147,6 +147,8 @@ class State:
     training: TrainingPhase
     scores: dict[str, Score]
     """Scores of all evaluations of the adapter, by split."""
+    unfinished: dict[str, tuple[int, int]]
+    """Questions answered so far, of all, of each evaluation that has no result, by split and baseline."""
     split: str
     """The split that the run file evaluates (`eval.split`)."""
     is_trained: bool
@@ -194,13 +196,14 @@ class State:
         return "\n\n".join(filter(None, blocks))
 
     def _evaluations(self) -> list[tuple[str, str]]:
-        if not self.scores:
-            return [("evaluation", "not yet")]
         texts = [
             f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
             f"always the majority answer: {score.majority:.1%}"
             for split, score in self.scores.items()
         ]
+        for name, (num_answered, num_questions) in self.unfinished.items():
+            texts.append(f"{name}: {num_answered:,} of {count(num_questions, 'question')} answered so far")
+        texts = texts or ["not yet"]
         return list(zip(["evaluation", *[""] * (len(texts) - 1)], texts, strict=True))
 
     def line(self) -> str:
@@ -212,8 +215,10 @@ class State:
         return str(self.output), self.cache.short(), self.training.short(), self._score(), self._missing()
 
     def _score(self) -> str:
-        score = self.scores.get(self.split)
-        return f"{score.exact_match:.1%} (majority {score.majority:.1%})" if score else "not yet"
+        if score := self.scores.get(self.split):
+            return f"{score.exact_match:.1%} (majority {score.majority:.1%})"
+        answered = self.unfinished.get(self.split)
+        return "{:,} of {:,} answered".format(*answered) if answered else "not yet"
 
     def _missing(self) -> str:
         return ", ".join(self.missing()) or "nothing"

@@ -12,7 +12,7 @@ import itertools
 import json
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_m
 from lookonce.datasets.records import Record
 from lookonce.environment import program
 from lookonce.errors import ImageError, RunFolderError
+from lookonce.eval.answers.partial import unfinished
 from lookonce.eval.scores.metrics import Score
 from lookonce.run.claim import find_trainer
 from lookonce.run.config import RunFile
@@ -90,6 +91,7 @@ class RunStatus:
             cache=cache,
             training=training,
             scores=scores,
+            unfinished={} if conflict else find_unfinished(folder, usable.records),
             split=split,
             is_trained=folder.trained.exists() and not conflict,
             is_evaluated=split in scores or not (conflict or usable.records[split]),
@@ -209,6 +211,15 @@ def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
     """The scores of all evaluations in a run folder, by split; the split `first` comes first."""
     paths = sorted((folder.folder / "metrics").glob("*.json"), key=lambda path: (path.stem != first, path.stem))
     return {path.stem: Score(**json.loads(path.read_text())["overall"]) for path in paths}
+
+
+def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) -> dict[str, tuple[int, int]]:
+    """The questions answered so far, of all, of each evaluation of these records that has no result."""
+    asked = {split: sum(len(record.turns) for record in of_split) for split, of_split in records.items()}
+    found = unfinished(folder.folder / "predictions")
+    return {
+        name: (number, asked[split]) for name, number in found.items() if (split := name.partition("-")[0]) in asked
+    }
 
 
 def _problems(cache: CachePhase, images: ImageIndex, skips: bool) -> Iterator[str]:

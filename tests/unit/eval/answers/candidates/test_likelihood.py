@@ -19,7 +19,7 @@ EXAMPLES = [Example(IDS, IDS >= 10 - number, (), (), f"val.jsonl:{number}") for 
 
 
 class Model(torch.nn.Module):
-    """All tokens are equally likely; more than so many rows are out of memory."""
+    """All tokens are equally likely; with more rows than a limit it is out of memory."""
 
     device = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def logprobs(monkeypatch):
-    """The log-probabilities of the examples in tokens, if so many targets fit the memory."""
+    """The log-probabilities of the examples in tokens, if this many targets fit the memory."""
 
     def logprobs(most: int) -> list[float]:
         chat = SimpleNamespace(image_token_id=-1, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=0))
