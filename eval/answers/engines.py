@@ -103,8 +103,9 @@ class Generate(Engine):
 class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
-    def __init__(self, prompter: Prompter) -> None:
-        self.prompter = prompter
+    def __init__(self, prompter: Prompter, *, min_compiled: int = MIN_COMPILED) -> None:
+        """With `min_compiled` questions or more, layers are compiled and passes captured, if there is a GPU."""
+        self.prompter, self._min_compiled = prompter, min_compiled
         run = prompter.inputs.run
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
@@ -170,6 +171,6 @@ class SharedPrefixes(Engine):
                 prompter.collator.source,
                 self.room,
                 self._dtype,
-                compiled=self._can_compile and self._num_planned >= MIN_COMPILED,
+                compiled=self._can_compile and self._num_planned >= self._min_compiled,
             )
         return self._decoder

@@ -177,7 +177,7 @@ class Decoder:
         yield branches
 
     def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
-        """passes for these branches and blocks of rows; those of an earlier wave if they serve."""
+        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
         for steps in self._steps:
             if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
                 return steps

@@ -57,9 +57,7 @@ class Prompts:
                 yield [PackOfWave(wave, layouts[-1], number) for number in range(len(layouts[-1].packs))]
 
         with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
-            for batches in iter(prefetcher.step, None):
-                if (first := next(batches, None)) is None:
-                    return
+            while (first := next(batches := prefetcher.step(), None)) is not None:
                 yield layouts.popleft(), (batch for batch, _ in chain([first], batches))
 
     def run(self, batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:

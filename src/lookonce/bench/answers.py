@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 from lookonce.train.model.load import PRECISIONS, add_lora, load_trained, load_without_tower, text_model
 
-ENGINES: dict[str, Callable[[Session], Engine]] = {"generate": Generate, "shared": SharedPrefixes}
+ENGINES: dict[str, Callable[[Session], Engine]] = {
+    "generate": Generate,
+    "shared": partial(SharedPrefixes, min_compiled=0),  # few questions stand for many
+}
 COPIED = 1 << 30
 """Bytes that are copied to measure how fast memory is; a sixteenth of it on a CPU."""
 

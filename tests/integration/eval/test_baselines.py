@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from support.answers import interrupt_after
 
 from lookonce.cache.build.encode import encode_image
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError
 from lookonce.eval import run as evaluation
 from lookonce.eval.answers.baselines import as_asked
-from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.headline import BASELINES
@@ -57,18 +57,6 @@ def predicted(folder: Path, name: str) -> list[str]:
     return [row.predicted for row in read_predictions(folder / "predictions" / f"{name}.jsonl")]
 
 
-def interrupted_after(monkeypatch, num_batches: int) -> None:
-    """Interrupt the program after some batches."""
-    added, real = [], PartialAnswers.add
-
-    def add(*arguments) -> None:
-        if len(added) == num_batches:
-            raise KeyboardInterrupt
-        added.append(real(*arguments))
-
-    monkeypatch.setattr(PartialAnswers, "add", add)
-
-
 def test_baselines_before_and_after_the_training(run, monkeypatch):
     """All in one test, since each part needs what the one before has written."""
     folder, run_file, loaded = run.output, run.output.parent / "run.yaml", []
@@ -87,7 +75,7 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     real = evaluation.load_trained
     monkeypatch.setattr(evaluation, "load_trained", lambda *given: loaded.append(1) or real(*given))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupted_after(patch, 2)
+        interrupt_after(patch, 2)
         evaluate_run(folder, baseline="all", **QUIET)
     notes = []
     scored, _ = evaluate_run(folder, baseline="all", notify=notes.append)

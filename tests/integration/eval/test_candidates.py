@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.answers import interrupt_after
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
@@ -17,7 +18,6 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.candidates.conversations import CandidateConversations
 from lookonce.eval.answers.candidates.likelihood import Likelihood
-from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.counts import training_answers
@@ -145,7 +145,7 @@ def test_a_finished_run_gets_candidates_beside_its_greedy_answers(run, monkeypat
 
     for _ in range(2):  # after the greedy answers, which are one batch, and after the first candidates
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            interrupted_after(patch, 1)
+            interrupt_after(patch, 1)
             evaluate_run(folder, **known)
     assert (folder / "predictions" / "val-candidates.partial-0.jsonl").exists()
     evaluate_run(folder, **known)
@@ -161,15 +161,3 @@ def test_a_finished_run_gets_candidates_beside_its_greedy_answers(run, monkeypat
 
     without, _ = evaluate_run(folder, **QUIET)
     assert without.candidates is None and '"candidate"' not in path.read_text()
-
-
-def interrupted_after(monkeypatch, num_batches: int) -> None:
-    """Interrupt the program after some batches."""
-    added, real = [], PartialAnswers.add
-
-    def add(*arguments) -> None:
-        if len(added) == num_batches:
-            raise KeyboardInterrupt
-        added.append(real(*arguments))
-
-    monkeypatch.setattr(PartialAnswers, "add", add)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lookonce.eval.answers import engines
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
 from lookonce.eval.decoding import decoder, row_steps
 from lookonce.run.inputs import RunInputs
@@ -59,16 +58,10 @@ def num_different(some: Tokens, others: Tokens) -> int:
     return sum(one != other for one, other in zip(some, others, strict=True))
 
 
-@pytest.fixture(autouse=True)
-def all_compiled(monkeypatch):
-    monkeypatch.setattr(engines, "MIN_COMPILED", 0)
-
-
 @pytest.mark.parametrize("min_compiled", [0, 10**9])
-def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora, monkeypatch, min_compiled):
-    monkeypatch.setattr(engines, "MIN_COMPILED", min_compiled)
+def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora, min_compiled):
     asked = Asked(make_run(), random_lora, "fp32")
-    engine = SharedPrefixes(asked.session)
+    engine = SharedPrefixes(asked.session, min_compiled=min_compiled)
     assert len(engine.plan(asked.examples)) > 2
     shared, generated = asked.given(engine), asked.generated(16)
     assert len(set(shared)) > 3 and num_different(shared, generated) <= len(shared) // 100
@@ -77,7 +70,11 @@ def test_float32_answers_are_those_of_generate_over_several_waves(make_run, rand
 def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(make_run, random_lora):
     """The kernels of this small model give the same bits for one row and for 16, so rows are no measure of rounding."""
     exact, asked = (Asked(make_run(), random_lora, precision) for precision in ("fp32", "bf16"))
-    expected, generated, shared = exact.generated(16), asked.generated(16), asked.given(SharedPrefixes(asked.session))
+    expected, generated, shared = (
+        exact.generated(16),
+        asked.generated(16),
+        asked.given(SharedPrefixes(asked.session, min_compiled=0)),
+    )
     spread = num_different(generated, expected)
     print(f"{len(shared)} answers: {num_different(shared, expected)} differ from float32's, {spread} of generate")
     assert num_different(shared, expected) <= spread + 2 * spread**0.5 + 1
@@ -86,11 +83,11 @@ def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(m
 def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave(make_run, random_lora, monkeypatch):
     asked = Asked(make_run(), random_lora, "bf16")
     monkeypatch.setattr(decoder, "BRANCHES", 4)
-    replayed = asked.given(SharedPrefixes(asked.session))
+    replayed = asked.given(SharedPrefixes(asked.session, min_compiled=0))
 
     def launched(self, number):
         self._number.fill_(number)
         self._pass()
 
     monkeypatch.setattr(row_steps.RowSteps, "run", launched)
-    assert asked.given(SharedPrefixes(asked.session)) == replayed
+    assert asked.given(SharedPrefixes(asked.session, min_compiled=0)) == replayed

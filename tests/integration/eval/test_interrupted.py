@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from support import answers
 
 from lookonce.eval.answers import engines
-from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.workflow.train import train
@@ -84,17 +84,10 @@ def test_so_does_one_in_waves(trained, run, monkeypatch):
     settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_wave": 600})
     (run / "run.yaml").write_text(trained.model_copy(update={"eval": settings}).to_yaml())
     evaluate_run(run / "run.yaml", "test")
-    expected, notes, added, real = results(run), [], [], PartialAnswers.add
+    expected, notes = results(run), []
     shutil.rmtree(run / "predictions")
-
-    def add(*arguments) -> None:
-        real(*arguments)
-        added.append(len(arguments[-1]))
-        if len(added) == 3:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PartialAnswers, "add", add)
+        added = answers.interrupt_after(patch, 3)
         evaluate_run(run / "run.yaml", "test")
     evaluate_run(run / "run.yaml", "test", notify=notes.append)
     assert f"continuing an evaluation: {sum(added)} of 87 questions were answered before" in notes

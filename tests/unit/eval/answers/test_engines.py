@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from lookonce.bench.answers import ENGINES
 from lookonce.errors import TrainingError
 from lookonce.eval.answers import engines
 from lookonce.eval.answers.engines import SharedPrefixes
@@ -17,10 +19,15 @@ EXAMPLES = [Example(np.arange(9, dtype=np.int32), np.zeros(9, bool), (), (), f"v
 
 
 @pytest.fixture
-def engine(make_run) -> SharedPrefixes:
+def prompter(make_run) -> SimpleNamespace:
     chat = SimpleNamespace(image_token_id=-1)
     inputs = SimpleNamespace(run=make_run(eval={"tokens_per_wave": 32768, "max_new_tokens": 8}))
-    return SharedPrefixes(SimpleNamespace(inputs=inputs, chat_tokenizer=chat, collator=SimpleNamespace(source=None)))
+    return SimpleNamespace(inputs=inputs, chat_tokenizer=chat, collator=SimpleNamespace(source=None))
+
+
+@pytest.fixture
+def engine(prompter) -> SharedPrefixes:
+    return SharedPrefixes(prompter)
 
 
 @pytest.fixture
@@ -30,7 +37,7 @@ def fits(monkeypatch):
     def set_memory(most: int) -> list[int]:
         class Memory:
             def __init__(self, model, chat, source, room, dtype, compiled):
-                self.model, self.room = model, room
+                self.model, self.room, self.compiled = model, room, compiled
 
             def answers(self, waves):
                 for wave in waves:
@@ -65,3 +72,17 @@ def test_a_question_that_does_not_fit_is_named(engine, fits):
     message = r"out of memory for one question of 9 tokens \(val.jsonl:0\); lower `eval.max_new_tokens` or use a larger"
     with pytest.raises(TrainingError, match=message):
         engine.answers(torch.nn.Linear(1, 1), EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_compiled"),
+    [(partial(SharedPrefixes, min_compiled=7), True), (SharedPrefixes, False), (ENGINES["shared"], True)],
+)
+def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
+    prompter, fits, monkeypatch, make, is_compiled
+):
+    fits(7)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    engine = make(prompter)
+    engine.plan(EXAMPLES)
+    assert engine.decoder_of(torch.nn.Linear(1, 1)).compiled == is_compiled
