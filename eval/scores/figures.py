@@ -86,17 +86,18 @@ def _match_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     closed = [prediction for prediction in predictions if match.is_closed(prediction.answer)]
     opened = [prediction for prediction in predictions if not match.is_closed(prediction.answer)]
     labelled = _with_labels(predictions)
+    words, labels = cache(match.word_overlap), cache(match.label_overlap)
     return {
         "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
         "closed_exact_match": _mean("closed questions", closed, match.exact),
         "closed_balanced_accuracy": _of_both("closed questions, balanced", closed, lambda a: _balanced(closed, a)),
         "open_exact_match": _mean("open questions", opened, match.exact),
-        "open_token_recall": _mean("open questions, recall of words", opened, match.word_recall),
-        "token_recall": _mean("recall of words", predictions, match.word_recall),
-        "token_f1": _mean("F1 of words", predictions, match.word_f1),
-        "label_precision": _mean("precision of labels", labelled, lambda *pair: match.label_overlap(*pair).precision),
-        "label_recall": _mean("recall of labels", labelled, lambda *pair: match.label_overlap(*pair).recall),
-        "label_f1": _mean("F1 of labels", labelled, lambda *pair: match.label_overlap(*pair).f1),
+        "open_token_recall": _mean("open questions, recall of words", opened, lambda *pair: words(*pair).recall),
+        "token_recall": _mean("recall of words", predictions, lambda *pair: words(*pair).recall),
+        "token_f1": _mean("F1 of words", predictions, lambda *pair: words(*pair).f1),
+        "label_precision": _mean("precision of labels", labelled, lambda *pair: labels(*pair).precision),
+        "label_recall": _mean("recall of labels", labelled, lambda *pair: labels(*pair).recall),
+        "label_f1": _mean("F1 of labels", labelled, lambda *pair: labels(*pair).f1),
         "label_set_match": _mean("labels in any order", labelled, match.same_labels),
         "lenient": _mean(match.LENIENT, predictions, match.lenient),
     }

@@ -68,14 +68,13 @@ def words(text: str) -> list[str]:
     return found or text.lower().split()
 
 
-def word_f1(given: str, references: Sequence[str]) -> float:
-    """The highest F1 of common words, each counted as often as both texts have it."""
-    return max(overlap(words(given), words(text)).f1 for text in references)
+def word_overlap(given: str, references: Sequence[str]) -> Overlap:
+    """The common words, each counted as often as both texts have it; of each share the highest of any reference.
 
-
-def word_recall(given: str, references: Sequence[str]) -> float:
-    """The highest share of a reference's words that the answer has, as LLaVA-Med scores open answers."""
-    return max(overlap(words(given), words(text)).recall for text in references)
+    F1 is that of SQuAD; recall is how LLaVA-Med scores open answers.
+    """
+    found = words(given)
+    return Overlap(*map(max, zip(*(overlap(found, words(text)) for text in references), strict=True)))
 
 
 def overlap(given: Iterable[str], reference: Iterable[str]) -> Overlap:

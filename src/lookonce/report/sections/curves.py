@@ -1,9 +1,13 @@
-"""The losses and the learning rate of each training, and exact match over steps where it was measured several times."""
+"""The losses and the learning rate of each training, and exact match over steps: while training, and after it.
+
+Design: while training, exact match is measured on some validation questions; after it, on the evaluated split. The two
+are not comparable, so they have a panel each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lookonce.files import read_object
@@ -25,13 +29,13 @@ def curves(runs: Sequence[ReportedRun]) -> Part:
     drawn = [(run, found) for run, found in drawn if found.loss or found.validation_loss]
     if not drawn:
         return Part("curves", TITLE, "No training has logged a loss.")
-    text = f"{_text(len(drawn))} {' '.join(_best(run, found) for run, found in drawn if found.best)}"
+    text = " ".join([_text(len(drawn)), *(sentence for run, found in drawn for sentence in _best(run, found))])
     drawn = drawn[:NUM_COLOURS]
     names = [run.name for run, _ in drawn]
-    plot = line_plot("", "step", [*_losses([found for _, found in drawn]), *_scores([run for run, _ in drawn])])
+    plot = line_plot("", "step", [*_losses([found for _, found in drawn]), *_scores(drawn)])
     plot.set("aria-label", f"curves of {', '.join(names)}")
     content = [key(names, "main"), node("figure", plot, class_="curves")]
-    return Part("curves", TITLE, text.strip(), {run.name: _numbers(run, found) for run, found in drawn}, content)
+    return Part("curves", TITLE, text, {run.name: _numbers(run, found) for run, found in drawn}, content)
 
 
 def _text(number: int) -> str:
@@ -40,9 +44,13 @@ def _text(number: int) -> str:
     return f"Lines: the mean training loss over a 25th of the log;{faint} circles: validation loss.{first}"
 
 
-def _best(run: ReportedRun, found: Curves) -> str:
-    assert found.best
-    return f"{run.name}: lowest validation loss {found.best[1]:.4f} at step {found.best[0]:,}."
+def _best(run: ReportedRun, found: Curves) -> Iterator[str]:
+    """The best of the measurements while training."""
+    if found.best:
+        yield f"{run.name}: lowest validation loss {found.best[1]:.4f} at step {found.best[0]:,}."
+    if found.most_right:
+        step, share = found.most_right
+        yield f"{run.name}: highest exact match while training {share:.1%} at step {step:,}."
 
 
 def _finite(found: Curves) -> Curves:
@@ -72,11 +80,18 @@ def _lines(found: Curves, colour: int, *, is_alone: bool) -> list[Line]:
     return [*faint, Line("", list(smoothed(found.loss).items()), "main", colour), *validation]
 
 
-def _scores(runs: Sequence[ReportedRun]) -> list[Panel]:
-    """Exact match after shorter trainings and the last; nothing if no run has two."""
-    points = [list(measured(run).items()) for run in runs]
+def _scores(drawn: Sequence[tuple[ReportedRun, Curves]]) -> list[Panel]:
+    """Exact match while training, and after shorter trainings and the last; nothing if no run has two of them."""
+    return [
+        *_shares("exact match while training", [found.exact_match for _, found in drawn]),
+        *_shares("exact match", [measured(run) for run, _ in drawn]),
+    ]
+
+
+def _shares(name: str, found: Sequence[Curve]) -> list[Panel]:
+    points = [list(curve.items()) for curve in found]
     lines = [Line("", some, "marked", number) for number, some in enumerate(points, start=1) if len(some) > 1]
-    return [Panel("exact match", lines, 0.0, 1.0, 150)] if lines else []
+    return [Panel(name, lines, 0.0, 1.0, 150)] if lines else []
 
 
 def measured(run: ReportedRun) -> dict[int, float]:
@@ -94,4 +109,5 @@ def measured(run: ReportedRun) -> dict[int, float]:
 
 def _numbers(run: ReportedRun, found: Curves) -> dict[str, Any]:
     names = ("loss", "validation_loss", "learning_rate")
-    return {name: getattr(found, name) for name in names} | {"best": found.best, "exact_match": measured(run)}
+    during = {"exact_match_while_training": found.exact_match, "most_right": found.most_right}
+    return {name: getattr(found, name) for name in names} | {"best": found.best, "exact_match": measured(run)} | during

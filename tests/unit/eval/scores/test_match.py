@@ -71,8 +71,8 @@ def test_words_are_those_of_squad(text, words):
     ],
 )
 def test_common_words_are_counted_as_squad_and_llava_med_do(given, references, f1, recall):
-    assert match.word_f1(given, references) == pytest.approx(f1)
-    assert match.word_recall(given, references) == pytest.approx(recall)
+    found = match.word_overlap(given, references)
+    assert (found.f1, found.recall) == (pytest.approx(f1), pytest.approx(recall))
 
 
 def test_closed_questions_have_the_reference_yes_or_no():
@@ -100,4 +100,4 @@ def test_the_lenient_match_is_that_of_earlier_publications(given, reference, is_
 def test_hostile_answers_are_scored_like_others(hostile):
     for matched in (match.exact, match.exact_lower, match.same_labels, match.lenient):
         assert (matched(hostile, [hostile]), matched(hostile, ["polyp"])) == (True, False)
-    assert match.word_f1(hostile, [hostile]) == 1 and match.label_overlap(hostile, ["polyp"]).f1 == 0
+    assert match.word_overlap(hostile, [hostile]).f1 == 1 and match.label_overlap(hostile, ["polyp"]).f1 == 0

@@ -47,6 +47,21 @@ def test_an_extended_training_has_the_exact_match_of_each_length(make_folder):
     assert part.numbers["a"]["exact_match"] == {4: 0.5, 8: 0.9} and "exact match" in words(part)
 
 
+def test_exact_match_that_was_measured_while_training_is_drawn_and_named(make_folder):
+    folder = make_folder("a", questions())
+    log = RunFolder(folder).log
+    assert "while training" not in words(curves(open_runs([folder])))
+    shares = {2: 0.25, 4: 0.75, 6: float("nan"), 8: 0.5}
+    lines = [json.dumps({"step": step, "eval_exact_match": share}) for step, share in shares.items()]
+    log.write_text(log.read_text() + "\n".join(lines) + "\n")
+    part = curves(open_runs([folder]))
+    assert part.numbers["a"]["exact_match_while_training"] == {2: 0.25, 4: 0.75, 8: 0.5}
+    assert part.numbers["a"]["most_right"] == (4, 0.75)
+    assert "a: highest exact match while training 75.0% at step 4." in words(part)
+    circles = [one for one in part.content[1].iter("circle") if "marked" in one.get("class", "")]
+    assert len(circles) == len(shares)  # one of them is the only validation loss
+
+
 def test_errors_name_the_confusions_and_the_answers_to_closed_questions(make_folder):
     rows = [replace(row, predicted="no") if place < 10 else row for place, row in enumerate(questions())]
     part = errors(open_runs([make_folder("a", rows), make_folder("b", questions(), seed=1)]))
