@@ -12,8 +12,9 @@ LOOKONCE := $(BIN)/lookonce
 FOUND = $(if $(GPU),found a GPU,found no GPU)
 # Set if CONSTRAINTS was named and .venv has another set.
 OTHER_SET := $(if $(filter command environment,$(origin CONSTRAINTS)),$(filter-out $(shell cat $(READY) 2>/dev/null),$(CONSTRAINTS)))
-# Each process runs one test file at a time, on one thread, so that the processes do not compete for cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# Each process runs one test file at a time, on one thread, so that the processes do not compete for cores. Bytecode is kept
+# also where the environment forbids it: to compile sources and to rewrite assertions takes two seconds in each process.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 # In this order, so that no process is left with a file of a minute when the others have ended.
 LONGEST_FIRST := --no-loadscope-reorder tests/integration tests/unit
 

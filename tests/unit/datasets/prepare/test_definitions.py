@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pyarrow import parquet
 
+from lookonce.datasets.curriculum.stage_map import read_stage_map
 from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.datasets.prepare.run import Options, prepare
@@ -81,10 +82,11 @@ def test_unused_columns_are_reported(tmp_path, jpeg):
     assert prepare("kvasir-vqa", tmp_path / "out", options).report["columns_left_out"] == ["c"]
 
 
-def test_the_examples_in_the_readme_are_definitions(tmp_path):
+def test_the_examples_in_the_readme_are_definitions_and_a_stage_map(tmp_path):
     text = (FOLDER / "README.md").read_text()
-    examples = [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
-    assert len(examples) == 2
+    *examples, stages = [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
+    (tmp_path / "stages.yaml").write_text(stages)
+    assert len(read_stage_map(tmp_path / "stages.yaml").questions) == len(examples) == 2
     for example in examples:
         (tmp_path / "mine.yaml").write_text(example)
         assert read_definition(tmp_path / "mine.yaml").name == "my-set"
