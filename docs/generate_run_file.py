@@ -1,6 +1,6 @@
 """Write run-file.md: every key of a run file with its type, default and meaning, from the schema that checks run files.
 
-A test generates it again and compares. Run `python docs/generate_run_file.py` after a change of lookonce.run.config.
+A test generates it again and compares. Run `python docs/generate_run_file.py` after a change of lookonce.run.sections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lookonce.run.removed import REMOVED
 INTRODUCTION = """\
 # The run file
 
-<!-- Generated from src/lookonce/run/config.py by docs/generate_run_file.py; edit there. -->
+<!-- Generated from src/lookonce/run/sections/ by docs/generate_run_file.py; edit there. -->
 
 One YAML file describes a run: the model, the data, the cache, the training and the evaluation. Three keys are
 required: `model.path`, `data.train` and `output`. All others are optional.
@@ -83,8 +83,10 @@ def default(field: Any) -> str:
 
 def kind(schema: dict[str, Any]) -> str:
     """What a value may be, in words, from its JSON schema."""
-    if "anyOf" in schema:
-        return " or ".join(kind(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(kind(one) for one in choices if one.get("type") != "null")
+    if "$ref" in schema:
+        return "mapping"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:

@@ -21,6 +21,7 @@ from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, Trained, step_of
 from lookonce.run.inputs import RunInputs
+from lookonce.run.start_adapter import check_same_model, find_start, start_identity
 from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.tokenize import Example
@@ -37,7 +38,7 @@ from lookonce.train.loop.session import Session, make_trainer
 from lookonce.train.loop.tracking.trackers import Trackers
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.fsdp import is_sharded, shard_frozen
-from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
+from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ class Training:
         run, model_folder = self._run, self.session.inputs.model_folder
         model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
         model = add_lora(model, model_folder, run.lora, run.train.seed)
+        if self.start.other:
+            load_weights(model, self.start.other.adapter)
         return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.num_ranks > 1 else model
 
     def _save_adapter(self, model: Any) -> None:
@@ -181,6 +184,8 @@ def open_training(
     startup = Startup(notify)
     if restart or not folder.is_finished:
         ranks.first_decides(owner.take)
+    if restart or not folder.holds_work:
+        ranks.first_decides(lambda: find_start(run))
     if verify_images:
         with startup.timed("read records and all images"):
             inputs = RunInputs.open(run, skip_unusable=True)
@@ -188,7 +193,7 @@ def open_training(
         inputs = RunInputs.from_cache(run, ranks.first_decides, startup.timed)
     recorded = {} if restart else folder.recorded_inputs()
     with startup.timed("hash model and records"):
-        identity = ranks.first_decides(lambda: inputs.identity(recorded))
+        identity = ranks.first_decides(lambda: inputs.identity(recorded) | start_identity(run, recorded))
     if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
         return ranks, None
     with startup.timed("open cache"):
@@ -196,10 +201,10 @@ def open_training(
     owner.use_cache(session.cache.folder)
     _warn(session, ranks, notify)
     start = ranks.first_decides(lambda: Start.of(folder, run, restart, notify))
-    if start.is_trained:
-        notify("adapter already trained; running evaluation")
-    elif start.checkpoint:
-        notify(f"resuming from {start.checkpoint.name}")
+    if other := start.other:
+        ranks.first_decides(lambda: check_same_model(other, identity))
+    if note := start.note():
+        notify(note)
     examples = {} if start.is_trained else _make_examples(session, startup, notify)
     ranks.first_decides(before_claim)
     ranks.first_decides(lambda: begin(owner, inputs, identity, restart, notify))

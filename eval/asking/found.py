@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lookonce.run.config import DataSection, ModelSection, RunFile, read_run_file
+from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.sections.data import DataSection
+from lookonce.run.sections.model import ModelSection
 from lookonce.settings import checked, set_key
 
 

@@ -2,7 +2,8 @@
 
 Design: two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file
 without paths and settings that change no result, and the hashes of what was read. A predictions file outside a run
-folder has neither.
+folder has neither. Where a training started with the adapter of another run, that run's training counts in the same
+way, so that chains of runs can be seeds of one another too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.answers.partial import is_begun
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.folder import HARMLESS, RECORD, RunFolder
+from lookonce.run.start_adapter import adapter_hash
 from lookonce.text import listed
 
 SEED = "train.seed"
@@ -113,4 +115,9 @@ def _training_of(folder: RunFolder) -> tuple[str, int]:
     """What determines the training of a run folder but its seed, and the seed."""
     run = folder.read_run()
     settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in IGNORED}
-    return json.dumps([settings, folder.recorded_inputs()], sort_keys=True), run.train.seed
+    inputs = folder.recorded_inputs()
+    if run.train.start_from:
+        start = RunFolder.find(run.train.start_from)
+        is_there = adapter_hash(start) == inputs.get("start")  # it may be gone, or trained again
+        inputs["start"] = _training_of(start)[0] if is_there else inputs.get("start")
+    return json.dumps([settings, inputs], sort_keys=True), run.train.seed

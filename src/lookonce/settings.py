@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -61,6 +62,17 @@ def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settin
         raise UsageError(f"{called} is wrong:\n{problems}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which refuses a key that is there twice; PyYAML itself keeps the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for key in (key for key, number in keys.items() if number > 1):
+            problem = f"the key {key!r} is there twice"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, Any]:
     """The values in a YAML file, before they are checked; the other arguments are those of `read_settings`.
 
@@ -68,7 +80,7 @@ def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, 
         UsageError: the file is missing or not YAML.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except PermissionError as error:
         raise UsageError(explain_os_error(error)) from None
     except OSError as error:

@@ -28,6 +28,7 @@ LAYERS = (
     "bench selftest status",
     "checks proposal report",
     "workflow",
+    "study",
     "commands",
     "cli __main__",
 )

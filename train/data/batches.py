@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.collate_rows import RowCollator, image_keys
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs

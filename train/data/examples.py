@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from lookonce.cache.constants import Grid
+from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import RecordsError
@@ -30,16 +31,17 @@ def make_examples(
     max_tokens: int,
     split: str = "train",
     limiting_key: str = "batch.max_tokens",
+    order: LessonOrder | None = None,
 ) -> tuple[list[Example], int]:
     """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
 
-    `limiting_key` is the key of the run file that sets `max_tokens`.
+    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its lessons.
 
     Raises:
         RecordsError: no supervised token is left, so there is nothing to learn.
     """
     with without_garbage_collection():
-        everything = list(_each_example(chat_tokenizer, records, key_of, grid_of))
+        everything = list(_each_example(chat_tokenizer, records, key_of, grid_of, order))
     examples = [example for example in everything if example.num_tokens <= max_tokens]
     num_too_long = len(everything) - len(examples)
     if not any(example.supervised.any() for example in examples):
@@ -55,6 +57,7 @@ def _each_example(
     records: Iterable[Record],
     key_of: Callable[[Path], str],
     grid_of: Callable[[str], Grid],
+    order: LessonOrder | None,
 ) -> Iterator[Example]:
     @cache
     def shown(images: tuple[Path, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -62,7 +65,8 @@ def _each_example(
         return keys, tuple(chat_tokenizer.num_image_tokens(grid_of(key)) for key in keys)
 
     for record, tokens in _with_tokens(ConversationTokenizer(chat_tokenizer), iter(records)):
-        yield Example(*tokens, *shown(record.images), record.origin)
+        lesson = order.lesson_of(record) if order else 0
+        yield Example(*tokens, *shown(record.images), record.origin, lesson)
 
 
 def _with_tokens(tokenizer: ConversationTokenizer, records: Iterator[Record]) -> Iterator[tuple[Record, Tokens]]:

@@ -5,6 +5,8 @@ begin with: through the last image, and into the question as far as they agree. 
 *branch*. The prefix ends before the first supervised token of any example, so it contains no target. But its last token
 predicts the first token of every branch, which is a target if all examples ask the same question or there is only one.
 
+Examples of two lessons are in two groups, because a group is trained on together.
+
 Tokens are compared as bytes, which takes some microseconds per example. The comparison is exact: one more space before
 an image makes another group, and the image is processed once more.
 """
@@ -31,6 +33,8 @@ class Group:
     """Length of the prefix with placeholders expanded."""
     branch_tokens: tuple[int, ...]
     """Length of each example's branch, at least 1."""
+    lesson: int = 0
+    """The lesson of its examples."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +45,7 @@ class Group:
         """Some of the examples, by their positions in `examples`; the prefix stays, even if they share a longer one."""
         examples = tuple(self.examples[member] for member in members)
         branch_tokens = tuple(self.branch_tokens[member] for member in members)
-        return Group(examples, self.len_prefix, self.num_prefix_tokens, branch_tokens)
+        return Group(examples, self.len_prefix, self.num_prefix_tokens, branch_tokens, self.lesson)
 
 
 def group_examples(examples: Sequence[Example], image_token_id: int) -> list[Group]:
@@ -49,7 +53,8 @@ def group_examples(examples: Sequence[Example], image_token_id: int) -> list[Gro
     members: dict[object, list[int]] = {}
     placeholder = np.array(image_token_id, examples[0].token_ids.dtype).tobytes() if examples else b""
     for index, example in enumerate(examples):
-        shared = (example.image_keys, _through_images(example, placeholder)) if example.image_keys else index
+        through_images = _through_images(example, placeholder) if example.image_keys else index
+        shared = (example.lesson, example.image_keys, through_images)
         members.setdefault(shared, []).append(index)
     return [_group(indices, [examples[index] for index in indices], image_token_id) for indices in members.values()]
 
@@ -61,7 +66,7 @@ def _group(indices: Sequence[int], examples: Sequence[Example], image_token_id: 
     assert num_images == len(first.image_keys), f"{first.origin}: an answer before the last image"
     num_prefix_tokens = len_prefix - len(first.image_keys) + sum(first.num_image_tokens)
     branch_tokens = tuple(example.num_tokens - num_prefix_tokens for example in examples)
-    return Group(tuple(indices), len_prefix, num_prefix_tokens, branch_tokens)
+    return Group(tuple(indices), len_prefix, num_prefix_tokens, branch_tokens, first.lesson)
 
 
 def _through_images(example: Example, placeholder: bytes) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.groups import Group, group_examples
 from lookonce.train.data.packing import Pack, pack_step, row_batches
 from lookonce.train.data.steps import epoch_steps, num_steps
@@ -52,7 +52,7 @@ class Sampler:
     ) -> Sampler:
         """The sampler of some examples; `ranks` are `rank` and `num_ranks`."""
         groups = group_examples(examples, image_token_id)
-        return cls(examples, groups, batch, seed, shuffle=batch.order == "random", **ranks)
+        return cls(examples, groups, batch, seed, shuffle=batch.order != "as_given", **ranks)
 
     def __len__(self) -> int:
         """Optimizer steps per epoch."""

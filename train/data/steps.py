@@ -11,6 +11,13 @@ that was passed over starts the next step, so none waits for long. With 6,500 im
 and the rest with 8 to 16, an epoch processes 8,800 prefixes instead of 9,800 at 16 samples per step (17 never fit), and
 6,500 instead of 6,900 at 128. The cost is an order that is not quite random: small chunks move forward by some tens of
 positions.
+
+With lessons, the chunks of each are shuffled among themselves, and none goes before the rest of an earlier lesson.
+Steps keep their size, so a step may hold the end of one lesson and the beginning of the next. The cost is a prefix for
+each lesson in which an image has questions.
+
+Without shuffling, each step has the next examples of the files, whatever their images. Those about one image share the
+prefix if they are in one step; an image whose questions are scattered over the files is processed many times.
 """
 
 from __future__ import annotations
@@ -20,8 +27,8 @@ import random
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 
 from lookonce.train.data.groups import Group
 
@@ -33,6 +40,7 @@ NUM_AHEAD = 32
 class Chunk:
     """Some examples of a group that stay together."""
 
+    lesson: int
     group: int
     members: range
     """Positions of the examples in their group. Splitting a range costs the same at any length."""
@@ -54,17 +62,25 @@ def epoch_steps(
     """The steps of an epoch as groups: every example once, `samples_per_step` of them in each step except the last.
 
     `questions_per_image` is how many examples of a group stay together; None means all. If more of them happen to be in
-    one step, they share the prefix there. Without `shuffle` the order is that of the groups.
+    one step, they share the prefix there. Without `shuffle` the order is that of the examples.
     """
-    chunk_size = questions_per_image or sys.maxsize
     if not shuffle:
-        return _fill(groups, _chunks(groups, chunk_size), samples_per_step, num_ahead=1)
+        return _in_order(groups, samples_per_step)
     # A string seed is hashed with sha512, so the order is the same in every process; hash() differs between processes.
     rng = random.Random(f"seed {seed}, epoch {epoch}")
     groups = [_shuffled(group, rng) for group in groups]
-    chunks = _chunks(groups, chunk_size)
+    chunks = _chunks(groups, questions_per_image or sys.maxsize)
     rng.shuffle(chunks)
-    return _fill(groups, chunks, samples_per_step, NUM_AHEAD)
+    chunks.sort(key=lambda chunk: chunk.lesson)
+    return _fill(groups, chunks, samples_per_step)
+
+
+def _in_order(groups: Sequence[Group], samples_per_step: int) -> list[list[Group]]:
+    """Steps of the next examples each, by their index."""
+    places = [(index, n, member) for n, group in enumerate(groups) for member, index in enumerate(group.examples)]
+    chunks = [Chunk(groups[n].lesson, n, range(member, member + 1)) for _, n, member in sorted(places)]
+    starts = range(0, len(chunks), samples_per_step)
+    return [_join(groups, chunks[start : start + samples_per_step]) for start in starts]
 
 
 def _shuffled(group: Group, rng: random.Random) -> Group:
@@ -75,18 +91,22 @@ def _shuffled(group: Group, rng: random.Random) -> Group:
 
 def _chunks(groups: Sequence[Group], size: int) -> list[Chunk]:
     """The groups in chunks of `size` examples; the last chunk of a group may be smaller."""
-    members = enumerate(range(len(group.examples)) for group in groups)
-    return [Chunk(group, everyone[start : start + size]) for group, everyone in members for start in everyone[::size]]
+    members = [range(len(group.examples)) for group in groups]
+    return [
+        Chunk(groups[number].lesson, number, everyone[start : start + size])
+        for number, everyone in enumerate(members)
+        for start in everyone[::size]
+    ]
 
 
-def _fill(groups: Sequence[Group], chunks: Sequence[Chunk], samples_per_step: int, num_ahead: int) -> list[list[Group]]:
+def _fill(groups: Sequence[Group], chunks: Sequence[Chunk], samples_per_step: int) -> list[list[Group]]:
     """Steps of equal size. A step starts with the first chunk that is left, whatever its size, so none waits long."""
     queue, steps = deque(chunks), []
     while queue:
         step = [_take(queue, 0, samples_per_step)]
         room = samples_per_step - len(step[0].members)
         while queue and room:
-            step.append(_take(queue, _best_fit(queue, room, num_ahead), room))
+            step.append(_take(queue, _best_fit(queue, room), room))
             room -= len(step[-1].members)
         steps.append(_join(groups, step))
     return steps
@@ -97,16 +117,20 @@ def _take(queue: deque[Chunk], index: int, room: int) -> Chunk:
     chunk = queue[index]
     del queue[index]
     if len(chunk.members) > room:
-        queue.appendleft(Chunk(chunk.group, chunk.members[room:]))
-        chunk = Chunk(chunk.group, chunk.members[:room])
+        queue.appendleft(replace(chunk, members=chunk.members[room:]))
+        chunk = replace(chunk, members=chunk.members[:room])
     return chunk
 
 
-def _best_fit(queue: deque[Chunk], room: int, num_ahead: int) -> int:
-    """The index of the first chunk if it fits, else of the largest that fits, the first of these; 0 if none fits."""
+def _best_fit(queue: deque[Chunk], room: int) -> int:
+    """The index of the first chunk if it fits, else of the largest that fits, the first of these; 0 if none fits.
+
+    Chunks of later lessons are not considered before this one has ended.
+    """
     if len(queue[0].members) <= room:
         return 0
-    sizes = [len(chunk.members) for chunk in islice(queue, num_ahead)]
+    ahead = takewhile(lambda chunk: chunk.lesson == queue[0].lesson, islice(queue, NUM_AHEAD))
+    sizes = [len(chunk.members) for chunk in ahead]
     largest = max((size for size in sizes if size <= room), default=sizes[0])
     return sizes.index(largest)
 

@@ -27,7 +27,7 @@ from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Item, encodable
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError, RecordsError
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 

@@ -39,6 +39,8 @@ class Example:
     image_keys: tuple[str, ...]
     num_image_tokens: tuple[int, ...]
     origin: str
+    lesson: int = 0
+    """In which lesson of an epoch it is, if `batch.order` has several."""
 
     @property
     def num_tokens(self) -> int:
@@ -68,8 +70,9 @@ class ChatTokenizer:
         """
         self.tokenizer = _load_tokenizer(folder)
         self.image_token_id: int = config.image_token_id
-        added = self.tokenizer.added_tokens_decoder.values()
-        self.special_tokens: list[str] = [token.content for token in added if token.special]
+        added = self.tokenizer.added_tokens_decoder.items()
+        special: dict[int, str] = {number: token.content for number, token in added if token.special}
+        self.special_token_ids, self.special_tokens = [*special], [*special.values()]
         self.merge_size: int = config.vision_config.spatial_merge_size
         found = self.tokenizer.get_vocab().get(IMAGE_TOKEN)
         if found != self.image_token_id:

@@ -25,7 +25,8 @@ from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import LENGTH, STATE, RunFolder, step_of
 from lookonce.run.inputs import RunInputs
-from lookonce.text import Notify, quiet
+from lookonce.run.start_adapter import find_start
+from lookonce.text import Notify, count, quiet
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.scheduler import other_rate
 
@@ -41,13 +42,31 @@ class Start:
     """Whether the adapter is already trained, so that only its evaluation is left."""
     checkpoint: Path | None
     """The checkpoint to resume from, or the last one of a finished training; None to start at the first step."""
+    other: RunFolder | None = None
+    """The run with whose adapter the first step starts; None for a new adapter, or to resume."""
 
     @classmethod
     def of(cls, folder: RunFolder, run: RunFile, restart: bool, notify: Notify) -> Start:
-        if restart:
-            return cls(False, None)
-        is_trained = folder.trained.exists() and not folder.has_other_length(run)
-        return cls(is_trained, folder.last_checkpoint if is_trained else find_checkpoint(folder, notify))
+        is_trained = not restart and folder.trained.exists() and not folder.has_other_length(run)
+        if is_trained:
+            return cls(True, folder.last_checkpoint)
+        checkpoint = None if restart else find_checkpoint(folder, notify)
+        return cls(False, checkpoint, None if checkpoint else find_start(run))
+
+    def note(self) -> str:
+        """What a user should know of the start; empty for a new adapter."""
+        if self.is_trained:
+            return "adapter already trained; running evaluation"
+        if self.checkpoint:
+            return f"resuming from {self.checkpoint.name}"
+        if self.other is None:
+            return ""
+        num_steps = self.other.read_trained().num_steps
+        return (
+            f"training starts with the adapter of {self.other.folder}, as it is after its {count(num_steps, 'step')}, "
+            "and continues as an adapter of its own, with a new optimizer and schedule; that run stays as it is, and "
+            "nothing is merged"
+        )
 
 
 def is_finished(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], resume: bool) -> bool:

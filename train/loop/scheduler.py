@@ -16,7 +16,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from lookonce.errors import UsageError
-from lookonce.run.config import TrainSection
+from lookonce.run.sections.train import TrainSection
 from lookonce.text import first_line
 
 NUM_WARMUP, NUM_STEPS = 10, 1000

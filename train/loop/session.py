@@ -11,8 +11,9 @@ from transformers import TrainingArguments
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads
-from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.chat.conversations import ConversationTokenizer
@@ -55,6 +56,7 @@ class Session:
             batch.longest_record,
             split,
             batch.limiting_key,
+            batch.lesson_order if split == "train" else None,
         )
 
     def questions(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:

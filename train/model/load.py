@@ -23,7 +23,8 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
-from lookonce.run.config import LoraSection, RunFile
+from lookonce.run.config import RunFile
+from lookonce.run.sections.lora import LoraSection
 from lookonce.text import first_line, listed
 from lookonce.train.model.cached_tower import CachedVisionTower
 
@@ -127,9 +128,14 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
     config.inference_mode = False  # marks the trained weights, for `_train_in_float32`
     peft_model: Any = get_peft_model(model, config)
     _train_in_float32(peft_model)  # before the weights are loaded, as `PeftModel.from_pretrained` would round them
-    set_peft_model_state_dict(peft_model, load_peft_weights(str(adapter), device="cpu"))
+    load_weights(peft_model, adapter)
     trained: PeftModel = peft_model.requires_grad_(False).to(best_device()).eval()
     return trained
+
+
+def load_weights(model: PeftModel, adapter: Path) -> None:
+    """Give the model's adapter the weights of a trained one of the same shape."""
+    set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
 
 
 def load_untuned(model_folder: ModelFolder, run: RunFile) -> Any:

@@ -9,6 +9,7 @@ images    images in the cache, to be encoded, or unusable
 tokens    lengths of records
 disk      room for features and checkpoints
 memory    GPU memory, by the documented measurements
+start     the run with whose adapter the training starts
 output    the run folder and the folder of caches
 check     all of them
 """

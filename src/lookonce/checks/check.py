@@ -35,6 +35,7 @@ def check(
     from lookonce.checks.output import check_output
     from lookonce.checks.records import check_records
     from lookonce.checks.settings import check_settings
+    from lookonce.checks.start import check_start
     from lookonce.checks.tokens import check_tokens
     from lookonce.environment import gpu_gb
 
@@ -45,5 +46,5 @@ def check(
     results += check_tokens(run, records, model, images)
     results += check_disk(run, model, images, records.is_complete)
     results += check_memory(run, model, gpu_memory_gb or gpu_gb())
-    results += check_output(run, images)
+    results += [*check_start(run), *check_output(run, images)]
     return CheckReport(path, records.num_records, records.is_complete, time.perf_counter() - began, results)

@@ -38,6 +38,8 @@ class CheckedImages:
     fingerprint: Fingerprint | None = None
     tokens: dict[Path, int] = field(default_factory=dict)
     """The tokens of each image, unless its size is unknown."""
+    keys: dict[Path, str] = field(default_factory=dict)
+    """The image key of each of these."""
     to_encode: list[Path] = field(default_factory=list)
     """Images that the cache lacks, one path for each content."""
 
@@ -114,7 +116,7 @@ def _by_plan(cache: VisionCache, paths: Iterable[Path], found: CheckedImages, un
 def _find(cache: VisionCache, key: str, path: Path, found: CheckedImages, unusable: dict[Path, str]) -> bool:
     """Whether the cache has an image, or knows that it cannot be encoded."""
     if key in cache:
-        found.tokens[path] = cache.entry(key)[1].num_tokens
+        found.tokens[path], found.keys[path] = cache.entry(key)[1].num_tokens, key
     elif key in cache.failed and not cache.failed[key].retry:
         unusable[path] = f"{path} is quarantined: {cache.failed[key].reason}"
     return path in found.tokens or path in unusable
@@ -142,4 +144,4 @@ def _on_disk(
         found.to_encode += [] if key in keys else [path]
         keys.add(key)
         if model.processor and (num_tokens := planned_tokens(model.processor, image)):
-            found.tokens[path] = num_tokens
+            found.tokens[path], found.keys[path] = num_tokens, key

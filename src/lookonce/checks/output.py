@@ -13,6 +13,7 @@ from lookonce.disk_space import existing
 from lookonce.errors import RunFolderError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder
+from lookonce.run.start_adapter import start_identity
 
 
 def check_output(run: RunFile, images: CheckedImages) -> list[Result]:
@@ -37,7 +38,8 @@ def _run_folder(run: RunFile, images: CheckedImages) -> Iterator[Result]:
         yield Result("error", "output", f"{run.output} is in use by {used_by}", "wait until it has ended, or stop it")
         return
     try:
-        folder.check(run, {"cache": images.fingerprint.sha256} if images.fingerprint else {})
+        identity = {"cache": images.fingerprint.sha256} if images.fingerprint else {}
+        folder.check(run, identity | start_identity(run, folder.recorded_inputs()))
     except RunFolderError as error:
         yield Result("error", "output", str(error), "another `output`, or lookonce train RUN.yaml --restart")
         return

@@ -1,7 +1,8 @@
 """The records of a run: every file that is missing and every record that cannot be read, not only the first.
 
 Design: the first records of each file are read, unless all are asked for, so that a check of a million records takes
-seconds as well.
+seconds as well. Which records are selected, and in which lesson each is, can only be judged of all of them; so all are
+read if the run file selects or orders them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 
 from lookonce.checks.report import Result
 from lookonce.datasets.records import Record, RecordsFile
-from lookonce.errors import RecordsError
+from lookonce.errors import LookonceError, RecordsError
 from lookonce.run.config import RunFile
-from lookonce.run.records import SPLITS
+from lookonce.run.records import SPLITS, for_training
 from lookonce.text import count, listed, located
 
 NUM_NAMED = 3
@@ -49,6 +50,8 @@ class CheckedRecords:
 def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
     """Read the records of all splits, at most `most` of each file; None for all."""
     records, results = CheckedRecords(), []
+    is_selective = bool(run.data.stage_map or run.data.where or run.batch.lesson_order)
+    most = None if is_selective else most
     for split in SPLITS:
         problems = []
         for path in getattr(run.data, split):
@@ -56,7 +59,20 @@ def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[
         results += problems
         if records.by_split[split] and not problems:
             results.append(Result("ok", "records", _summary(split, records)))
+    if is_selective and all(result.level == "ok" for result in results):
+        results += _select(run, records)
     return records, results
+
+
+def _select(run: RunFile, records: CheckedRecords) -> list[Result]:
+    """Select the training records as the run does, and say which are left out."""
+    notes: list[str] = []
+    try:
+        records.by_split = for_training(run, records.by_split, notes.append)
+    except LookonceError as error:
+        value, _, do = str(error).partition("; ")
+        return [Result("error", "records", value, do)]
+    return [Result("ok", "records", note) for note in notes]
 
 
 def _summary(split: str, records: CheckedRecords) -> str:

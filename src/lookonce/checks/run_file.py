@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from lookonce.checks.report import Result
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
-from lookonce.run.paths import RECORDED
 from lookonce.run.removed import refuse_removed_keys, without_removed_keys
+from lookonce.run.sections.paths import RECORDED
 from lookonce.settings import explain, load_values, set_key
 
 CORRECT = "correct it: docs/run-file.md has all keys"

@@ -12,7 +12,8 @@ from lookonce.checks.records import CheckedRecords
 from lookonce.checks.report import Result
 from lookonce.datasets.records import Record
 from lookonce.errors import RecordsError
-from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.config import RunFile
+from lookonce.run.sections.batch import BatchSection
 from lookonce.text import count, listed
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lookonce.disk_space import with_margin
 from lookonce.proposal.facts import Facts
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.text import size
 from lookonce.train.model.gpu_memory import SPARE, card_of, longest_pack, peak_gb
 

@@ -1,12 +1,13 @@
 """What a run is: its file, its records and images, its model, its folder. Used by all phases.
 
-config       the run file: one YAML page, every key with its default
+config       the run file: one YAML page, read, checked and written
+sections     the keys of the run file, each with its default
 removed      keys of the run file that earlier versions had
-paths        types of the paths in a run file: variables are expanded, and must be set
 absolute     a run with absolute paths, as it is recorded
 records      a run's records and distinct images, and the cache they belong to
 model_ref    the model a run starts from, and the fingerprint of its cache
 identity     hashes of what a training depends on
+start_adapter  the adapter of another run with which a training starts
 inputs       a run's records with the model opened: plan, build, open the cache
 folder       the run folder: what a run writes, and the check that it belongs to this run
 claim        one process at a time changes a run folder

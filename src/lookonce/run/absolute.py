@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lookonce.run.config import ModelSection, RunFile
-from lookonce.run.paths import VARIABLE
+from lookonce.run.config import RunFile
+from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections.paths import VARIABLE
 from lookonce.settings import Section
 
 

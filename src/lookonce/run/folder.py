@@ -28,14 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lookonce.differences import differences
+from lookonce.differences import Difference, differences
 from lookonce.environment import library_versions
 from lookonce.errors import RunFolderError
 from lookonce.files import TEMPORARY_MARK, write_json, write_text
 from lookonce.run.absolute import with_absolute_paths
-from lookonce.run.config import EvalSection, RunFile, read_run_file
-from lookonce.run.paths import RECORDED
+from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.removed import without_removed_keys
+from lookonce.run.sections.evaluation import EvalSection
+from lookonce.run.sections.paths import RECORDED
 from lookonce.text import located
 
 CLAIM = "claim.json"
@@ -47,16 +48,16 @@ STATE = "trainer_state.json"
 """Trainer's last file in a checkpoint, and the first that is deleted."""
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
-    *("data.format", "output"),
+    *("data.format", "data.stage_map", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp"),
     *("train.cuda_graphs", "train.compile", "train.flex_attention"),
-    *("train.save_total_limit", "train.track"),
+    *("train.save_total_limit", "train.track", "train.start_from"),
     *(f"eval.{name}" for name in EvalSection.model_fields),
 }
 """Keys that may change between a run and its resumption, because they do not change what is trained (the compiler
 and the attention round differently, and a fault of theirs must not end a run). Paths of models,
-records and images are among them: their content is compared instead."""
+records, images and the run to start from are among them: their content is compared instead."""
 INTERVALS = {"train.eval_steps", "train.save_steps"}
 """Keys that may change too."""
 DECIDE_BEST = {
@@ -160,14 +161,9 @@ class RunFolder:
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
         if self.holds_work and self._record.exists():
-            ignored = {f"run.{name}" for name in (*_harmless(run), *may_differ)}
-            recorded = json.loads(self._record.read_text())
-            recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
-            recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
-            found = differences(_identity(run, identity), recorded)
-            lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found if name not in ignored]
-            if lines:
-                is_longer = {name for name, _, _ in found} - ignored <= {f"run.{name}" for name in LENGTH}
+            if found := self.differences(run, identity, may_differ):
+                lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found]
+                is_longer = {name for name, _, _ in found} <= {f"run.{name}" for name in LENGTH}
                 advice = EXTEND if is_longer else "Choose"
                 raise RunFolderError(
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
@@ -175,6 +171,15 @@ class RunFolder:
                 )
         elif self._holds_files and not self._record.exists():
             raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
+
+    def differences(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> list[Difference]:
+        """What tells this run from the recorded one, without what may change; the arguments are those of `check`."""
+        ignored = {f"run.{name}" for name in (*_harmless(run), *may_differ)}
+        recorded = json.loads(self._record.read_text())
+        recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
+        recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
+        found = differences(_identity(run, identity), recorded)
+        return [difference for difference in found if difference[0] not in ignored]
 
     def claim(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> None:
         """Claim the folder for this run, which may differ from the one in it by keys in `may_differ`.
@@ -184,7 +189,8 @@ class RunFolder:
         """
         self.check(run, identity, may_differ)
         run = with_absolute_paths(run)
-        write_json(self._record, _identity(run, identity))
+        read = {name: value for name, value in identity.items() if value is not None}
+        write_json(self._record, _identity(run, read))
         write_text(self.folder / "run.yaml", run.to_yaml())
         write_json(self.folder / "environment.json", environment())
 

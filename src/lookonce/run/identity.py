@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record
 
 OF_WHOLE_MODEL = "model"
@@ -37,3 +38,8 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
         keys = [key_of(path) for path in record.images]
         digest.update(repr((keys, record.turns, record.system)).encode())
     return digest.hexdigest()
+
+
+def hash_lessons(records: Iterable[Record], order: LessonOrder) -> str:
+    """The sha256 over the lessons of some records."""
+    return hashlib.sha256(repr([order.lesson_of(record) for record in records]).encode()).hexdigest()

@@ -20,6 +20,8 @@ from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
+from lookonce.datasets.curriculum.selection import select_training
+from lookonce.datasets.curriculum.stage_map import read_stage_map, with_stages
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.datasets.records import Record, RecordsFile, missing_file
@@ -29,7 +31,7 @@ from lookonce.environment import without_garbage_collection
 from lookonce.errors import FeaturesMissing, ImageError, RecordsError
 from lookonce.hub import check_name
 from lookonce.run.config import RunFile
-from lookonce.run.identity import hash_records
+from lookonce.run.identity import hash_lessons, hash_records
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.text import Notify, count, quiet
 
@@ -79,12 +81,13 @@ class RunRecords:
 
     def cheap_identity(self) -> dict[str, Any]:
         """The entries of `RunInputs.identity` that do not need the model; every image must have a key."""
+        order = self.run.batch.lesson_order
         return {
             "cache": self.fingerprint.sha256,
             "records": {
                 split: hash_records(records, self.key_of) for split, records in self.records.items() if split != "test"
             },
-        }
+        } | ({"lessons": hash_lessons(self.records["train"], order)} if order else {})
 
 
 def open_records(run: RunFile) -> RunRecords:
@@ -98,13 +101,37 @@ def open_records(run: RunFile) -> RunRecords:
 
 
 def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]:
-    """The records of a run, by split: train, val, test. `notify` gets the number of answers that were not text."""
+    """The records of a run, by split: train, val, test.
+
+    `notify` gets the number of answers that were not text, and the training records that are left out.
+
+    Raises:
+        LookonceError: records are missing or broken, have no stage or lesson, or none is selected.
+    """
     with without_garbage_collection():
-        return {split: list(read_split(run, split, notify)) for split in SPLITS}
+        records = {split: list(read_split(run, split, notify)) for split in SPLITS}
+        return for_training(run, records, notify)
+
+
+def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify = quiet) -> dict[str, list[Record]]:
+    """The records with the stages of `data.stage_map`; those of training as `data.where` and `data.replay` select.
+
+    Raises:
+        LookonceError: records have no stage or lesson, or none is selected.
+    """
+    data, order = run.data, run.batch.lesson_order
+    if data.stage_map:
+        records = with_stages(records, data.stage_map, notify)
+    if data.where:
+        selected = select_training(records["train"], data.where, data.replay, run.train.seed, notify)
+        records = records | {"train": selected}
+    if order:
+        notify(f"each epoch trains on {order.check(records['train'])}")
+    return records
 
 
 def read_split(run: RunFile, split: str, notify: Notify = quiet) -> Iterator[Record]:
-    """The records of one split."""
+    """The records of one split, as its files have them."""
     data, num_coerced = run.data, 0
     for path in getattr(data, split):
         file = RecordsFile(path, data.image_root, format=data.format, coerce_answers=data.coerce_answers)
@@ -119,7 +146,7 @@ def check_paths(run: RunFile) -> None:
     """Check that the records files exist, and the model folder unless it may be on the Hub; takes no time.
 
     Raises:
-        UsageError: the file of `eval.candidates` is missing or wrong.
+        UsageError: the file of `eval.candidates` or `data.stage_map` is missing or wrong.
         RecordsError: a records file is missing.
         ModelError: the model folder is missing.
     """
@@ -129,6 +156,8 @@ def check_paths(run: RunFile) -> None:
                 raise RecordsError(missing_file(path))
     if isinstance(run.eval.candidates, Path):
         read_candidates(run.eval.candidates)
+    if run.data.stage_map:
+        read_stage_map(run.data.stage_map)
     check_name(run.model.path)
 
 

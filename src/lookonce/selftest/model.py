@@ -15,7 +15,7 @@ import torch
 from peft import get_peft_model
 
 from lookonce.datasets.sample.model import make_config, random_model
-from lookonce.run.config import LoraSection
+from lookonce.run.sections.lora import LoraSection
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.questions import IDS, VOCABULARY
 from lookonce.train.model.cached_tower import CachedVisionTower

@@ -19,7 +19,7 @@ import torch
 
 from lookonce.bench.variants import StockCollator
 from lookonce.cache.constants import Grid
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import CPU, Batch

@@ -36,6 +36,7 @@ from lookonce.run.folder import LENGTH, RunFolder
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.run.progress_file import Progress, read_progress
 from lookonce.run.records import UNUSABLE_ADVICE, RunRecords, read_splits
+from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import CachePhase, State, TrainingPhase, TrainingState
 from lookonce.status.summary import Summary
 from lookonce.text import count, duration
@@ -157,7 +158,7 @@ def _conflict(run_records: RunRecords, folder: RunFolder, has_all: bool) -> list
     if has_all and all(path in key_of for record in run_records.all_records() for path in record.images):
         identity = run_records.cheap_identity()
     try:
-        folder.check(run_records.run, identity)
+        folder.check(run_records.run, identity | start_identity(run_records.run, folder.recorded_inputs()))
     except RunFolderError as error:
         return [str(error)]
     return []

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lookonce.errors import TrainingError
-from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.sampler import Sampler

@@ -12,8 +12,8 @@ from PIL import Image
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.run.config import BatchSection
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import Batch, Pixels

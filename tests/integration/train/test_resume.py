@@ -53,6 +53,25 @@ def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch, mode):
     assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
 
 
+def test_lessons_and_replayed_records_resume_as_if_uninterrupted(trainings, root, monkeypatch):
+    """In the middle of a lesson, in the second epoch; with records that are selected and replayed by their stages."""
+    options = trainings.options("shared", steps=14)
+    options["data"] |= {
+        "stage_map": str(root / "datasets" / "kvasir-vqa.stages" / "reasoning.yaml"),
+        "where": {"stage": [1, 3]},
+        "replay": {"share": 0.2},
+    }
+    options["batch"]["order"] = {"by": "stage", "lessons": [1, 2, 3]}
+    uninterrupted, run = (trainings.make_run(output=str(trainings.folder / name), **options) for name in ("a", "b"))
+    notes = []
+    train(uninterrupted, notify=notes.append)
+    assert any(note.startswith("each epoch trains on stage 1 (") for note in notes)
+    train_until(run, 10, monkeypatch)
+    assert train(run, resume=True, **QUIET).first_step == 8
+    trainings.assert_same_adapter(run, uninterrupted)
+    assert trainings.log(run) == trainings.log(uninterrupted)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("default")  # the compiler warns

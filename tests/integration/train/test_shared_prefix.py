@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.loop.arguments import CHECKPOINTING

@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.run.config import BatchSection, RunFile
+from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.selftest.questions import stock_rows
 from lookonce.train.data.batches import BatchMaker

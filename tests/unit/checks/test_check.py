@@ -44,6 +44,15 @@ def test_with_a_built_cache_nothing_is_to_be_done(checked, built):
     assert f"64 images in {built.folder}" in [one.value for one in found.report.results]
 
 
+def test_what_a_selection_leaves_out_is_counted_over_all_records(checked, root):
+    stage_map = str(root / "datasets" / "kvasir-vqa.stages" / "reasoning.yaml")
+    found = checked(data={"stage_map": stage_map, "where": {"stage": [1, 2]}}, most=5)
+    [note] = [one.value for one in found.report.results if "`data.where` leaves out" in one.value]
+    assert "train records: stage 3 (" in note and found.report.is_complete and found.report.num_records > 15
+    wrong = checked(data={"stage_map": stage_map, "where": {"stage": 4}}, most=5).one("records")
+    assert (wrong.value, wrong.do) == ("`data.where`: no record has stage 4", "values are 1, 2, 3")
+
+
 def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     """One planted mistake of each kind."""
     monkeypatch.delenv("UNSET", raising=False)

@@ -15,7 +15,8 @@ from lookonce.run.folder import RunFolder
 @pytest.fixture
 def place(sample, built, make_run, tmp_path) -> Path:
     """A folder with copies of the sample and its cache, a run file, and a run folder."""
-    shutil.copytree(sample, tmp_path / "sample")
+    shutil.copytree(sample, tmp_path / "sample", ignore=shutil.ignore_patterns("images"))
+    (tmp_path / "sample" / "images").symlink_to(sample / "images")
     shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=shutil.ignore_patterns("user-*"))
     names = {split: str(tmp_path / "sample" / f"{split}.jsonl") for split in ("train", "val", "test")}
     data = names | {"image_root": str(sample)}

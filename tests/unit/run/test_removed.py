@@ -7,8 +7,9 @@ import json
 import pytest
 
 from lookonce.errors import UsageError
-from lookonce.run.config import TrainSection, read_run_file
+from lookonce.run.config import read_run_file
 from lookonce.run.folder import HARMLESS, RunFolder
+from lookonce.run.sections.train import TrainSection
 
 
 def test_a_run_file_with_a_removed_key_is_refused_with_its_replacement(make_run, tmp_path):

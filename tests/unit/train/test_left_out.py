@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.train.train import _make_examples
 

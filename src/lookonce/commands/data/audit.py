@@ -112,7 +112,7 @@ def _token_stats(
     max_pixels: int | None,
     batch: dict[str, int | None],
 ) -> TokenStats:
-    from lookonce.run.config import BatchSection
+    from lookonce.run.sections.batch import BatchSection
     from lookonce.train.data.token_stats import TokenCounter, count_tokens
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})

@@ -14,7 +14,7 @@ from lookonce.page.markup import Content, table
 from lookonce.page.sections import sentences, subsection
 from lookonce.report.part import Part, breakable, merged
 from lookonce.report.runs import ReportedRun
-from lookonce.run.config import ModelSection
+from lookonce.run.sections.model import ModelSection
 from lookonce.text import shown
 
 TITLE = "Provenance and limits"

@@ -12,7 +12,7 @@ from lookonce.page.sections import folded
 from lookonce.report.part import Part, breakable
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
-from lookonce.run.paths import RECORDED
+from lookonce.run.sections.paths import RECORDED
 from lookonce.text import shown
 
 TITLE = "Settings"

@@ -12,6 +12,7 @@ from lookonce.eval.comparison.runs import read_runs, short_names
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
+from lookonce.run.start_adapter import adapter_hash
 
 ROW = Prediction("val.jsonl:1", ("a.jpg",), "q", "no", "no", "yes", image_keys=("0f",))
 
@@ -51,6 +52,23 @@ def test_runs_that_differ_in_their_seed_alone_are_seeds_of_one_another(trained):
     )
     assert [run.seed for run in runs] == [1, 2, 3, 4]
     assert runs[0].training == runs[1].training and len({run.training for run in runs}) == 3
+
+
+def test_runs_that_start_from_seeds_of_one_training_are_seeds_of_one_another(trained, tmp_path):
+    first = [trained(f"first-{seed}", train={"seed": seed}) for seed in (1, 2)]
+    second = []
+    for seed, start in enumerate(first, start=1):
+        (start / "adapter").mkdir()
+        (start / "adapter" / "adapter_model.safetensors").write_text(f"weights {seed}")
+        (start / "trained.json").touch()
+        second.append(trained(f"second-{seed}", train={"seed": seed, "start_from": str(start)}))
+        inputs = {"records": "x", "start": adapter_hash(RunFolder(start))}
+        recorded = RunFolder(second[-1]).read_run().model_dump(mode="json")
+        write_json(second[-1] / "run.json", {"run": recorded, "inputs": inputs})
+    runs = read_runs([*first, *second])
+    assert runs[2].training == runs[3].training != runs[0].training == runs[1].training
+    (first[1] / "adapter" / "adapter_model.safetensors").write_text("trained again")
+    assert len({run.training for run in read_runs([*second])}) == 2
 
 
 def test_other_splits_are_refused_unless_one_is_chosen(trained):

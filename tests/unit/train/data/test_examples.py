@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.train.data import examples as module
@@ -62,3 +63,11 @@ def test_nothing_to_learn_is_an_error_that_names_the_key_to_raise(chat_tokenizer
         make_examples(
             chat_tokenizer, [Record((A,), (TEXT,))], str, lambda key: (1, 4, 6), max_tokens=5, limiting_key=key
         )
+
+
+def test_examples_know_their_lessons(chat_tokenizer):
+    records = [Record((A,), (TEXT,), metadata={"stage": stage}) for stage in ("b", "a", "b")]
+    order = LessonOrder(by="stage", lessons=["a", "b"])
+    found, _ = make_examples(chat_tokenizer, records, str, lambda key: (1, 4, 6), max_tokens=4096, order=order)
+    assert [example.lesson for example in found] == [1, 0, 1]
+    assert {example.lesson for example in examples_of(chat_tokenizer, records)[0]} == {0}

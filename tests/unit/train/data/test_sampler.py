@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.run.config import BatchSection
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.sampler import ENOUGH_PACKS, MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 
@@ -21,28 +21,28 @@ MODES = ("shared", "packed", "separate")
 NUM_EPOCHS = 3
 
 
-def example(key: str, number: int, len_answer: int) -> Example:
+def example(key: str, number: int, len_answer: int, lesson: int = 0) -> Example:
     """An example with a unique question, about an image or about none."""
     images = [START, IMAGE, END] if key else []
     tokens = [*images, number, *range(len_answer)]
     supervised = np.arange(len(tokens)) >= len(tokens) - len_answer
-    return Example(np.array(tokens, np.int32), supervised, tuple(key), tuple(TOKENS_OF[k] for k in key), "")
+    return Example(np.array(tokens, np.int32), supervised, tuple(key), tuple(TOKENS_OF[k] for k in key), "", lesson)
 
 
-def examples_of(asked: list[tuple[str, int]]) -> list[Example]:
+def examples_of(asked: list[tuple[str, int] | tuple[str, int, int]]) -> list[Example]:
     numbers = count(100)
-    return [example(key, next(numbers), len_answer) for key, len_answer in asked]
+    return [example(key, next(numbers), *answer_and_lesson) for key, *answer_and_lesson in asked]
 
 
 EXAMPLES = st.lists(
-    st.tuples(st.sampled_from(["a", "a", "b", "c", ""]), st.integers(1, 5)), min_size=1, max_size=30
+    st.tuples(st.sampled_from(["a", "a", "b", "c", ""]), st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=30
 ).map(examples_of)
 BATCHES = st.fixed_dictionaries(
     {
         "samples_per_step": st.integers(1, 12),
         "questions_per_image": st.none() | st.integers(1, 5),
         "samples_per_forward": st.integers(1, 5),
-        "order": st.sampled_from(["random", "as_given"]),
+        "order": st.sampled_from(["random", "as_given", {"by": "stage", "lessons": [1, 2, 3]}]),
         "loss": st.sampled_from(["token", "sample"]),
     }
 )
@@ -172,3 +172,19 @@ def test_an_epoch_follows_from_its_number_and_the_seed():
     [sampler] = samplers(examples_of([("a", 1)] * 10), samples_per_step=3, questions_per_image=1)
     epochs = [[numbers(step) for step in sampler.epoch(epoch)] for epoch in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
+
+
+def test_lessons_are_trained_on_one_after_another_in_every_mode():
+    examples = examples_of([(key, 1, lesson) for lesson in (1, 0, 2) for key in "abcab"])
+    for mode in MODES:
+        [sampler] = samplers(examples, mode=mode, samples_per_step=4, order={"by": "stage", "lessons": [1, 2, 3]})
+        for epoch in range(NUM_EPOCHS):
+            lessons = [sorted(examples[number].lesson for number in numbers(step)) for step in sampler.epoch(epoch)]
+            assert lessons == [[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 2, 2], [2, 2, 2]]
+
+
+def test_as_given_each_step_has_the_next_records_in_every_mode():
+    examples = examples_of([(key, 1) for key in "abcabca"])
+    for mode in MODES:
+        [sampler] = samplers(examples, mode=mode, samples_per_step=3, order="as_given")
+        assert [sorted(numbers(step)) for step in sampler.epoch(1)] == [[0, 1, 2], [3, 4, 5], [6]]

@@ -20,13 +20,19 @@ SIZES = st.lists(st.integers(1, 20), max_size=30)
 SAMPLES = st.integers(1, 20)
 QUESTIONS = st.none() | st.integers(1, 20)
 SHUFFLE = st.booleans()
+LESSONS = st.integers(1, 4)
 
 
-def groups_of(sizes: list[int]) -> list[Group]:
-    """Groups of these sizes; examples are numbered consecutively, and the length of a branch identifies its example."""
+def groups_of(sizes: list[int], num_lessons: int = 1) -> list[Group]:
+    """Groups of these sizes, in turn in each lesson.
+
+    Examples are numbered consecutively, and the length of a branch identifies its example.
+    """
     numbers = count()
     examples = [tuple(next(numbers) for _ in range(size)) for size in sizes]
-    return [Group(of, 5, 100 + n, tuple(1000 + number for number in of)) for n, of in enumerate(examples)]
+    return [
+        Group(of, 5, 100 + n, tuple(1000 + number for number in of), n % num_lessons) for n, of in enumerate(examples)
+    ]
 
 
 @functools.cache
@@ -48,9 +54,11 @@ def num_prefixes(steps: list[list[Group]]) -> int:
     return sum(len(step) for step in steps)
 
 
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(of_sizes, samples, questions, shuffle):
-    groups = groups_of(of_sizes)
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
+def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
+    of_sizes, samples, questions, shuffle, num_lessons
+):
+    groups = groups_of(of_sizes, num_lessons)
     whole = {number: group for group in groups for number in group.examples}
     steps = epoch_steps(groups, samples, questions, 0, 0, shuffle=shuffle)
     assert sorted(order(steps)) == sorted(whole)
@@ -59,9 +67,9 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(of_siz
         assert part == group.subset([group.examples.index(number) for number in part.examples])
 
 
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle):
-    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
+def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_lessons):
+    steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0, shuffle=shuffle)
     num_samples = sum(of_sizes)
     assert len(steps) == num_steps(num_samples, samples)
     assert sizes(steps)[:-1] == [samples] * (len(steps) - 1)
@@ -86,6 +94,42 @@ def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, ques
 def test_without_shuffling_the_order_is_unchanged(of_sizes, samples, questions):
     steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=False)
     assert order(steps) == list(range(sum(of_sizes)))
+
+
+@given(SIZES, SAMPLES, st.randoms(use_true_random=False))
+def test_without_shuffling_each_step_has_the_next_examples_whatever_their_images(of_sizes, samples, rng):
+    """The questions of an image used to move forward to its first one."""
+    examples = list(range(sum(of_sizes)))
+    rng.shuffle(examples)
+    scattered = [sorted(examples.pop() for _ in range(size)) for size in of_sizes]
+    groups = [Group(tuple(of), 5, 100, tuple(1000 + number for number in of)) for of in scattered]
+    steps = epoch_steps(groups, samples, None, 0, 0, shuffle=False)
+    for number, step in enumerate(steps):
+        start = number * samples
+        assert sorted(order([step])) == list(range(sum(of_sizes)))[start : start + samples]
+
+
+@given(SIZES, SAMPLES, QUESTIONS, LESSONS)
+def test_an_epoch_goes_through_its_lessons_in_order(of_sizes, samples, questions, num_lessons):
+    """Also where the next chunk does not fit and one of the next lesson would."""
+    steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0)
+    lessons = [group.lesson for step in steps for group in step]
+    assert lessons == sorted(lessons)
+
+
+def test_a_step_may_hold_the_end_of_a_lesson_and_the_beginning_of_the_next():
+    steps = epoch_steps(groups_of([5, 5], 2), 4, None, 0, 0)
+    assert [[(group.lesson, len(group.examples)) for group in step] for step in steps] == [
+        [(0, 4)],
+        [(0, 1), (1, 3)],
+        [(1, 2)],
+    ]
+
+
+def test_a_lesson_is_shuffled_by_seed_and_epoch():
+    groups = groups_of([2] * 20, 2)
+    orders = [order(epoch_steps(groups, 8, None, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
+    assert len(set(map(tuple, orders))) == 3 and order(epoch_steps(groups, 8, None, 0, 1)) == orders[1]
 
 
 def test_without_shuffling_no_chunk_goes_before_one_that_does_not_fit():

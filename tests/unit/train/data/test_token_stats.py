@@ -17,8 +17,8 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.records import read_records
 from lookonce.errors import ModelError
-from lookonce.run.config import BatchSection
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data import tokenize
 from lookonce.train.data.examples import make_examples
 from lookonce.train.data.groups import group_examples

@@ -1,0 +1,12 @@
+"""The sections of the run file: every key with its meaning, its default and what is allowed.
+
+model       the model that is fine-tuned
+data        the records and images of the run
+cache       the vision-feature cache
+lora        the LoRA adapter
+batch       how records become optimizer steps and forward passes
+train       the training
+evaluation  the evaluation
+numbers     types of numbers
+paths       types of paths: variables are expanded, and must be set
+"""

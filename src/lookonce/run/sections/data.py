@@ -1,0 +1,54 @@
+"""The section `data` of the run file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from lookonce.datasets.curriculum.selection import Selection
+from lookonce.datasets.formats.registry import FormatName
+from lookonce.run.sections.paths import Paths, UserPath
+from lookonce.settings import Section
+
+
+class DataSection(Section):
+    """The records and images of the run."""
+
+    train: Annotated[Paths, Field(min_length=1)]
+    """Records files to train on: one path or a list, in any record format (see `format`)."""
+    val: Paths = []
+    """Records files for the validation loss, the exact match while training (`eval.every`), and the evaluation at the
+    end of training if `eval.split` is val."""
+    test: Paths = []
+    """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
+    image_root: UserPath | None = None
+    """Folder that image paths in records are relative to, and must not lead out of. By default each records file's own
+    folder, and absolute image paths are allowed."""
+    format: FormatName | None = None
+    """Record format of all records files: canonical, flat, llava, sharegpt, alpaca, messages, parts or openai. By
+    default each file's format is recognised by its first record."""
+    coerce_answers: bool = False
+    """Read answers that are numbers or booleans as text, as JSON writes them (`3`, `true`). By default they are an
+    error."""
+    skip_unusable: bool = False
+    """Leave out the records of images that are missing or could not be encoded, in training and in evaluation. By
+    default such an image is an error, because a score without its records is of other questions."""
+    stage_map: UserPath | None = None
+    """A stage map: a YAML file with the stage and category of each question text, such as
+    datasets/kvasir-vqa.stages/reasoning.yaml. They become metadata of the records of all splits, in place of the
+    records' own. A question that the map lacks is an error, unless the map has a `default`."""
+    where: Selection | None = None
+    """Which training records are used: those whose metadata has one of the given values in each of the given fields,
+    such as {stage: [1, 2]}. With {share: 0.384}, alone or beside fields, it is that share of these records, drawn by
+    `train.seed`; a larger share has all records of a smaller one. Other training records are as if they did not exist;
+    they are counted and named. Validation and test records stay all."""
+    replay: Selection | None = None
+    """Of the training records that `where` leaves out, those to train on as well, in the same form: with
+    {stage: 1, share: 0.1} a tenth of the records of stage 1. By default none."""
+
+    @model_validator(mode="after")
+    def _replays_what_is_left_out(self) -> DataSection:
+        if self.replay and not self.where:
+            raise ValueError("`replay` selects from the records that `where` leaves out, and needs `where`")
+        return self

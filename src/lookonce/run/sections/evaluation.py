@@ -1,0 +1,47 @@
+"""The section `eval` of the run file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from lookonce.run.sections.numbers import Count
+from lookonce.run.sections.paths import UserPath
+from lookonce.settings import Section
+
+
+def _as_word(value: object) -> object:
+    """YAML reads the word true as a boolean."""
+    return "true" if value is True else value
+
+
+class EvalSection(Section):
+    """The evaluation: greedy answers, scored by exact match."""
+
+    every: Literal["epoch"] | Count | None = None
+    """Answer validation questions while training, after each `epoch` or every this many steps, and log the exact match.
+    By default only after training."""
+    max_questions: Count | None = None
+    """At most this many questions each time that `eval.every` asks for, about images drawn by `train.seed`; by default
+    all of `data.val`."""
+    split: Literal["val", "test"] = "val"
+    """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
+    turns: Annotated[Literal["own", "true"], BeforeValidator(_as_word)] = "own"
+    """In records of several turns, whose answers a later question follows: the model's `own`, as when it is used, or
+    those of the record, which are `true`. An own answer that is empty or cut off is shown as "(not answered)"."""
+    max_new_tokens: Count = 32
+    """Longest answer in tokens; longer ones are cut off."""
+    candidates: Literal["training"] | UserPath | None = None
+    """Known answers of which the likeliest is chosen too: `training` takes those of the training records to the same
+    question text; a file (YAML or JSON) maps question texts to lists of answers. By default greedy answers alone."""
+    engine: Literal["shared", "generate"] = "shared"
+    """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
+    together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
+    apart from rounding."""
+    tokens_per_wave: Count | None = None
+    """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
+    many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. If there is too little memory, parts
+    of a wave are answered one after another."""
+    batch_size: Count = 16
+    """With `generate`, questions that are answered together. Limited by GPU memory."""

@@ -1,0 +1,24 @@
+"""The section `lora` of the run file."""
+
+from __future__ import annotations
+
+from lookonce.run.sections.numbers import Count, Fraction
+from lookonce.settings import Section
+
+
+class LoraSection(Section):
+    """The LoRA adapter."""
+
+    rank: Count = 16
+    """Rank of the LoRA matrices. A higher rank can learn more and has proportionally more weights to train."""
+    alpha: Count = 32
+    """LoRA scale: the adapter's output is multiplied by alpha / rank."""
+    dropout: Fraction = 0.0
+    """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
+    targets: list[str] | str = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    """Modules that get LoRA weights: a list of names or one regular expression, as in PEFT. Only modules of the
+    language model are allowed."""
+    modules_to_save: list[str] = []
+    """Modules that are trained in full and saved with the adapter, for example embed_tokens."""

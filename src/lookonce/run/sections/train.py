@@ -1,0 +1,80 @@
+"""The section `train` of the run file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from lookonce.run.sections.numbers import Count
+from lookonce.run.sections.paths import UserPath, as_list
+from lookonce.settings import Section, number_from_text
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
+
+
+class TrainSection(Section):
+    """The training."""
+
+    start_from: UserPath | None = None
+    """Another run, by its output folder or its run file, with whose trained adapter this training starts. Its section
+    `lora` must be the same apart from `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is
+    merged, and that run stays as it is. By default a new adapter is trained."""
+    epochs: Annotated[float, Field(gt=0)] = 3
+    """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set."""
+    steps: Count | None = None
+    """Number of optimizer steps; by default it follows from `epochs`."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Precision of the frozen weights and of autocast. Trained weights are always float32."""
+    tf32: bool = True
+    """Use TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later)."""
+    optimizer: str = "adamw_torch_fused"
+    """Any optimizer name of transformers' TrainingArguments."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    """Peak learning rate: reached after `warmup`, then lowered by `scheduler`."""
+    scheduler: str = "cosine"
+    """Learning rate schedule: a name of transformers' SchedulerType, for example linear, constant_with_warmup or
+    cosine_with_min_lr."""
+    scheduler_args: dict[str, SchedulerArgument] = {}
+    """Arguments of the schedule, which some need: {min_lr_rate: 0.1} for cosine_with_min_lr, {num_decay_steps: 100} for
+    warmup_stable_decay."""
+    warmup: Annotated[float, Field(ge=0)] = 0.03
+    """Steps in which the learning rate rises from 0 to its peak; a value below 1 is a fraction of all steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the optimizer; 0 disables it."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Gradients are scaled down to at most this norm; 0 disables clipping."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps."""
+    compile: bool = True
+    """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
+    flex_attention: bool = True
+    """Compute the attention over packs with FlexAttention, on a GPU only. Otherwise PyTorch's own attention gets a
+    dense mask: slower, and its memory grows with the square of `tokens_per_pack`."""
+    cuda_graphs: bool = True
+    """Capture passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch kernels. The graphs
+    keep their memory until training ends. Not used with gradient checkpointing, fp16, fsdp or `separate` mode."""
+    fsdp: bool = False
+    """Shard the frozen weights over the GPUs of a distributed training (FSDP2), for models too large for one GPU."""
+    prefetch: Count = 2
+    """Number of forward passes whose batches are prepared ahead, while the steps before them run."""
+    host_cache_gb: Annotated[float, Field(ge=0)] = 0
+    """Gigabytes of host memory for the most recently used features; 0 reads them from disk every time."""
+    logging_steps: Count = 10
+    """Print and log the loss every this many steps."""
+    eval_steps: Count | None = None
+    """Measure the validation loss every this many steps; by default after each epoch."""
+    save_steps: Count | None = None
+    """Save a checkpoint every this many steps; by default after each epoch."""
+    save_total_limit: Count = 2
+    """Number of checkpoints to keep; older ones are deleted."""
+    best: Literal["loss", "exact_match"] | None = None
+    """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `exact_match` the one with
+    the most right answers (see `eval.every`). By default the last step."""
+    seed: int = 42
+    """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
+    track: Annotated[list[Tracker], BeforeValidator(as_list)] = []
+    """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
+    files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
+    Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""

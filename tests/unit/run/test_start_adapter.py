@@ -1,0 +1,73 @@
+"""The run with whose adapter a training starts: what fits, and how it is recorded."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from lookonce.checks.start import check_start
+from lookonce.errors import UsageError
+from lookonce.files import write_json
+from lookonce.run.folder import RunFolder
+from lookonce.run.sections.lora import LoraSection
+from lookonce.run.start_adapter import adapter_hash, check_same_model, find_start, shape_differences, start_identity
+
+
+@pytest.fixture
+def trained(make_run, tmp_path) -> RunFolder:
+    """A run that looks trained."""
+    folder = RunFolder(tmp_path / "first")
+    folder.claim(make_run(output=str(folder.folder)), {"language_model": "m1"})
+    folder.adapter.mkdir()
+    (folder.adapter / "adapter_model.safetensors").write_text("weights")
+    write_json(folder.trained, {})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"dropout": 0.1}, []),
+        ({"targets": ["v_proj", "q_proj"]}, []),
+        ({"targets": "all-linear"}, ["lora.targets"]),
+        ({"rank": 8, "alpha": 16}, ["lora.rank", "lora.alpha"]),
+        ({"rslora": True, "modules_to_save": ["embed_tokens"]}, ["lora.rslora", "lora.modules_to_save"]),
+    ],
+    ids=str,
+)
+def test_adapters_of_one_shape_may_differ_in_dropout_and_order_alone(change, names):
+    theirs = LoraSection(targets=["q_proj", "v_proj"])
+    mine = LoraSection.model_validate(theirs.model_dump() | change)
+    assert [key for key, _, _ in shape_differences(mine, theirs)] == names
+
+
+def test_a_run_is_found_by_its_folder_and_by_its_run_file(make_run, trained):
+    for path in (trained.folder, trained.folder / "run.yaml"):
+        run = make_run(train={"start_from": str(path)})
+        assert find_start(run).folder == trained.folder
+        assert start_identity(run, {}) == {"start": adapter_hash(trained)}
+    assert find_start(make_run()) is None and start_identity(make_run(), {"start": "x"}) == {"start": None}
+
+
+def test_a_recorded_start_counts_when_the_other_run_is_gone(make_run, tmp_path):
+    run = make_run(train={"start_from": str(tmp_path / "gone")})
+    assert start_identity(run, {"start": "recorded"}) == {"start": "recorded"}
+
+
+def test_an_adapter_of_another_model_is_refused(trained):
+    check_same_model(trained, {"language_model": "m1"})
+    with pytest.raises(UsageError, match="was trained on another model, .*fits only the weights"):
+        check_same_model(trained, {"language_model": "m2"})
+
+
+def test_a_run_cannot_start_from_itself(make_run, tmp_path):
+    with pytest.raises(ValidationError, match="start_from is the run's own output"):
+        make_run(train={"start_from": str(tmp_path / "run")})
+
+
+def test_a_check_says_what_would_stop_the_start(make_run, trained, tmp_path):
+    [found] = check_start(make_run(train={"start_from": str(trained.folder)}))
+    assert (found.level, found.value) == ("ok", f"the adapter of {trained.folder}")
+    [found] = check_start(make_run(train={"start_from": str(tmp_path / "gone")}))
+    assert found.level == "error" and "is not a run folder" in found.value
+    assert list(check_start(make_run())) == []
