@@ -24,7 +24,7 @@ from lookonce.run.config import RunFile
 HERE = Path(__file__).parent
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 TIMEOUT_S = 240
-KINDS = ("cache", "finalize", "train", "eval", "experiments")
+KINDS = ("cache", "finalize", "train", "eval", "experiments", "study")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -87,7 +87,7 @@ def test_shellcheck_finds_nothing(root):
 
 def test_slurm_accepts_the_directives(slurm: Slurm, root: Path):
     for script in sorted((root / "slurm").glob("*.sbatch")) + [root / "slurm" / "experiments.sh"]:
-        options = ["--gres=gpu:2"] if script.stem == "experiments" else []
+        options = ["--gres=gpu:2"] if script.stem in ("experiments", "study") else []
         slurm.ask("sbatch", "--test-only", *options, str(script), "run.yaml")
         assert not re.search(r"(account|partition|qos)=|^ *module", script.read_text(), re.M)
 
@@ -252,6 +252,21 @@ def test_experiments_share_a_node_run_in_order_and_are_requeued(make_project: Ma
     assert ended[1] == [("-", "never"), ("0", "a"), ("0", "b"), ("2", "absent")]
     assert slurm.jobs(job)[0]["ExitCode"] == "2:0"
     assert all((project.folder / f"runs/{name}/summary.json").exists() for name in "ab")
+
+
+def test_a_study_on_a_node_is_requeued_until_nothing_is_missing(make_project: Make, slurm: Slurm):
+    project = make_project("study")
+    arms = {"a": {"train.steps": 150}, "b": {"starts_from": "a", "train.steps": 2}}
+    study = {"base": "run.yaml", "seeds": [1], "output": "runs/study", "arms": arms}
+    (project.folder / "study.yaml").write_text(yaml.safe_dump(study))
+    job = project.sbatch("study", "study.yaml", "--parallel", "2", options="--gres=gpu:2")
+    output = project.folder / "runs" / "study"
+    slurm.until(lambda: "/150  loss" in text(output / "logs" / "a-1.log"))
+    slurm.ask("scancel", "--batch", "-s", "USR1", job)
+    slurm.wait(job)
+    assert slurm.jobs(job)[0]["ExitCode"] == "0:0" and slurm.jobs(job)[0]["Restarts"] == "1"
+    assert "USR1 passed on" in project.log("study") and "2 of 2 runs complete" in project.log("study")
+    assert "resuming from checkpoint-" in text(output / "logs" / "a-1.log")
 
 
 def test_at_a_real_time_limit_cache_and_training_stop_resume_and_give_the_same_result(slurm: Slurm, limited: Limited):

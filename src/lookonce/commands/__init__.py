@@ -9,7 +9,7 @@ cache      lookonce cache plan, build, status
 maintenance  lookonce cache verify, repair, show, gc, stage
 train      lookonce train
 evaluate   lookonce eval
-runs       lookonce compare, export, report
+runs       lookonce compare, export, report, study
 predict    lookonce predict
 ask        lookonce ask
 fetch      lookonce fetch

@@ -1,0 +1,168 @@
+"""`lookonce study`: plan, run, show and compare several trainings. The work is done in `study`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout
+from lookonce.signals import exit_on_signal
+
+STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
+PARALLEL = click.option(
+    "--parallel",
+    "num_parallel",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Runs at the same time; by default one a GPU.",
+)
+
+
+@click.group()
+def study() -> None:
+    """Train several arms with several seeds, and compare them.
+
+    A study file names a base run file, arms that change it, and seeds. Each arm with each seed is an ordinary run, with
+    a run file and a run folder of its own.
+
+    \b
+    Examples:
+      lookonce study plan study.yaml
+      lookonce study run study.yaml
+      lookonce study status study.yaml
+      lookonce study report study.yaml
+    """
+
+
+@study.command()
+@STUDY
+@PARALLEL
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), metavar="MS", help="Milliseconds a sample of the first arm."
+)
+@JSON
+def plan(study_file: Path, num_parallel: int | None, rate: float | None, as_json: bool) -> None:
+    """Show what a study will cost, and what would stop it.
+
+    Counts the steps of each arm, the answers and the tokens that it trains on, and shows the GPU memory that it needs,
+    if such a model was measured. Times follow from the rate of arms that have been trained, or from --rate. Writes
+    nothing and needs no GPU. Exits 1 if something would stop a run.
+
+    \b
+    Keys of --json:
+      arms       arm, starts_from, num_runs, num_left, seconds, and workload: num_steps, num_samples, num_answers,
+                 num_tokens, gpu_gb, errors
+      num_parallel, order, seconds, outdated, errors
+
+    \b
+    Examples:
+      lookonce study plan study.yaml
+      lookonce study plan study.yaml --rate 3.1 --parallel 4
+    """
+    from lookonce.study.plan import plan_study
+
+    found = plan_study(study_file, num_parallel or 1, rate)
+    emit(found.to_json(), found.text(), as_json)
+    sys.exit(1 if found.errors else 0)
+
+
+@study.command()
+@STUDY
+@PARALLEL
+@click.option("--again", multiple=True, metavar="NAME", help="Train outdated runs of this arm, or this run, again.")
+@JSON
+def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_json: bool) -> None:
+    """Train and evaluate the runs that are missing.
+
+    Builds the cache, then starts a process on each GPU, the longest chain of runs first. An arm that starts from
+    another one waits for the run with its seed. A run that fails is named, the runs that start from it are skipped, and
+    the rest finishes; the exit code is then 1. Started again, it continues with what is missing.
+
+    On SIGUSR1 or SIGTERM, passes the signal on, waits for the checkpoints and exits with code 75.
+
+    If the study file has changed since runs were trained, it names them and the changes and starts nothing. --again
+    trains them again; what they hold is moved away.
+
+    \b
+    Keys of --json:
+      done, failed, skipped, stopped, and runs: see lookonce study status --help
+
+    \b
+    Examples:
+      lookonce study run study.yaml
+      lookonce study run study.yaml --parallel 2
+      lookonce study run study.yaml --again longer
+    """
+    with exit_on_signal(), only_results_on_stdout():
+        from lookonce.study.run import run_study
+        from lookonce.study.table import StudyStatus
+
+        outcome = run_study(study_file, again, num_parallel, notify)
+        found = StudyStatus.read(study_file)
+    emit(asdict(outcome) | found.to_json(), "\n".join(filter(None, [found.text(), outcome.text()])), as_json)
+    sys.exit(outcome.exit_code)
+
+
+@study.command()
+@STUDY
+@click.option("--watch", "interval_s", type=click.FloatRange(1), metavar="SECONDS", help="Repeat until all is done.")
+@JSON
+def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
+    """Show how far the runs of a study are: state, steps, exact match.
+
+    \b
+    Keys of --json:
+      runs     run, arm, seed, starts_from, folder, training (see lookonce status --help), score, is_trained,
+               is_complete, outdated
+      others   runs in the output folder that are not of this study any more
+
+    \b
+    Examples:
+      lookonce study status study.yaml
+      lookonce study status study.yaml --watch 30
+    """
+    from lookonce.study.table import StudyStatus
+
+    try:
+        while True:
+            found = StudyStatus.read(study_file)
+            if interval_s is not None and sys.stdout.isatty():
+                click.clear()
+            emit(found.to_json(), found.text(), as_json)
+            if interval_s is None or found.num_complete == len(found.runs):
+                return
+            time.sleep(interval_s)
+    except KeyboardInterrupt:  # nothing was begun, so there is nothing to resume and nothing to say
+        sys.exit(130)
+
+
+@study.command()
+@STUDY
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Page to write; by default report.html of the study.")
+@JSON
+def report(study_file: Path, output: Path | None, as_json: bool) -> None:
+    """Compare the arms of a study, and write one HTML page about its runs.
+
+    The runs of an arm are seeds of one another and count as one. The figures are those of lookonce compare, the page is
+    that of lookonce report. Runs that are not complete are left out, and named.
+
+    \b
+    Examples:
+      lookonce study report study.yaml
+      lookonce study report study.yaml -o study.html --json
+    """
+    from lookonce.eval.comparison.report import to_json, to_text
+    from lookonce.files import write_text
+    from lookonce.study.report import report_study
+
+    found = report_study(study_file)
+    page = output or found.folder / "report.html"
+    write_text(page, found.page.to_page())
+    for name in found.left_out:
+        notify(f"not complete, and left out: {name}")
+    notify(f"wrote the page to {page}")
+    emit(to_json(found.comparison) | {"left_out": found.left_out}, to_text(found.comparison), as_json)

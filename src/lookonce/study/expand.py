@@ -1,0 +1,104 @@
+"""The runs of a study: arms times seeds, each an ordinary run file with a run folder of its own.
+
+Design: a run of a study is what its run file says and nothing else, so each can be trained, resumed, evaluated and
+looked at by the other commands. Run files are written again whenever the study runs; the record of what was trained is
+in the run folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lookonce.errors import UsageError
+from lookonce.files import write_text
+from lookonce.run.absolute import with_absolute_paths
+from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.folder import RunFolder
+from lookonce.run.start_adapter import shape_differences
+from lookonce.study.file import START_KEY, StudyFile
+from lookonce.text import listed
+
+RUN_FILES, LOGS = "run-files", "logs"
+"""Folders in the output folder of a study, beside those of the runs."""
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One arm, trained with one seed."""
+
+    name: str
+    arm: str
+    seed: int
+    run: RunFile
+    start: str | None
+    """The name of the run with whose adapter this one starts."""
+
+    @property
+    def run_file(self) -> Path:
+        return self.run.output.parent / RUN_FILES / f"{self.name}.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.run.output.parent / LOGS / f"{self.name}.log"
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.run.output)
+
+
+def expand(study: StudyFile) -> dict[str, StudyRun]:
+    """The runs of a study by name, seed by seed, in the order of the arms.
+
+    Raises:
+        UsageError: the base run file cannot be read, or changes of arms are wrong; all mistakes are named at once.
+    """
+    read_run_file(study.base)
+    runs: dict[str, StudyRun] = {}
+    mistakes: dict[str, None] = {}
+    for seed in study.seeds:
+        for arm in study.arms:
+            try:
+                found = _run(study, arm, seed)
+                runs[found.name] = found
+            except UsageError as error:
+                mistakes[f"arm {arm}: {error}"] = None
+    mistakes |= dict.fromkeys(text for one in runs.values() if (text := _other_shape(one, runs)))
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+    return runs
+
+
+def _run(study: StudyFile, arm: str, seed: int) -> StudyRun:
+    """The run of an arm and a seed.
+
+    Raises:
+        UsageError: a key or value of the arm is wrong.
+    """
+    name, changes = f"{arm}-{seed}", study.arms[arm].changes
+    start = f"{before}-{seed}" if (before := study.arms[arm].starts_from) else None
+    values = changes | {"train.seed": seed, "output": str(study.output / name)}
+    values |= {"eval.split": study.evaluate} if study.evaluate else {}
+    values |= {START_KEY: str(study.output / start)} if start else {}
+    assignments = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in values.items()]
+    return StudyRun(name, arm, seed, read_run_file(study.base, assignments), start)
+
+
+def _other_shape(one: StudyRun, runs: Mapping[str, StudyRun]) -> str:
+    """The mistake of an arm that starts from an adapter of another shape; empty if there is none."""
+    start = runs.get(one.start or "")
+    found = shape_differences(one.run.lora, start.run.lora) if start else []
+    if not start or not found:
+        return ""
+    keys = listed([f"{key}: {mine!r}, there {theirs!r}" for key, mine, theirs in found])
+    return f"arm {one.arm}: starts_from {start.arm}, whose adapter has another shape ({keys}); give both the same"
+
+
+def write_run_files(runs: Sequence[StudyRun], study: Path) -> None:
+    """Write the run file of each run, with absolute paths, so that it can be used from any folder."""
+    for one in runs:
+        comment = f"# Arm {one.arm} with seed {one.seed} of the study {study}; written by lookonce study run.\n"
+        write_text(one.run_file, comment + with_absolute_paths(one.run).to_yaml())

@@ -1,0 +1,124 @@
+"""The study file: a base run file, arms that change it, seeds, and which arms are compared.
+
+    base: experiments/sample.yaml
+    seeds: [42, 43]
+    output: runs/study
+    arms:
+      plain:
+      classic: {batch.questions_per_image: 1}
+      longer: {starts_from: plain, train.epochs: 2}
+
+Design: an arm says what `--set` says on the command line, so that the run file stays the only place where keys have a
+meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lookonce.run.sections.paths import UserPath
+from lookonce.settings import Section, read_settings
+from lookonce.text import listed
+
+STARTS_FROM, START_KEY = "starts_from", "train.start_from"
+OWN_KEYS = {"train.seed": "seeds", "output": "output", "eval.split": "evaluate"}
+"""Keys of a run that a study sets for all arms, and the key of the study file for each."""
+
+ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class ArmSection(Section):
+    """One way to train: the base run file with changes."""
+
+    starts_from: ArmName | None = None
+    """The arm with whose adapter of the same seed this one starts; by default a new adapter."""
+    changes: dict[str, Any] = {}
+    """Keys of the run file with their values: all keys of the arm but `starts_from`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_changes(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return {} if values is None else values
+        changes = {name: value for name, value in values.items() if name != STARTS_FROM}
+        return {STARTS_FROM: values.get(STARTS_FROM), "changes": changes}
+
+    @model_validator(mode="after")
+    def _leaves_to_the_study(self) -> ArmSection:
+        for key in self.changes:
+            if key in OWN_KEYS:
+                raise ValueError(f"{key} is set for all arms; set `{OWN_KEYS[key]}` of the study file instead")
+            if "." not in key:  # a whole section would replace that of the base run file
+                raise ValueError(f"{key}: name single keys of the run file, such as train.epochs, or {STARTS_FROM}")
+        if self.starts_from and START_KEY in self.changes:
+            raise ValueError(f"{STARTS_FROM} names an arm, and {START_KEY} another run; use one of them")
+        return self
+
+
+class CompareSection(Section):
+    """Which arms `lookonce study report` compares."""
+
+    baseline: ArmName | None = None
+    """The arm with which the others are compared; by default all are compared with all. Fewer pairs are easier to tell
+    apart."""
+    arms: list[ArmName] | None = None
+    """The arms that are compared, beside the baseline; by default all."""
+
+
+class StudyFile(Section):
+    """Arms, trained with the same seeds from one base run file."""
+
+    base: UserPath
+    """The run file that every arm changes."""
+    arms: Annotated[dict[ArmName, ArmSection], Field(min_length=1)]
+    """The arms by name. Each is a mapping of keys of the run file to values, as `--set` takes them; an arm without any
+    is the base run file itself. `starts_from` names the arm with whose adapter of the same seed training starts."""
+    output: UserPath
+    """The folder of all runs: each run has the folder ARM-SEED in it."""
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [42]
+    """Values of `train.seed`; every arm is trained with each of them."""
+    evaluate: Literal["val", "test"] | None = None
+    """The split whose questions every run answers; by default `eval.split` of the base run file."""
+    compare: CompareSection = CompareSection()
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> StudyFile:
+        if mistakes := list(self._mistakes()):
+            raise ValueError("; ".join(mistakes))
+        return self
+
+    def _mistakes(self) -> Iterator[str]:
+        if len(set(self.seeds)) < len(self.seeds):
+            yield f"seeds: a seed is there twice (got {self.seeds})"
+        named = {f"arms.{name}.{STARTS_FROM}": arm.starts_from for name, arm in self.arms.items()}
+        named["compare.baseline"] = self.compare.baseline
+        named |= {f"compare.arms[{number}]": name for number, name in enumerate(self.compare.arms or [])}
+        for key, name in named.items():
+            if name is not None and name not in self.arms:
+                yield f"{key}: there is no arm {name!r}; the arms are {listed(list(self.arms), 9)}"
+        try:
+            TopologicalSorter({name: filter(None, [arm.starts_from]) for name, arm in self.arms.items()}).prepare()
+        except CycleError as error:
+            circle = " -> ".join(reversed(error.args[1]))
+            yield f"{STARTS_FROM}: the arms {circle} are a circle; one of them must start with a new adapter"
+
+    def compared(self) -> list[str]:
+        """The arms that are compared, the baseline first."""
+        arms = self.compare.arms or list(self.arms)
+        return list(dict.fromkeys([*filter(None, [self.compare.baseline]), *arms]))
+
+
+def read_study(path: Path) -> StudyFile:
+    """Read a study file.
+
+    Raises:
+        UsageError: it is missing or not YAML, or keys or values are wrong.
+    """
+    expected = f"a mapping of {', '.join(StudyFile.model_fields)}"
+    return read_settings(path, StudyFile, f"study file {path}", "see docs/studies.md", expected)

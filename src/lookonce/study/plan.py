@@ -1,0 +1,171 @@
+"""`lookonce study plan`: what a study will cost, before anything is spent.
+
+Design: steps, answers and tokens are counted from the records (workload.py), and nothing is written. Time needs a
+measured rate: that of an arm of which a run has been trained, or one that the user gives for the first arm. Arms
+without a rate of their own get that of another one, by their tokens a sample. It is the time of training alone: what
+precedes the first step and the answers afterwards are not in it. The time of all follows from the order in which `study
+run` starts the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lookonce.run.config import RunFile
+from lookonce.study.expand import StudyRun, expand
+from lookonce.study.file import read_study
+from lookonce.study.jobs import Job, schedule
+from lookonce.study.state import find_outdated, in_chains, read_state
+from lookonce.study.workload import Workload, measure
+from lookonce.text import count, duration, listed, rows, table
+
+HEADER = ("arm", "runs left", "steps", "answers", "tokens", "GPU memory", "time a run")
+MOST = 20
+"""Runs of the order that are named."""
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """What the runs of an arm cost, each."""
+
+    arm: str
+    starts_from: str | None
+    num_runs: int
+    num_left: int
+    """Runs that are not complete."""
+    workload: Workload
+    seconds: float | None
+    """How long a run trains; None without a measured rate."""
+
+    def row(self) -> tuple[str, ...]:
+        one = self.workload
+        memory = "not measured" if one.gpu_gb is None else f"{one.gpu_gb:.0f} GB"
+        name = f"{self.arm} (after {self.starts_from})" if self.starts_from else self.arm
+        figures = (f"{number:,}" for number in (one.num_steps, one.num_answers, one.num_tokens))
+        runs = f"{self.num_left} of {self.num_runs}"
+        return name, runs, *figures, memory, "no rate" if self.seconds is None else duration(self.seconds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a study that are left, and what they cost."""
+
+    arms: list[ArmPlan]
+    num_parallel: int
+    order: list[str]
+    """The runs that are left, in the order in which they start."""
+    seconds: float | None
+    """How long all of them take, `num_parallel` at a time; None without a measured rate."""
+    outdated: dict[str, str]
+
+    @property
+    def errors(self) -> list[str]:
+        """What would stop runs, by arm."""
+        return [f"{one.arm}: {error}" for one in self.arms for error in one.workload.errors]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"errors": self.errors}
+
+    def text(self) -> str:
+        blocks = [table(HEADER, [one.row() for one in self.arms]), rows(self._totals())]
+        blocks += ["\n".join(f"{name} is outdated: {reason}" for name, reason in self.outdated.items())]
+        blocks += ["\n".join(f"error: {error}" for error in self.errors)]
+        return "\n\n".join(filter(None, blocks))
+
+    def _totals(self) -> list[tuple[str, str]]:
+        answers = sum(one.num_left * one.workload.num_answers for one in self.arms)
+        tokens = sum(one.num_left * one.workload.num_tokens for one in self.arms)
+        lines = [("left", f"{count(len(self.order), 'run')}, {answers:,} answers, {tokens:,} tokens")]
+        if self.order:
+            lines.append(("order", listed(self.order, MOST)))
+        if self.seconds is not None:
+            spent = sum(one.num_left * (one.seconds or 0) for one in self.arms)
+            each = f"{self.num_parallel} at a time" if self.num_parallel > 1 else "one after another"
+            lines.append(("time", f"{duration(self.seconds)} of training, {each}; {duration(spent)} of all together"))
+        return lines
+
+
+def plan_study(path: Path, num_parallel: int, given_ms: float | None) -> Plan:
+    """Count what the runs of a study cost; `given_ms` is a rate of the first arm, in milliseconds a sample.
+
+    Raises:
+        LookonceError: the study file or a run file is wrong, or the record of a run is broken.
+    """
+    study = read_study(path)
+    runs = expand(study)
+    outdated = find_outdated(runs)
+    left = [one for one in in_chains(runs) if one.name in outdated or not read_state(one).is_complete]
+    workloads = _measure_all(runs)
+    rates = ({next(iter(workloads)): given_ms} if given_ms else {}) | _rates(runs, workloads)
+    arms = [
+        ArmPlan(
+            arm,
+            study.arms[arm].starts_from,
+            len(study.seeds),
+            sum(one.arm == arm for one in left),
+            workload,
+            _seconds(arm, workloads, rates),
+        )
+        for arm, workload in workloads.items()
+    ]
+    times = _times(left, {one.arm: one for one in arms}, num_parallel)
+    knows_all = all(one.seconds is not None for one in arms if one.num_left)
+    total = max((end for _, end in times.values()), default=0.0)
+    return Plan(arms, num_parallel, list(times), total if knows_all else None, outdated)
+
+
+def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:
+    """The workload of each arm, measured once for all arms that train on the same."""
+    found: dict[str, Workload] = {}
+    by_arm: dict[str, Workload] = {}
+    for one in runs.values():
+        if one.arm not in by_arm:
+            key = _trained_on(one.run)
+            found[key] = found.get(key) or measure(one.run)
+            by_arm[one.arm] = found[key]
+    return by_arm
+
+
+def _trained_on(run: RunFile) -> str:
+    """All that a workload follows from; the run to start from and paths to write to are not among it."""
+    return run.model_dump_json(exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}})
+
+
+def _rates(runs: Mapping[str, StudyRun], workloads: Mapping[str, Workload]) -> dict[str, float]:
+    """Milliseconds a sample of the arms that have been trained; of several seeds the slowest."""
+    found: dict[str, float] = {}
+    for one in runs.values():
+        if one.folder.trained.exists() and workloads[one.arm].num_samples:
+            trained = one.folder.read_trained()
+            num_samples = trained.num_samples - trained.first_step * one.run.batch.samples_per_step
+            if num_samples > 0:
+                found[one.arm] = max(1000 * trained.seconds / num_samples, found.get(one.arm, 0.0))
+    return found
+
+
+def _seconds(arm: str, workloads: Mapping[str, Workload], rates: Mapping[str, float]) -> float | None:
+    """How long a run of an arm trains, by its own rate or by that of another arm; None without any."""
+    workload, known = workloads[arm], arm if arm in rates else next(iter(rates), None)
+    if known is None:
+        return None
+    tokens, other = (workloads[name].num_tokens / max(workloads[name].num_samples, 1) for name in (arm, known))
+    return rates[known] * workload.num_samples / 1000 * tokens / max(other, 1)
+
+
+def _times(left: list[StudyRun], arms: Mapping[str, ArmPlan], num_parallel: int) -> Mapping[str, tuple[float, float]]:
+    """When each run begins and ends, in the order of `study run`; 0 where no time is known."""
+    names = {one.name for one in left}
+    jobs = [
+        Job(
+            one.name,
+            (),
+            one.log,
+            arms[one.arm].workload.num_samples,
+            tuple(name for name in [one.start] if name in names),
+        )
+        for one in left
+    ]
+    return schedule(jobs, {one.name: arms[one.arm].seconds or 0 for one in left}, num_parallel)

@@ -1,0 +1,228 @@
+"""Run jobs in processes of their own, one on each GPU or several on the CPU, until all of them have ended.
+
+Design: each process is an ordinary command with its output in a log file, so what happens to one concerns only the jobs
+that wait for it: they are skipped with the reason, and the others finish. SIGTERM and SIGUSR1 are passed on to the
+processes, which save their state and end with 75; nothing is started after that. If this process is killed, Linux sends
+SIGTERM to its children. The processes are looked at five times a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from lookonce.errors import Stopped
+from lookonce.signals import handle_signals
+from lookonce.study.jobs import Job, by_urgency, can_start
+from lookonce.text import Notify, duration, shown
+
+INTERVAL_S = 0.2
+ERROR = "Error: "
+"""The beginning of a command's error message."""
+PR_SET_PDEATHSIG = 1
+"""An option of Linux's prctl: the signal that a process gets when the one that started it ends."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one process at a time."""
+
+    name: str = ""
+    """The device, such as "GPU 0"; empty on the CPU."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def slots(gpus: Sequence[str], num_parallel: int | None) -> list[Slot]:
+    """A slot for each GPU, or `num_parallel` that share the GPUs; without GPUs `num_parallel`, or one."""
+    number = num_parallel or len(gpus) or 1
+    if not gpus:
+        return [Slot()] * number
+    threads = str(max((os.cpu_count() or 1) // number, 1))
+    usual = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}  # else each process takes all cores
+    names = [gpus[index % len(gpus)] for index in range(number)]
+    return [Slot(f"GPU {name}", {"CUDA_VISIBLE_DEVICES": name} | usual) for name in names]
+
+
+@dataclass
+class Running:
+    """A job whose process runs."""
+
+    job: Job
+    slot: Slot
+    process: subprocess.Popen[bytes]
+    began: float
+
+
+@dataclass
+class Outcome:
+    """How the jobs ended, by name."""
+
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """The reasons."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """The reasons: what they waited for has failed."""
+    stopped: list[str] = field(default_factory=list)
+    """Jobs that were asked to stop, or that waited for these."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: 1 if a job failed, 75 if one is unfinished."""
+        return 1 if self.failed else Stopped.exit_code if self.stopped else 0
+
+    def text(self) -> str:
+        """A line for each job that failed, was skipped or was stopped."""
+        lines = [f"{name} failed: {reason}" for name, reason in self.failed.items()]
+        lines += [f"{name} is skipped, because {reason}" for name, reason in self.skipped.items()]
+        lines += [f"{name} is unfinished: run the same command again" for name in self.stopped]
+        return "\n".join(lines)
+
+
+class Pool:
+    """Runs jobs in the slots."""
+
+    def __init__(self, places: Sequence[Slot], notify: Notify, describe: Callable[[str], str]) -> None:
+        """`describe` says in a few words what a job that has ended has achieved."""
+        self._free, self._notify, self._describe = list(places), notify, describe
+        self._running: list[Running] = []
+        self._waiting: list[Job] = []
+        self._signal: signal.Signals | None = None
+        self._signals: list[int] = []
+        """Signals that have come and are not passed on yet."""
+        self._waited: set[str] = set()
+        self.outcome = Outcome()
+
+    def run(self, jobs: Sequence[Job]) -> Outcome:
+        """Run all jobs.
+
+        Raises:
+            Stopped: a signal asked this process to stop; the processes have ended.
+        """
+        self._waiting = by_urgency(jobs)
+        with handle_signals(self._record):
+            try:
+                self._run()
+            except BaseException:
+                self._send(signal.SIGINT)
+                self._wait()
+                raise
+        if self._signal:
+            raise Stopped(
+                f"stopped by {self._signal.name}; run the same command again to continue with what is missing"
+            )
+        return self.outcome
+
+    def _run(self) -> None:
+        while self._waiting or self._running:
+            self._pass_on()
+            self._collect()
+            self._skip()
+            self._start()
+            if self._waiting or self._running:
+                time.sleep(INTERVAL_S)
+
+    def _start(self) -> None:
+        """Start what can be started, the most urgent first."""
+        for job in list(self._waiting):
+            if not self._free or not can_start(job, self.outcome.done):
+                continue
+            if job.is_done():
+                self.outcome.done.append(job.name)
+            elif used_by := job.used_by():
+                if job.name not in self._waited:
+                    self._notify(f"{job.name}: waits for {used_by}")
+                self._waited.add(job.name)
+                continue
+            else:
+                self._running.append(self._begin(job, self._free.pop(0)))
+            self._waiting.remove(job)
+
+    def _begin(self, job: Job, slot: Slot) -> Running:
+        on = f" on {slot.name}" if slot.name else ""
+        self._notify(f"{job.name}: started{on}, log: {job.log}")
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lookonce", *job.command],
+                env=os.environ | slot.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is passed on once, and not also sent by the terminal
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        return Running(job, slot, process, time.monotonic())
+
+    def _collect(self) -> None:
+        """Note the processes that have ended, and free their slots."""
+        for one in [one for one in self._running if one.process.poll() is not None]:
+            self._running.remove(one)
+            self._free.append(one.slot)
+            name, code, took = one.job.name, one.process.returncode, duration(time.monotonic() - one.began)
+            if code == 0:
+                self.outcome.done.append(name)
+                self._notify(f"{name}: done in {took}{self._describe(name)}")
+            elif code == Stopped.exit_code or (self._signal and code == -self._signal):
+                self.outcome.stopped.append(name)
+                self._notify(f"{name}: stopped after {took}, and can be continued")
+            else:
+                self.outcome.failed[name] = reason = _reason(code, one.job.log)
+                self._notify(f"{name}: failed after {took}: {reason}")
+
+    def _skip(self) -> None:
+        """Take out the jobs that wait for one that failed, was skipped or was stopped."""
+        lost = self.outcome.failed.keys() | self.outcome.skipped.keys()
+        for job in list(self._waiting):
+            if name := next((name for name in job.after if name in lost), None):
+                why = "failed" if name in self.outcome.failed else "is skipped"
+                self.outcome.skipped[job.name] = f"{name} {why}"
+                self._notify(f"{job.name}: skipped, because {name} {why}")
+                lost |= {job.name}
+                self._waiting.remove(job)
+            elif any(name in self.outcome.stopped for name in job.after):
+                self.outcome.stopped.append(job.name)
+                self._waiting.remove(job)
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._signal = signal.Signals(number)
+        self._signals.append(number)
+
+    def _pass_on(self) -> None:
+        """Pass on the signals that have come; after the first one nothing is started."""
+        while self._signals:
+            number = signal.Signals(self._signals.pop(0))
+            self._notify(f"{number.name} passed on; waiting for {len(self._running)} of the jobs to save and end")
+            self._send(number)
+        if self._signal:
+            self.outcome.stopped += [job.name for job in self._waiting]
+            self._waiting.clear()
+
+    def _send(self, number: int) -> None:
+        for one in self._running:
+            if one.process.poll() is None:
+                one.process.send_signal(number)
+
+    def _wait(self) -> None:
+        for one in self._running:
+            one.process.wait()
+
+
+def _reason(code: int, log: Path) -> str:
+    """Why a process failed: the signal that killed it, or its last error."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}, see {log}"
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(ERROR)]
+    return f"{shown(errors[-1].removeprefix(ERROR)) if errors else f'exit code {code}'}, see {log}"
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: let Linux send it SIGTERM when this process ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,46 @@
+"""`lookonce study` without a training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from lookonce.cli import main
+
+
+@pytest.fixture
+def study_file(run_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {"base": run_file.name, "output": "study", "seeds": [1], "arms": {"a": None, "b": {"starts_from": "a"}}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(values))
+    return "study.yaml"
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, ["study", *words], catch_exceptions=False)
+
+
+def test_a_study_that_has_not_begun_has_a_table_of_its_runs(study_file):
+    result = invoke("status", study_file)
+    assert result.exit_code == 0 and "0 of 2 runs complete" in result.output
+    found = json.loads(invoke("status", study_file, "--json").output)["runs"]
+    assert [(one["run"], one["starts_from"], one["training"]["state"]) for one in found] == [
+        ("a-1", None, "not begun"),
+        ("b-1", "a-1", "not begun"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("status", "no.yaml"), 2, "cannot read study file no.yaml: no such file or directory; see docs/studies.md"),
+        (("run", "study.yaml", "--again", "c"), 2, "--again c: there is no such arm or run; the arms are a, b"),
+        (("report", "study.yaml"), 2, "not complete: a-1, b-1; run: lookonce study run study.yaml"),
+    ],
+)
+def test_mistakes_are_explained(study_file, words, code, said):
+    result = invoke(*words)
+    assert result.exit_code == code and said in result.output

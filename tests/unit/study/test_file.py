@@ -1,0 +1,63 @@
+"""What a study file may say, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from lookonce.errors import UsageError
+from lookonce.study.file import read_study
+
+
+def test_an_arm_is_a_mapping_of_keys_to_values(write_study):
+    study = read_study(write_study({"plain": None, "later": {"starts_from": "plain", "train.epochs": 2}}))
+    assert study.arms["plain"].changes == {} and study.seeds == [42]
+    assert (study.arms["later"].starts_from, study.arms["later"].changes) == ("plain", {"train.epochs": 2})
+
+
+@pytest.mark.parametrize(
+    ("compare", "compared"),
+    [
+        ({}, ["a", "b", "c"]),
+        ({"baseline": "b"}, ["b", "a", "c"]),
+        ({"baseline": "c", "arms": ["a"]}, ["c", "a"]),
+        ({"arms": ["c", "a"]}, ["c", "a"]),
+    ],
+    ids=str,
+)
+def test_the_baseline_is_compared_first(write_study, compare, compared):
+    assert read_study(write_study({"a": None, "b": None, "c": None}, compare=compare)).compared() == compared
+
+
+@pytest.mark.parametrize(
+    ("arms", "values", "said"),
+    [
+        ({}, {}, "arms: .* at least 1"),
+        ({"a b": None}, {}, "arms.a b"),
+        ({"a": {"train.seed": 1}}, {}, "train.seed is set for all arms; set `seeds` of the study file instead"),
+        ({"a": {"output": "x"}}, {}, "output is set for all arms; set `output` of the study file"),
+        ({"a": {"train": {"epochs": 1}}}, {}, "train: name single keys of the run file, such as train.epochs"),
+        ({"a": {"start_from": "b"}}, {}, "start_from: name single keys of the run file, .*, or starts_from"),
+        ({"a": {"starts_from": "b"}}, {}, "arms.a.starts_from: there is no arm 'b'; the arms are a"),
+        ({"a": {"starts_from": "a"}}, {}, "the arms a -> a are a circle"),
+        (
+            {"a": {"starts_from": "c"}, "b": {"starts_from": "a"}, "c": {"starts_from": "b"}},
+            {},
+            r"the arms (\w) -> \w -> \w -> \1 are a circle; one of them must start with a new adapter",
+        ),
+        ({"a": None, "b": {"starts_from": "a", "train.start_from": "x"}}, {}, "use one of them"),
+        ({"a": None}, {"seeds": [1, 1]}, "seeds: a seed is there twice"),
+        ({"a": None}, {"seeds": [-1]}, "seeds.0.: .* greater than or equal to 0"),
+        ({"a": None}, {"compare": {"baseline": "z", "arms": ["y"]}}, "(?s)baseline: there is no arm 'z'.*no arm 'y'"),
+        ({"a": None}, {"seed": [1]}, "seed: unknown key; did you mean `seeds`"),
+    ],
+)
+def test_mistakes_are_named(write_study, arms, values, said):
+    with pytest.raises(UsageError, match=said):
+        read_study(write_study(arms, **values))
+
+
+def test_an_arm_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("base: x\noutput: y\narms:\n  a: {}\n  a: {train.epochs: 1}\n")
+    with pytest.raises(UsageError, match="the key 'a' is there twice"):
+        read_study(path)

@@ -1,0 +1,64 @@
+"""What a study will cost: the counts are those of training."""
+
+from __future__ import annotations
+
+import pytest
+
+from lookonce.run.inputs import RunInputs
+from lookonce.study.expand import expand
+from lookonce.study.file import read_study
+from lookonce.study.plan import plan_study
+from lookonce.study.workload import measure, num_samples
+from lookonce.train.data.sampler import Sampler
+from lookonce.train.loop.session import Session
+
+ARMS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own": {"train.learning_rate": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("train", "found"),
+    [
+        ({"steps": 5}, (5, 40)),
+        ({"steps": 13}, (13, 100)),
+        ({"epochs": 2, "steps": None}, (26, 200)),
+        ({"steps": 14}, (14, 108)),
+    ],
+)
+def test_the_last_step_of_an_epoch_is_smaller(make_run, train, found):
+    assert num_samples(make_run(train=train), 100) == found
+
+
+@pytest.mark.parametrize("batch", [{}, {"mode": "separate"}, {"questions_per_image": 1, "max_tokens": 37}], ids=str)
+def test_the_counts_are_those_of_the_training_itself(make_cached_run, batch):
+    run = make_cached_run(batch=batch, train={"steps": None, "epochs": 1})
+    session = Session.open(RunInputs.from_cache(run))
+    examples, _ = session.examples("train")
+    sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, run.batch, run.train.seed)
+    found = measure(run)
+    assert (found.num_steps, found.num_samples) == (len(sampler), len(examples))
+    assert found.num_tokens == sum(sampler.pack_lengths(0)) and found.num_answers == len(examples)
+    assert 0 < len(examples) <= 439 and found.errors == ()
+
+
+def test_arms_are_counted_and_timed_by_a_given_rate(write_study, built):
+    path = write_study(ARMS, {"cache": {"dir": str(built.folder.parent)}}, seeds=[1, 2])
+    plan = plan_study(path, 2, given_ms=100)
+    plain, later, own = plan.arms
+    assert (plain.workload.num_steps, plain.workload.num_answers, later.workload.num_answers) == (4, 32, 16)
+    assert plain.workload == own.workload and plain.workload.num_tokens == 2 * later.workload.num_tokens > 0
+    assert [round(seconds, 1) for seconds in (plain.seconds, later.seconds, plan.seconds)] == [3.2, 1.6, 8.0]
+    assert plan.order[:2] == ["plain-1", "plain-2"] and plan.errors == []
+    assert "6 runs, 160 answers" in plan.text() and "8.0 s of training, 2 at a time; 16.0 s of all" in plan.text()
+
+
+def test_a_trained_arm_gives_the_rate_of_the_others(write_study, built, look_trained):
+    path = write_study(ARMS, {"cache": {"dir": str(built.folder.parent)}})
+    assert plan_study(path, 1, None).seconds is None
+    look_trained(expand(read_study(path))["plain-42"])
+    assert [round(arm.seconds, 2) for arm in plan_study(path, 1, None).arms] == [3.2, 1.6, 3.2]
+
+
+def test_what_would_stop_an_arm_is_an_error(write_study):
+    plan = plan_study(write_study({"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}}), 1, None)
+    assert [error.partition(":")[0] for error in plan.errors] == ["b", "c"]
+    assert "c: no record can be trained on" in plan.errors

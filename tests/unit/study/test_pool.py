@@ -1,0 +1,108 @@
+"""The pool: what is started, what is skipped and why, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lookonce.errors import Stopped
+from lookonce.study import pool
+from lookonce.study.jobs import Job
+from lookonce.study.pool import Pool, Slot, slots
+
+
+class Process:
+    """Ends at the second look, with the exit code that its command names, or with that of a signal."""
+
+    started: list[str] = []
+
+    def __init__(self, command, env, **options):
+        self.words, self.device, self.looks = command[3:], env.get("CUDA_VISIBLE_DEVICES"), 0
+        self.returncode = None
+        Process.started.append(self.words[0])
+
+    def poll(self):
+        self.looks += 1
+        if self.looks > 1 and self.words[1] != "waits":
+            self.returncode = int(self.words[1])
+        return self.returncode
+
+    def send_signal(self, number):
+        self.returncode = 75
+
+    def wait(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    monkeypatch.setattr(pool.subprocess, "Popen", Process)
+    monkeypatch.setattr(pool, "INTERVAL_S", 0)
+    Process.started = []
+
+
+@pytest.fixture
+def job(tmp_path):
+    return lambda name, code="0", cost=1, after=(): Job(name, (name, code), tmp_path / "log", cost, after)
+
+
+def run(jobs, num_slots=1, notes=None):
+    return Pool([Slot()] * num_slots, (notes if notes is not None else []).append, lambda name: "").run(jobs)
+
+
+def test_what_waits_for_a_failed_job_is_skipped_and_the_rest_finishes(job):
+    jobs = [job("a", "1"), job("b", after=("a",)), job("c", after=("b",)), job("d"), job("e", "-9")]
+    jobs[0].log.write_text("Error: before\nstep 1\nError: out of memory\n")
+    outcome = run(jobs, 2)
+    assert outcome.done == ["d"] and outcome.skipped == {"b": "a failed", "c": "b is skipped"}
+    assert outcome.failed["a"].startswith("out of memory, see ") and outcome.failed["e"].startswith("killed by SIGKILL")
+    assert outcome.exit_code == 1 and "b is skipped, because a failed" in outcome.text()
+
+
+def test_a_job_that_was_stopped_is_unfinished_and_so_is_what_waits_for_it(job):
+    outcome = run([job("a", "75"), job("b", after=("a",)), job("c")])
+    assert (outcome.stopped, outcome.done, outcome.exit_code) == (["a", "b"], ["c"], 75)
+
+
+def test_what_is_done_already_is_not_started(job):
+    outcome = run([replace(job("a"), is_done=lambda: True), job("b", after=("a",))])
+    assert (outcome.done, Process.started) == (["a", "b"], ["b"])
+
+
+def test_a_job_waits_for_another_process_on_the_same_run(job):
+    notes, answers = [], ["train of host 1", "train of host 1", ""]
+    outcome = run([replace(job("a", cost=9), used_by=lambda: answers.pop(0)), job("b")], notes=notes)
+    assert outcome.done == ["b", "a"] and notes.count("a: waits for train of host 1") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_passed_on_and_nothing_more_is_started(job, number):
+    def stop() -> bool:
+        os.kill(os.getpid(), number)
+        return False
+
+    with pytest.raises(Stopped, match=f"{number.name}; run the same command again to continue"):
+        run([job("a", "waits", cost=9), replace(job("b", "waits"), is_done=stop), job("c")], 2)
+    assert Process.started == ["a", "b"]
+
+
+def test_every_gpu_has_a_place_and_several_runs_can_share_one(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [one.environment for one in slots(["0", "2"], None)] == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "2"},
+    ]
+    assert [one.name for one in slots(["0", "2"], 3)] == ["GPU 0", "GPU 2", "GPU 0"]
+    assert slots([], None) == [Slot()] and len(slots([], 2)) == 2
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert "OMP_NUM_THREADS" in slots(["0"], None)[0].environment and slots([], 1)[0].environment == {}
+
+
+def test_logs_are_appended(job, tmp_path):
+    (tmp_path / "log").write_text("before\n")
+    run([job("a")])
+    assert Path(tmp_path / "log").read_text() == "before\n"
