@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -65,23 +65,23 @@ def evaluate(
         return _save(folder, questions, known, owner) if ranks.is_first else None
     identity = ranks.first_decides(lambda: questions.identity(folder))
     cost = AnsweringCost(identity=identity, candidates=choice.identity(identity) if choice else "")
-    asked: list[tuple[Asked, PartialAnswers, AnsweringCost]] = [
-        (questions, _unfinished(folder, questions, cost.identity, ranks), cost)
-    ]
-    if choice:
-        asked.append((choice, _unfinished(folder, choice, cost.candidates, ranks), AnsweringCost()))
+    unfinished = [_unfinished(folder, questions, cost.identity, ranks)]
     with ExitStack() as opened:
         model = cache(lambda: opened.enter_context(open_model()))
-        answered = [_answered(*one, model, owner, ranks, notify) for one in asked]
+        answered = _answered(questions, unfinished[0], cost, model, owner, ranks, notify)
+        if choice:
+            unfinished.append(_unfinished(folder, choice, cost.candidates, ranks))
+            choice = replace(choice, answers=ranks.first_decides(lambda: questions.of_questions(answered)))
+            chosen = _answered(choice, unfinished[1], AnsweringCost(), model, owner, ranks, notify)
     if not ranks.is_first:
         return None
-    predictions = questions.predictions(answered[0])
+    predictions = questions.predictions(answered)
     if choice:
-        predictions = choice.added_to(predictions, answered[1])
+        predictions = choice.added_to(predictions, chosen)
     evaluation = _save(folder, questions, predictions, owner)
     write_json(folder.answering(questions.name), asdict(cost))
-    for _, unfinished, _ in reversed(asked):
-        unfinished.remove()
+    for one in reversed(unfinished):
+        one.remove()
     return evaluation
 
 

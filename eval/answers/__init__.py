@@ -1,6 +1,7 @@
 """Answers of a model.
 
 questions    the questions of an evaluation, in batches
+dialogues    the dialogues in which questions are answered
 baselines    the same questions as the baselines are asked
 blank        grey images in place of all others
 candidates   the likeliest of each question's known answers

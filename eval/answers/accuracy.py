@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lookonce.datasets.records import Record
+from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.rows import row_of
 from lookonce.eval.answers.wave_size import tokens_beside_training
@@ -39,26 +40,24 @@ class Accuracy:
         if most:
             records = draw(records, images, most, inputs.run.train.seed)
         asked = [(record, turn) for record in records for turn in range(len(record.turns))]
-        self._examples = session.questions(asked)
-        self._rows = [
-            row_of(record, turn, example.image_keys)
-            for (record, turn), example in zip(asked, self._examples, strict=True)
-        ]
+        self._dialogues = Dialogues.of(session, asked)
+        prompts = self._dialogues.prompts
+        self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(asked, prompts, strict=True)]
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The numbers of this rank's `right` answers and `questions`."""
         engine = self._engine(model)
-        mine = engine.plan(self._examples)[self._ranks.rank :: self._ranks.num_ranks]
-        batches = [[self._examples[number] for number in batch] for batch in mine]
+        dialogues = self._dialogues
+        mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
         right = 0
         with as_loaded(model, self._session.inputs.run.model.attention):
-            for batch, answers in zip(mine, engine.stream(model, batches, self._notify), strict=True):
-                rows = (self._rows[number] for number in batch)
+            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._notify), strict=True):
+                rows = (self._rows[number] for number in dialogues.questions(wave))
                 right += sum(row.accepts(answer.text) for row, answer in zip(rows, answers, strict=True))
         del engine
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
-        return {"right": right, "questions": sum(map(len, mine))}
+        return {"right": right, "questions": sum(len(dialogues.questions(wave)) for wave in mine)}
 
     def _engine(self, model: Any) -> Engine:
         """A new engine, whose waves fit beside the training."""

@@ -27,7 +27,7 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     if baseline is None:
         return questions
     engine = engine_of(questions.session)
-    questions = replace(questions, baseline=baseline, engine=engine, batches=engine.plan(questions.examples))
+    questions = replace(questions, baseline=baseline, engine=engine, waves=questions.dialogues.plan(engine))
     if baseline == "untuned":
         return questions
     return _shuffled(questions) if baseline == "shuffled" else _blank(questions)
@@ -47,8 +47,8 @@ def _shuffled(questions: Questions) -> Questions:
     session = questions.session
     shown = shuffle_images([record for record, _ in questions.asked], session.inputs.images)
     examples = [_about(session, example, record) for example, record in zip(questions.examples, shown, strict=True)]
-    asked = [(record, turn) for record, (_, turn) in zip(shown, questions.asked, strict=True)]
-    return replace(questions, asked=asked, examples=examples, batches=questions.engine.plan(examples))
+    dialogues = questions.dialogues.about(shown, examples, session.chat_tokenizer)
+    return replace(questions, dialogues=dialogues, waves=dialogues.plan(questions.engine))
 
 
 def _about(session: Session, example: Example, record: Record) -> Example:
@@ -64,7 +64,7 @@ def _blank(questions: Questions) -> Questions:
     source = BlankImages(session.inputs, {key: session.cache.grid_thw(key) for key in keys})
     session = replace(session, collator=replace(session.collator, source=source))
     engine = engine_of(session)
-    return replace(questions, session=session, engine=engine, batches=engine.plan(questions.examples))
+    return replace(questions, session=session, engine=engine, waves=questions.dialogues.plan(engine))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

@@ -1,6 +1,6 @@
 """The ways to answer questions, which `eval.engine` chooses: shared prefixes, or transformers' `generate`.
 
-Design: an engine says which questions are answered together before the model is loaded. That depends on the questions
+Design: an engine says which dialogues are answered together before the model is loaded. That depends on the questions
 and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
 was interrupted. Only if the GPU is out of memory are fewer questions answered together.
 """
@@ -21,11 +21,11 @@ from lookonce.eval.answers.generate import greedy_answers
 from lookonce.eval.answers.wave_size import tokens_per_wave
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.waves import Room, plan_waves
+from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.config import RunFile
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.groups import group_examples
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.load import PRECISIONS
 
@@ -33,6 +33,10 @@ MIN_COMPILED = 500
 """Questions from which on layers are compiled and passes captured on a GPU, which takes about 12 seconds."""
 CPU_PACK = 1024
 """Tokens of a pack on a CPU, where attention with a dense mask takes time for all pairs of tokens of a pack."""
+
+
+Answers = list[list[Answer]]
+"""The answers to the questions of each dialogue of a batch."""
 
 
 class PrompterInputs(Protocol):
@@ -59,18 +63,16 @@ class Engine(ABC):
     """Answers questions with a model."""
 
     @abstractmethod
-    def plan(self, examples: Sequence[Example]) -> list[list[int]]:
-        """The numbers of the questions that are answered together."""
+    def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
+        """The numbers of the dialogues that are answered together."""
 
     @abstractmethod
-    def stream(
-        self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
-    ) -> Iterator[list[Answer]]:
-        """The greedy answers to each batch of questions that are answered together, in order."""
+    def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
+        """The greedy answers to each batch of dialogues that are answered together, in order."""
 
-    def answers(self, model: Any, examples: Sequence[Example], notify: Notify = quiet) -> list[Answer]:
-        """The greedy answers to questions that are answered together, in order."""
-        [found] = self.stream(model, [examples], notify)
+    def answers(self, model: Any, dialogues: Sequence[Dialogue], notify: Notify = quiet) -> Answers:
+        """The greedy answers to dialogues that are answered together, in order."""
+        [found] = self.stream(model, [dialogues], notify)
         return found
 
 
@@ -86,18 +88,24 @@ class Generate(Engine):
 
     prompter: Prompter
 
-    def plan(self, examples: Sequence[Example]) -> list[list[int]]:
-        order = sorted(range(len(examples)), key=lambda number: examples[number].num_tokens)
+    def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
+        order = sorted(range(len(dialogues)), key=lambda number: dialogues[number].first.num_tokens)
         size = self.prompter.inputs.run.eval.batch_size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def stream(
-        self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
-    ) -> Iterator[list[Answer]]:
+    def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
+        for batch in batches:
+            answers: Answers = [[] for _ in batch]
+            while asked := [one for one, found in enumerate(answers) if len(found) < batch[one].num_questions]:
+                prompts = [batch[number].prompt(answers[number]) for number in asked]
+                for number, answer in zip(asked, self._answers(model, prompts), strict=True):
+                    answers[number].append(answer)
+            yield answers
+
+    def _answers(self, model: Any, prompts: Sequence[Example]) -> list[Answer]:
         prompter, run = self.prompter, self.prompter.inputs.run
         tokenizer, longest = prompter.chat_tokenizer.tokenizer, run.eval.max_new_tokens
-        for batch in batches:
-            yield greedy_answers(model, tokenizer, prompter.collator, batch, longest, run.train.precision)
+        return greedy_answers(model, tokenizer, prompter.collator, prompts, longest, run.train.precision)
 
 
 class SharedPrefixes(Engine):
@@ -116,13 +124,11 @@ class SharedPrefixes(Engine):
         self._num_planned = 0
         self._decoder: Decoder | None = None
 
-    def plan(self, examples: Sequence[Example]) -> list[list[int]]:
-        self._num_planned += len(examples)
-        return plan_waves(examples, self.prompter.chat_tokenizer.image_token_id, self.room)
+    def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
+        self._num_planned += sum(dialogue.num_questions for dialogue in dialogues)
+        return plan_waves(dialogues, self.prompter.chat_tokenizer.image_token_id, self.room)
 
-    def stream(
-        self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify = quiet
-    ) -> Iterator[list[Answer]]:
+    def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
         """The greedy answers to each wave; to parts of half its size if the GPU is out of memory.
 
         Raises:
@@ -143,20 +149,20 @@ class SharedPrefixes(Engine):
                 answers.close()
                 self._make_less_room(left[0], notify)
 
-    def _parts(self, wave: Sequence[Example]) -> list[list[int]]:
-        """The numbers of the questions of a wave in parts that there is room for; mostly one."""
+    def _parts(self, wave: Sequence[Dialogue]) -> list[list[int]]:
+        """The numbers of the dialogues of a wave in parts that there is room for; mostly one."""
         return plan_waves(wave, self.prompter.chat_tokenizer.image_token_id, self.room)
 
-    def _make_less_room(self, wave: Sequence[Example], notify: Notify) -> None:
+    def _make_less_room(self, wave: Sequence[Dialogue], notify: Notify) -> None:
         """Leave room for at most half of a wave from now on."""
         if all(len(part) == 1 for part in self._parts(wave)):
-            longest = max(wave, key=lambda example: example.num_tokens)
+            longest = max((dialogue.first for dialogue in wave), key=lambda example: example.num_tokens)
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
-        groups = group_examples(wave, self.prompter.chat_tokenizer.image_token_id)
-        num_places = min(sum(map(self.room.places_of, groups)), self.room.num_places) // 2
+        groups = groups_of(wave, self.prompter.chat_tokenizer.image_token_id)
+        num_places = min(sum(self.room.places_of(group, wave) for group in groups), self.room.num_places) // 2
         notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
         self.room, self._decoder = replace(self.room, num_places=num_places), None
         torch.cuda.empty_cache()

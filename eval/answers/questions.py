@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from tqdm import tqdm
 
-from lookonce.datasets.records import Record
+from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
+from lookonce.eval.answers.dialogues import Asked, Dialogues, turns_before
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.partial import Answered
 from lookonce.eval.answers.rows import unanswered
@@ -35,13 +37,10 @@ class Questions:
     """What is said of those that an earlier, interrupted evaluation got to."""
     session: Session
     split: str
-    asked: list[tuple[Record, int]]
-    """Record and turn of each question."""
-    examples: list[Example]
-    """The prompt of each question."""
+    dialogues: Dialogues
     engine: Engine
-    batches: list[list[int]]
-    """The numbers of the questions that are answered together."""
+    waves: list[list[int]]
+    """The numbers of the dialogues that are answered together."""
     baseline: Baseline | None = None
     """The baseline that is asked them; None for the run itself."""
 
@@ -56,9 +55,23 @@ class Questions:
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         asked = [(record, number) for record in records for number in range(len(record.turns))]
-        examples = session.questions(asked)
-        engine = engine_of(session)
-        return cls(session, split, asked, examples, engine, engine.plan(examples))
+        dialogues, engine = Dialogues.of(session, asked), engine_of(session)
+        return cls(session, split, dialogues, engine, dialogues.plan(engine))
+
+    @property
+    def asked(self) -> list[Asked]:
+        """Record and turn of each question."""
+        return self.dialogues.asked
+
+    @property
+    def examples(self) -> list[Example]:
+        """The prompt of each question."""
+        return self.dialogues.prompts
+
+    @cached_property
+    def batches(self) -> list[list[int]]:
+        """The numbers of the questions that are answered together."""
+        return [self.dialogues.questions(wave) for wave in self.waves]
 
     @property
     def name(self) -> str:
@@ -78,29 +91,37 @@ class Questions:
     ) -> Iterator[tuple[int, list[Answer]]]:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         with _bar(self.num_in(batches), disable=None if shows_progress else True) as progress:
-            chosen = [[self.examples[question] for question in self.batches[number]] for number in batches]
-            for number, answers in zip(batches, self.engine.stream(model, chosen, notify), strict=True):
+            waves = [self.waves[number] for number in batches]
+            given = self.dialogues.answer(self.engine, model, waves, notify)
+            for number, answers in zip(batches, given, strict=True):
                 yield number, answers
                 progress.update(len(answers))
 
+    def of_questions(self, answered: Answered) -> dict[int, Answer]:
+        """The answers of all batches, by the number of their question."""
+        batches = [zip(batch, answered[number], strict=True) for number, batch in enumerate(self.batches)]
+        return {question: answer for batch in batches for question, answer in batch}
+
     def predictions(self, answered: Answered) -> list[Prediction]:
         """The answers of all batches, each in the row of its question, in order."""
-        batches = [zip(batch, answered[number], strict=True) for number, batch in enumerate(self.batches)]
-        answers = {question: answer for batch in batches for question, answer in batch}
+        answers, special = self.of_questions(answered), self.session.chat_tokenizer.special_token_ids
+        earlier = turns_before(self.asked, self.dialogues.numbers, answers, special)
+        rows = self._rows([earlier[number] for number in range(len(answers))])
         return [
             replace(row, predicted=one.text, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
-            for row, one in ((row, answers[number]) for number, row in enumerate(self._rows()))
+            for row, one in ((row, answers[number]) for number, row in enumerate(rows))
         ]
 
     def again(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
         return [
             replace(row, predicted=one.predicted, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
-            for row, one in zip(self._rows(), before, strict=True)
+            for row, one in zip(self._rows([row.earlier for row in before]), before, strict=True)
         ]
 
-    def _rows(self) -> Iterator[Prediction]:
-        return unanswered(self.asked, self.examples, self.session.inputs.records["train"])
+    def _rows(self, earlier: Sequence[tuple[Turn, ...]]) -> Iterator[Prediction]:
+        training = self.session.inputs.records["train"]
+        return unanswered(self.asked, earlier, self.examples, training, self.session.inputs.run.eval.turns)
 
     def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
         """Score answers, beside those of baselines."""

@@ -6,24 +6,36 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lookonce.datasets.majority import Majority, MajorityInContext
-from lookonce.datasets.records import Record
+from lookonce.datasets.records import Record, Turn
+from lookonce.eval.answers.dialogues import Asked, Turns
 from lookonce.eval.scores.prediction import Prediction, label
 from lookonce.train.data.tokenize import Example
 
 
 def unanswered(
-    asked: Sequence[tuple[Record, int]], examples: Sequence[Example], training: Sequence[Record]
+    asked: Sequence[Asked],
+    earlier: Sequence[tuple[Turn, ...]],
+    examples: Sequence[Example],
+    training: Sequence[Record],
+    turns: Turns,
 ) -> Iterator[Prediction]:
-    """The rows of some questions, each a record and the number of its turn; `training` has the majority answers."""
+    """The rows of some questions, each with the turns before it in its prompt; `training` has the majority answers."""
     majority, in_context = Majority.of_records(training), MajorityInContext(training)
-    for (record, turn), example in zip(asked, examples, strict=True):
+    for (record, turn), before, example in zip(asked, earlier, examples, strict=True):
         row = row_of(record, turn, example.image_keys)
-        known = in_context.answer(row.earlier, row.question) if row.earlier else None
-        yield replace(row, majority=majority.answer(row.question), majority_in_context=known)
+        known = in_context.answer(before, row.question) if before else None
+        answered_by = turns if before else None
+        yield replace(
+            row,
+            majority=majority.answer(row.question),
+            majority_in_context=known,
+            earlier=before,
+            earlier_answers=answered_by,
+        )
 
 
 def row_of(record: Record, turn: int, image_keys: Sequence[str]) -> Prediction:
-    """The row of one question, without majority answers."""
+    """The row of one question, without majority answers and earlier turns."""
     return Prediction(
         origin=record.origin,
         images=tuple(map(str, record.images)),
@@ -38,5 +50,4 @@ def row_of(record: Record, turn: int, image_keys: Sequence[str]) -> Prediction:
         category=label(record.metadata.get("category")),
         stage=label(record.metadata.get("stage")),
         system=record.system,
-        earlier=record.turns[:turn],
     )

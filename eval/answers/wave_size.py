@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.eval.decoding.key_values import bytes_per_token
+from lookonce.eval.decoding.passes.key_values import bytes_per_token
 
 ON_CPU = 8192
 SMALLEST, LARGEST = 4096, 65_536

@@ -21,18 +21,20 @@ from PIL import Image, ImageOps
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, LookonceError, TrainingError
+from lookonce.eval.answers.dialogues import Asked, dialogues_of, together, without_answers
 from lookonce.eval.answers.engines import engine_of
-from lookonce.eval.asking.asked import Asked, ask_each
+from lookonce.eval.asking.asked import ask_each
 from lookonce.eval.asking.features import LiveFeatures
 from lookonce.eval.asking.found import find_run, find_untuned
 from lookonce.eval.asking.rounds import Keys, plan_rounds
 from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.files import hash_file
 from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.load import check_adapter, load_trained, load_untuned
 
 Picture = str | Path | Image.Image
@@ -111,7 +113,9 @@ class Answerer:
             return self._all(ask_each([tuple(map(files.path, one)) for one in shown], texts, system))
 
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
-        """The greedy answers to all turns of some records, in order; earlier turns have the answers of the record.
+        """The greedy answers to all turns of some records, in order.
+
+        A later turn follows the model's own answers, or those of the record if the run's `eval.turns` is true.
 
         Raises:
             LookonceError: a question cannot be answered.
@@ -162,48 +166,74 @@ class Answerer:
         """
         usable, refused = _keys_of(asked, images)
         yield refused
-        rounds = plan_rounds(usable, lambda key: self._features.num_tokens(images, key))
+        numbers = {some[0]: some for some in together(asked, self.inputs.run.eval.turns) if some[0] in usable}
+        of_first = {first: usable[first] for first in numbers}
+        rounds = plan_rounds(of_first, lambda key: self._features.num_tokens(images, key))
         last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
         with self._features.in_use():
             for number, members in enumerate(rounds):
                 self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
-                if not known >= {*members}:
-                    yield from self._round({one: (asked[one], usable[one]) for one in members}, images, known, notify)
+                chosen = {first: numbers[first] for first in members}
+                if not known >= {one for some in chosen.values() for one in some}:
+                    yield from self._round(asked, chosen, of_first, images, known, notify)
 
     def _round(
-        self, members: Mapping[int, tuple[Asked, Keys]], images: ImageIndex, known: Set[int], notify: Notify
+        self,
+        asked: Sequence[Asked],
+        members: Mapping[int, Sequence[int]],
+        keys_of: Mapping[int, Keys],
+        images: ImageIndex,
+        known: Set[int],
+        notify: Notify,
     ) -> Iterator[Results]:
-        failed = self._features.encode(images, list(dict.fromkeys(key for _, keys in members.values() for key in keys)))
-        examples: dict[int, Example] = {}
+        """Answer some dialogues: the numbers of the questions of each, by its first one."""
+        failed = self._features.encode(images, list(dict.fromkeys(key for one in members for key in keys_of[one])))
+        dialogues: dict[int, Dialogue] = {}
         refused: Results = {}
-        for number, (asked, keys) in members.items():
+        for first, some in members.items():
             try:
-                examples[number] = self._example(asked, keys, failed)
+                dialogues[first] = self._dialogue(asked, some, keys_of[first], failed)
             except LookonceError as error:
-                refused[number] = error
+                refused |= dict.fromkeys(some, error)
         yield refused
-        numbers = list(examples)
-        for wave in self._engine.plan(list(examples.values())):
-            chosen = {numbers[place]: examples[numbers[place]] for place in wave}
-            if not chosen.keys() <= known:
-                yield self._answers(chosen, notify)
+        numbers = list(dialogues)
+        for wave in self._engine.plan(list(dialogues.values())):
+            chosen = {numbers[place]: dialogues[numbers[place]] for place in wave}
+            if not known >= {one for first in chosen for one in members[first]}:
+                answers = self._answers(chosen, notify)
+                yield {
+                    one: found for first in chosen for one, found in zip(members[first], answers[first], strict=True)
+                }
 
-    def _example(self, asked: Asked, keys: Keys, failed: Mapping[str, ImageError]) -> Example:
-        """The prompt of a question; raises LookonceError if it has none."""
+    def _dialogue(
+        self, asked: Sequence[Asked], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
+    ) -> Dialogue:
+        """The dialogue of some questions; raises LookonceError if there is none."""
         if error := next((failed[key] for key in keys if key in failed), None):
             raise error
-        return self._chat.question(*asked, keys, [self._features.grid_thw(key) for key in keys])
+        own, grids = [asked[number] for number in numbers], [self._features.grid_thw(key) for key in keys]
+        every = range(len(own))
+        prompts = [self._chat.question(*one, keys, grids) for one in without_answers(own, [every])]
+        [dialogue] = dialogues_of([every], prompts, self._chat)
+        return dialogue
 
-    def _answers(self, examples: Mapping[int, Example], notify: Notify) -> Results:
-        """The answers to a wave; a question that does not fit the memory has an error instead."""
+    def _answers(
+        self, dialogues: Mapping[int, Dialogue], notify: Notify
+    ) -> dict[int, Sequence[Answer | LookonceError]]:
+        """The answers to a wave; the questions of one that does not fit the memory have an error instead."""
         try:
-            return dict(zip(examples, self._engine.answers(self._model, [*examples.values()], notify), strict=True))
+            return dict(zip(dialogues, self._engine.answers(self._model, [*dialogues.values()], notify), strict=True))
         except TrainingError as error:
-            if len(examples) == 1:
-                return dict.fromkeys(examples, error)
-        numbers, half = list(examples), len(examples) // 2
-        parts = [{number: examples[number] for number in some} for some in (numbers[:half], numbers[half:])]
+            if len(dialogues) == 1:
+                return {number: [error] * one.num_questions for number, one in dialogues.items()}
+        numbers, half = list(dialogues), len(dialogues) // 2
+        parts = [{number: dialogues[number] for number in some} for some in (numbers[:half], numbers[half:])]
         return self._answers(parts[0], notify) | self._answers(parts[1], notify)
+
+    @property
+    def special_token_ids(self) -> list[int]:
+        """Token ids that no answer has in the prompts of later questions."""
+        return self._chat.special_token_ids
 
     @cached_property
     def _model(self) -> Any:

@@ -10,12 +10,13 @@ import glob
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import RecordsError, UsageError
 
-Asked = tuple[Record, int]
-"""A record, and the number of the turn that is asked."""
+if TYPE_CHECKING:
+    from lookonce.eval.answers.dialogues import Asked
 
 
 def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Asked], dict[str, RecordsError]]:

@@ -20,10 +20,10 @@ from tqdm import tqdm
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.environment import shorten
 from lookonce.errors import LookonceError
+from lookonce.eval.answers.dialogues import Asked, together, turns_before
 from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.answers.questions import on_this_machine
 from lookonce.eval.asking.answerer import Answerer, Results
-from lookonce.eval.asking.asked import Asked
 from lookonce.eval.asking.rows import Row, answered, write_rows
 from lookonce.eval.decoding.answer import Answer
 from lookonce.text import Notify, count, duration, listed, quiet, table
@@ -105,7 +105,7 @@ def predict(
                     unfinished.add(number, [result])
             progress.update(len(some.keys() - before.keys()))
             results |= some
-    rows = [_row(asked[number], images, one) for number, one in sorted(results.items()) if isinstance(one, Answer)]
+    rows = _rows(answerer, asked, images, results)
     if output and rows:
         write_rows(output, rows)
     if unfinished:
@@ -124,8 +124,14 @@ def _unfinished(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, 
     return PartialAnswers(output.parent, output.name, on_this_machine(digest.hexdigest()))
 
 
-def _row(asked: Asked, images: ImageIndex, answer: Answer) -> Row:
-    return answered(asked, [images.key_of[path] for path in asked[0].images], answer)
+def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, results: Results) -> list[Row]:
+    """The rows of the questions that have answers."""
+    answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
+    turns = answerer.inputs.run.eval.turns
+    dialogues = (some for some in together(asked, turns) if answers.keys() >= {*some})
+    earlier = turns_before(asked, dialogues, answers, answerer.special_token_ids)
+    keys = {number: [images.key_of[path] for path in asked[number][0].images] for number in answers}
+    return [answered(asked[number], earlier[number], turns, keys[number], answer) for number, answer in answers.items()]
 
 
 def _by_reason(asked: Sequence[Asked], results: Results, broken: Mapping[str, LookonceError]) -> dict[str, list[str]]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.formats.text_files import as_cell
+from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
+from lookonce.eval.answers.dialogues import Asked, Turns
 from lookonce.eval.answers.rows import row_of
-from lookonce.eval.asking.asked import Asked
 from lookonce.eval.decoding.answer import Answer
 from lookonce.files import write_text
 
@@ -26,10 +27,12 @@ COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right
 """The columns of a CSV file."""
 
 
-def answered(asked: Asked, image_keys: Sequence[str], answer: Answer) -> Row:
-    """The row of an answer."""
+def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer) -> Row:
+    """The row of an answer; `earlier` are the turns before it in its prompt, answered as `turns` says."""
     prediction = replace(
         row_of(*asked, image_keys),
+        earlier=earlier,
+        earlier_answers=turns if earlier else None,
         predicted=answer.text,
         logprob=answer.logprob,
         num_tokens=answer.num_tokens,

@@ -8,28 +8,48 @@ passes overwrite its last token until it leaves the wave.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
+import torch.nn.functional as F
 
 UNUSED = -1
 """The segment of a place that belongs to nothing, such as that of padding."""
 
 
 @dataclass
-class Branches:
-    """Branches that are being answered; `N` of them."""
+class Queries:
+    """Tokens that a pass computes; `N` of them."""
 
-    examples: torch.Tensor
-    """The number of each one's question, `[N]`."""
     segment: torch.Tensor
     prefix: torch.Tensor
     """Each one's segment, and the segment that is its prefix, `[N]`."""
     place: torch.Tensor
-    """The place of the latest token, where the next pass writes its keys and values, `[N]`."""
+    """The place where the pass writes its keys and values, `[N]`."""
     position: torch.Tensor
-    """The position of the latest token, on all three axes, `[N]`."""
-    latest: torch.Tensor
-    """The latest token, `[N]`."""
+    """Its position, on all three axes, `[N]`."""
+    token: torch.Tensor
+    """The token, `[N]`."""
+
+    def subset(self, chosen: torch.Tensor | slice) -> Self:
+        """Some of them, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
+        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    def padded(self, length: int, place: int) -> Queries:
+        """These and tokens that belong to nothing, `length` altogether; `place` is one for padding."""
+        unused = {"segment": UNUSED, "prefix": UNUSED, "place": place, "position": 0, "token": 0}
+        missing = length - len(self.token)
+        return Queries(
+            **{name: F.pad(getattr(self, name), (0, missing), value=value) for name, value in unused.items()}
+        )
+
+
+@dataclass
+class Branches(Queries):
+    """Branches that are being answered; `N` of them. The next pass computes the latest token of each."""
+
+    examples: torch.Tensor
+    """The number of each one's question, `[N]`."""
     ended: torch.Tensor
     """Whether the latest token is the end token, `[N]`."""
     tokens: torch.Tensor
@@ -45,12 +65,12 @@ class Branches:
             return torch.full((number,), value, device=device)
 
         return cls(
-            examples=column(UNUSED),
             segment=column(UNUSED),
             prefix=column(UNUSED),
             place=column(place),
             position=column(0),
-            latest=column(end_token_id),
+            token=column(end_token_id),
+            examples=column(UNUSED),
             ended=torch.ones(number, dtype=torch.bool, device=device),
             tokens=torch.full((number, max_new_tokens), end_token_id, device=device),
             logprobs=torch.zeros(number, max_new_tokens, device=device),
@@ -61,8 +81,8 @@ class Branches:
         logits = logits.float()
         token = logits.argmax(dim=-1)
         logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=-1)
-        self.latest.copy_(torch.where(self.ended, end_token_id, token))
-        self.tokens.index_copy_(1, number, self.latest[:, None])
+        self.token.copy_(torch.where(self.ended, end_token_id, token))
+        self.tokens.index_copy_(1, number, self.token[:, None])
         self.logprobs.index_copy_(1, number, torch.where(self.ended, 0.0, logprob)[:, None])
         self.ended |= token == end_token_id
 
@@ -70,10 +90,6 @@ class Branches:
         """Move on to the place and the position of the token that is added next."""
         self.place += ~self.ended
         self.position += ~self.ended
-
-    def subset(self, chosen: torch.Tensor | slice) -> Branches:
-        """Some branches, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
-        return Branches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     def load(self, others: Branches) -> None:
         """Overwrite the first branches with others, in the same tensors."""

@@ -1,7 +1,7 @@
 """Where the tokens of a wave lie in the buffer of keys and values.
 
-Design: each group of questions has its prefix once, and behind each question there is room for the longest answer. The
-prompts are computed in packs of training, one after another.
+Design: each group of questions has its prefix once, and behind each question there is room for the longest answer and
+for later questions. The prompts are computed in packs of training, one after another.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.eval.decoding.branches import UNUSED
-from lookonce.eval.decoding.waves import Room
-from lookonce.train.data.groups import group_examples
+from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.waves import Room, groups_of
 from lookonce.train.data.packing import Pack, pack_step
-from lookonce.train.data.tokenize import Example
 
 PADDING = 0
 """The place where passes write the keys and values of their padding."""
@@ -32,7 +31,8 @@ class Spans:
     end: NDArray[np.int64]
     """The first place of its prefix, and the place behind its own room."""
 
-    def subset(self, chosen: NDArray[np.bool_]) -> Spans:
+    def subset(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Spans:
+        """Those of some branches, by a mask or by their indices, which may repeat."""
         return Spans(self.prefix[chosen], self.first[chosen], self.end[chosen])
 
 
@@ -64,11 +64,12 @@ class PackLayout:
         return self.places[self.last]
 
     @classmethod
-    def of(cls, pack: Pack, first_place: int, first_segment: int, max_new_tokens: int) -> PackLayout:
+    def of(cls, pack: Pack, first_place: int, first_segment: int, room_behind: Sequence[int]) -> PackLayout:
+        """`room_behind` has the places behind the prompt of each question of the wave."""
         lengths, rooms, examples, is_branch = [], [], [], []
         for group in pack.groups:
             lengths += [group.num_prefix_tokens, *group.branch_tokens]
-            rooms += [0, *[max_new_tokens] * len(group.examples)]
+            rooms += [0, *(room_behind[number] for number in group.examples)]
             examples += [UNUSED, *group.examples]
             is_branch += [False, *[True] * len(group.examples)]
         num_tokens, num_places = np.array(lengths), np.array(lengths) + np.array(rooms)
@@ -96,21 +97,23 @@ class PackLayout:
 class WaveLayout:
     """The packs of a wave, one behind another in the buffer."""
 
+    dialogues: Sequence[Dialogue]
     packs: list[Pack]
     of_packs: list[PackLayout]
 
     @classmethod
-    def of(cls, wave: Sequence[Example], image_token_id: int, room: Room) -> WaveLayout:
-        """The layout of a wave of questions, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
-        longest = max(example.num_tokens for example in wave)
-        [packs] = pack_step(group_examples(wave, image_token_id), max(room.tokens_per_pack, longest))
+    def of(cls, wave: Sequence[Dialogue], image_token_id: int, room: Room) -> WaveLayout:
+        """The layout of a wave, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
+        longest = max(dialogue.first.num_tokens for dialogue in wave)
+        [packs] = pack_step(groups_of(wave, image_token_id), max(room.tokens_per_pack, longest))
+        room_behind = [dialogue.room(room.max_new_tokens) for dialogue in wave]
         layouts: list[PackLayout] = []
         num_places, num_segments = PADDING + 1, 0
         for pack in packs:
-            layouts.append(PackLayout.of(pack, num_places, num_segments, room.max_new_tokens))
+            layouts.append(PackLayout.of(pack, num_places, num_segments, room_behind))
             num_places += len(layouts[-1].segments)
             num_segments += sum(1 + len(group.examples) for group in pack.groups)
-        return cls(packs, layouts)
+        return cls(wave, packs, layouts)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A column of all packs, by its name in `PackLayout`."""

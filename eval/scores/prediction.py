@@ -65,8 +65,9 @@ class Prediction:
     system: str | None = None
     """The system text of the prompt."""
     earlier: tuple[Turn, ...] = ()
-    """The turns before the question in the prompt, each with `question` and `answer`; the answers are the reference
-    ones."""
+    """The turns before the question in the prompt, each with `question` and `answer`."""
+    earlier_answers: Literal["own", "true"] | None = None
+    """Whose answers these turns have: the model's `own`, or the record's, which are `true` (`eval.turns`)."""
     majority_in_context: str | None = None
     """The most frequent training answer to the question after the same earlier turns."""
     logprob: float | None = None
@@ -115,7 +116,7 @@ class Prediction:
 
 
 OPTIONAL = {
-    *("references", "source", "category", "stage", "system", "earlier", "majority_in_context"),
+    *("references", "source", "category", "stage", "system", "earlier", "earlier_answers", "majority_in_context"),
     *("logprob", "num_tokens", "ended", "candidate", "candidate_logprob", "num_candidates"),
 }
 """Keys that a row may lack."""

@@ -75,7 +75,7 @@ def as_loaded(model: Any, attention: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def other_attention(model: Any, attention: str) -> Iterator[None]:
-    """Use another attention within `training_on_packs`; layers are compiled for the first length, then for all."""
+    """Use another attention within `training_on_packs`, with layers that are compiled once for all lengths."""
     layers = text_model(model).layers
     compiled = [layer for layer in layers if layer._compiled_call_impl]
     with as_loaded(model, attention):
@@ -85,15 +85,12 @@ def other_attention(model: Any, attention: str) -> Iterator[None]:
 
 
 def _compiled_apart(layer: Any) -> Callable[..., Any]:
-    """The compiled layer, with code of its own: what changes between calls of the same code becomes dynamic.
-
-    That would be the block size of the mask, for which FlexAttention cannot be compiled.
-    """
+    """The compiled layer, with code of its own, because passes of two attentions cannot share a graph."""
 
     def call(*args: Any, **options: Any) -> Any:
         return layer._call_impl(*args, **options)
 
-    return torch.compile(call, dynamic=None)
+    return torch.compile(call, dynamic=True)
 
 
 @contextlib.contextmanager

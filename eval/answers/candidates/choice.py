@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -42,6 +42,8 @@ class Choice:
     candidates: OfQuestion
     batches: list[list[int]]
     """The numbers of the questions whose candidates are scored together."""
+    answers: Mapping[int, Answer] | None = None
+    """The greedy answers to all questions, which later questions of a dialogue follow."""
 
     @classmethod
     def of(cls, questions: Questions, notify: Notify = quiet) -> Choice | None:
@@ -73,7 +75,7 @@ class Choice:
         self, model: Any, batches: Sequence[int], *, shows_progress: bool = True, notify: Notify = quiet
     ) -> Iterator[tuple[int, list[Answer]]]:
         """Yields the number of each batch, and the likeliest candidate of each of its questions."""
-        conversations = CandidateConversations(self.questions)
+        conversations = CandidateConversations(self.questions, self.answers)
         examples = (conversations.examples(self._wanted(number)) for number in batches)
         with _bar(self.num_in(batches), disable=None if shows_progress else True) as progress:
             for number, scored in zip(batches, self._likelihood(model).logprobs(examples), strict=True):

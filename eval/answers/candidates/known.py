@@ -65,11 +65,13 @@ def _check(known: Mapping[str, Sequence[str]], special_tokens: Sequence[str]) ->
 
 def _that_fit(questions: Questions, wanted: OfQuestion, notify: Notify) -> OfQuestion:
     """The candidates without those whose conversations are longer than a pack."""
-    limit, conversations = questions.session.inputs.run.batch.tokens_per_pack, CandidateConversations(questions)
+    run, conversations = questions.session.inputs.run, CandidateConversations(questions)
+    limit, longest_answer = run.batch.tokens_per_pack, run.eval.max_new_tokens
 
     def fits(number: int, text: str) -> bool:
+        own = questions.dialogues.num_own(number) * longest_answer
         most = questions.examples[number].num_tokens + len(text.encode()) + 1  # no token is shorter than a byte
-        return most <= limit or conversations.examples([(number, text)])[0].num_tokens <= limit
+        return most + own <= limit or conversations.examples([(number, text)])[0].num_tokens + own <= limit
 
     found = {number: tuple(text for text in texts if fits(number, text)) for number, texts in wanted.items()}
     too_long = [(number, text) for number in wanted for text in wanted[number] if text not in found[number]]

@@ -22,10 +22,10 @@ import torch
 from lookonce.bench.matmul import synchronize
 from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
+from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
 from lookonce.eval.decoding.answer import Answer
 from lookonce.text import Notify, count, duration, quiet, table
-from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 from lookonce.train.model.load import PRECISIONS, add_lora, load_trained, load_without_tower, text_model
 
@@ -132,48 +132,47 @@ def _load(session: Session) -> Any:
     return add_lora(model, inputs.model_folder, run.lora, seed=0).to(best_device()).eval()
 
 
-def _prompts(session: Session, records: Sequence[Record]) -> list[Example]:
-    return session.questions([(record, turn) for record in records for turn in range(len(record.turns))])
+def _dialogues(session: Session, records: Sequence[Record]) -> Dialogues:
+    return Dialogues.of(session, [(record, turn) for record in records for turn in range(len(record.turns))])
 
 
 def _measure(
     name: str, engine: Engine, session: Session, model: Any, records: Sequence[Record]
 ) -> tuple[Answering, list[Answer]]:
     """Answer everything, after the first batch once to warm up."""
-    examples = _prompts(session, records)
-    first, *_ = engine.plan(examples)
-    warm_up = _seconds(lambda: engine.answers(model, [examples[number] for number in first]))
+    dialogues = _dialogues(session, records)
+    first, *_ = batches = dialogues.plan(engine)
+    warm_up = _seconds(lambda: [*dialogues.answer(engine, model, [first])])
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     answers: dict[int, Answer] = {}
     seconds = _seconds(lambda: answers.update(_whole_path(engine, session, model, records)))
     peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
-    batches = engine.plan(examples)
-    return Answering(name, len(examples), len(batches), seconds, warm_up, peak), [answers[n] for n in sorted(answers)]
+    measured = Answering(name, len(dialogues.asked), len(batches), seconds, warm_up, peak)
+    return measured, [answers[number] for number in sorted(answers)]
 
 
 def _whole_path(engine: Engine, session: Session, model: Any, records: Sequence[Record]) -> dict[int, Answer]:
     """From records to a file of answers."""
-    examples = _prompts(session, records)
+    dialogues = _dialogues(session, records)
     answers: dict[int, Answer] = {}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "answers.jsonl").open("w") as file:
-        batches = engine.plan(examples)
-        stream = engine.stream(model, [[examples[number] for number in batch] for batch in batches])
-        for batch, found in zip(batches, stream, strict=True):
+        batches = dialogues.plan(engine)
+        for batch, found in zip(batches, dialogues.answer(engine, model, batches), strict=True):
             file.writelines(f"{json.dumps(asdict(answer))}\n" for answer in found)
-            answers |= zip(batch, found, strict=True)
+            answers |= zip(dialogues.questions(batch), found, strict=True)
     return answers
 
 
 def _limits(engine: SharedPrefixes, session: Session, model: Any, records: Sequence[Record]) -> tuple[float, float]:
     """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each wave."""
-    examples = _prompts(session, records)
-    waves = [[examples[number] for number in wave] for wave in engine.plan(examples)]
-    decoder = engine.decoder_of(model)
+    dialogues = _dialogues(session, records)
+    waves = [[dialogues.each[number] for number in wave] for wave in dialogues.plan(engine)]
+    decoder, num_questions = engine.decoder_of(model), len(dialogues.asked)
     prompts = _seconds(lambda: [*decoder.first_tokens(waves)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
     reads = num_bytes * len(waves) * engine.room.max_new_tokens / _bytes_per_second()
-    return 1e3 * prompts / len(examples), 1e3 * reads / len(examples)
+    return 1e3 * prompts / num_questions, 1e3 * reads / num_questions
 
 
 def _bytes_per_second() -> float:

@@ -18,12 +18,14 @@ from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import Room, plan_waves
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import Pixels
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
+from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import load_with_tower, load_without_tower
 
 NEW_TOKENS = 6
@@ -50,18 +52,18 @@ class Asked:
     stock: list[list[int]]
     model: Any
 
-    def answers(self, chosen: list[int], room: Room, end: int, *, by_rows: bool = False) -> dict[int, Answer]:
+    def answers(self, chosen: list[int], room: Room, end: int, **options: bool) -> dict[int, Answer]:
         """The answers to some questions, if `end` were the end token."""
         chat = self.session.chat_tokenizer
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: " ".join(map(str, ids)))
         ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
-        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, by_rows=by_rows)
-        examples = [self.examples[number] for number in chosen]
+        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, **options)
+        questions = [Dialogue(self.examples[number]) for number in chosen]
         found: dict[int, Answer] = {}
-        waves = plan_waves(examples, chat.image_token_id, room)
-        answers = decoder.answers([examples[number] for number in wave] for wave in waves)
+        waves = plan_waves(questions, chat.image_token_id, room)
+        answers = decoder.answers([questions[number] for number in wave] for wave in waves)
         for wave, of_wave in zip(waves, answers, strict=True):
-            found |= zip([chosen[number] for number in wave], of_wave, strict=True)
+            found |= {chosen[number]: answer for number, [answer] in zip(wave, of_wave, strict=True)}
         return found
 
     @property
@@ -99,8 +101,8 @@ def generated(model: Any, collator: RowCollator, example: Example) -> list[int]:
     return model.eval().generate(**batch, generation_config=settings)[0, batch["input_ids"].shape[1] :].tolist()
 
 
-def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int, *, by_rows: bool = False) -> None:
-    found = asked.answers(chosen, room, end, by_rows=by_rows)
+def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int, **options: bool) -> None:
+    found = asked.answers(chosen, room, end, **({"by_rows": False} | options))
     assert sorted(found) == sorted(chosen)
     for number, answer in found.items():
         assert answer.token_ids == asked.expected(number, end), asked.examples[number].origin
@@ -119,6 +121,18 @@ def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
     """As on a GPU, but launched and with FlexAttention written out."""
     some = list(range(0, len(asked.examples), 3))
     assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), asked.stock[0][2], by_rows=True)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns
+def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
+    """Else a wave of another size would wait for the compiler, and an interrupted evaluation could have other bits."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, **how | {"backend": "eager"}))
+    monkeypatch.setattr("lookonce.eval.decoding.growth.BRANCHES", 2)
+    before, end = num_compiled_graphs(), asked.stock[0][2]
+    for some in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 20], [12, 13, 14, 15, 22]):
+        assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), end, by_rows=True, compiled=True)
+    assert num_compiled_graphs() == before + 2, "prompts and steps"
 
 
 @settings(max_examples=15, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

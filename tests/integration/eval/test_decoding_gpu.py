@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
-from lookonce.eval.decoding import decoder, row_steps
+from lookonce.eval.decoding import growth
+from lookonce.eval.decoding.passes import row_steps
 from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session
 from lookonce.train.model.load import PRECISIONS, load_without_tower
@@ -36,16 +40,15 @@ class Asked:
         inputs.build()
         self.session = Session.open(inputs)
         self.model = random_lora(inputs, load_without_tower, PRECISIONS[precision]).to("cuda").eval()
-        self.examples = self.session.questions([(record, 0) for record in inputs.records["train"]])
+        self.dialogues = Dialogues.of(self.session, [(record, 0) for record in inputs.records["train"]])
 
     def given(self, engine) -> Tokens:
         """The tokens of each answer."""
-        batches = engine.plan(self.examples)
+        batches = self.dialogues.plan(engine)
         found: dict[int, tuple[int, ...]] = {}
-        stream = engine.stream(self.model, [[self.examples[number] for number in batch] for batch in batches])
-        for batch, answers in zip(batches, stream, strict=True):
-            found |= zip(batch, (answer.token_ids for answer in answers), strict=True)
-        return [found[number] for number in range(len(self.examples))]
+        for batch, answers in zip(batches, self.dialogues.answer(engine, self.model, batches), strict=True):
+            found |= zip(self.dialogues.questions(batch), (answer.token_ids for answer in answers), strict=True)
+        return [found[number] for number in range(len(self.dialogues.asked))]
 
     def generated(self, batch_size: int) -> Tokens:
         inputs = self.session.inputs
@@ -62,7 +65,7 @@ def num_different(some: Tokens, others: Tokens) -> int:
 def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora, min_compiled):
     asked = Asked(make_run(), random_lora, "fp32")
     engine = SharedPrefixes(asked.session, min_compiled=min_compiled)
-    assert len(engine.plan(asked.examples)) > 2
+    assert len(asked.dialogues.plan(engine)) > 2
     shared, generated = asked.given(engine), asked.generated(16)
     assert len(set(shared)) > 3 and num_different(shared, generated) <= len(shared) // 100
 
@@ -82,7 +85,7 @@ def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(m
 
 def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave(make_run, random_lora, monkeypatch):
     asked = Asked(make_run(), random_lora, "bf16")
-    monkeypatch.setattr(decoder, "BRANCHES", 4)
+    monkeypatch.setattr(growth, "BRANCHES", 4)
     replayed = asked.given(SharedPrefixes(asked.session, min_compiled=0))
 
     def launched(self, number):
@@ -91,3 +94,23 @@ def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave
 
     monkeypatch.setattr(row_steps.RowSteps, "run", launched)
     assert asked.given(SharedPrefixes(asked.session, min_compiled=0)) == replayed
+
+
+@pytest.mark.parametrize("min_compiled", [0, 10**9])
+def test_later_questions_follow_own_answers_as_with_generate(make_run, random_lora, min_compiled):
+    asked = Asked(make_run(), random_lora, "fp32")
+    chat = asked.session.chat_tokenizer
+    records = [replace(one, turns=one.turns * 3) for one in asked.session.inputs.records["train"]]
+    dialogues = Dialogues.of(asked.session, [(record, turn) for record in records for turn in range(3)])
+    first = [tokens[1] for tokens in asked.generated(16)]
+    end = max(set(first), key=first.count)
+    ended = [np.append(np.array([end], np.int32), dialogue.later[0][1:]) for dialogue in dialogues.each]
+    each = [replace(one, later=(piece, piece)) for one, piece in zip(dialogues.each, ended, strict=True)]
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: "an answer" * (len(ids) > 1))
+    ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
+    asked.session, asked.dialogues = replace(asked.session, chat_tokenizer=ending), replace(dialogues, each=each)
+    shared = asked.given(SharedPrefixes(asked.session, min_compiled=min_compiled))
+    generated = asked.generated(16)
+    shown = [tokens for tokens in shared if tokens[-1] == end and len(tokens) > 1]
+    print(f"{len(shared)} answers, {len(shown)} shown: {num_different(shared, generated)} differ")
+    assert len(shared) // 10 < len(shown) < len(shared) and num_different(shared, generated) <= len(shared) // 100

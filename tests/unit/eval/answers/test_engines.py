@@ -13,9 +13,16 @@ from lookonce.bench.answers import ENGINES
 from lookonce.errors import TrainingError
 from lookonce.eval.answers import engines
 from lookonce.eval.answers.engines import SharedPrefixes
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.train.data.tokenize import Example
 
-EXAMPLES = [Example(np.arange(9, dtype=np.int32), np.zeros(9, bool), (), (), f"val.jsonl:{line}") for line in range(7)]
+QUESTIONS = [
+    Dialogue(Example(np.arange(9, dtype=np.int32), np.zeros(9, bool), (), (), f"val.jsonl:{line}")) for line in range(7)
+]
+
+
+def origins(dialogues) -> list[str]:
+    return [dialogue.first.origin for dialogue in dialogues]
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ def fits(monkeypatch):
                     tried.append(len(wave))
                     if len(wave) > most:
                         raise torch.OutOfMemoryError
-                    yield [example.origin for example in wave]
+                    yield origins(wave)
 
         tried: list[int] = []
         monkeypatch.setattr(engines, "Decoder", Memory)
@@ -55,23 +62,23 @@ def fits(monkeypatch):
 
 def test_out_of_memory_halves_the_wave_and_all_questions_are_answered_in_order(engine, fits):
     tried, notes = fits(2), []
-    found = engine.answers(torch.nn.Linear(1, 1), EXAMPLES, notes.append)
-    assert found == [example.origin for example in EXAMPLES]
+    found = engine.answers(torch.nn.Linear(1, 1), QUESTIONS, notes.append)
+    assert found == origins(QUESTIONS)
     assert tried == [7, 3, *[1] * 7] and engine.room.num_places == 29
     assert notes[0] == "out of memory; answering 59 tokens at a time; set a lower `eval.tokens_per_wave`"
 
 
 def test_waves_that_fit_are_answered_once_and_those_after_one_that_does_not_in_order(engine, fits):
-    tried, waves = fits(3), [EXAMPLES[:3], EXAMPLES[3:], EXAMPLES[:2]]
+    tried, waves = fits(3), [QUESTIONS[:3], QUESTIONS[3:], QUESTIONS[:2]]
     found = list(engine.stream(torch.nn.Linear(1, 1), waves))
-    assert found == [[example.origin for example in wave] for wave in waves] and tried == [3, 4, 2, 2, 2]
+    assert found == [origins(wave) for wave in waves] and tried == [3, 4, 2, 2, 2]
 
 
 def test_a_question_that_does_not_fit_is_named(engine, fits):
     fits(0)
     message = r"out of memory for one question of 9 tokens \(val.jsonl:0\); lower `eval.max_new_tokens` or use a larger"
     with pytest.raises(TrainingError, match=message):
-        engine.answers(torch.nn.Linear(1, 1), EXAMPLES)
+        engine.answers(torch.nn.Linear(1, 1), QUESTIONS)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +91,5 @@ def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
     fits(7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     engine = make(prompter)
-    engine.plan(EXAMPLES)
+    engine.plan(QUESTIONS)
     assert engine.decoder_of(torch.nn.Linear(1, 1)).compiled == is_compiled

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.eval.decoding.branches import UNUSED
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.layout import WaveLayout
-from lookonce.eval.decoding.waves import Room, plan_waves
+from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.train.data.collate_packs import PackCollator
-from lookonce.train.data.groups import group_examples
 from lookonce.train.data.tokenize import Example
 
 quick = settings(deadline=None, database=None, max_examples=40)
@@ -26,8 +26,17 @@ def question(image: str, words: list[int]) -> Example:
     )
 
 
-QUESTIONS = st.lists(
-    st.builds(question, st.sampled_from(["", "a", "b"]), st.lists(st.integers(1, 3), max_size=5)),
+def dialogue(first: Example, lengths: list[int]) -> Dialogue:
+    """Later questions of these lengths; the text for an answer that is not shown has three tokens."""
+    return Dialogue(first, tuple(np.zeros(length, np.int32) for length in lengths), (1, 2, 3))
+
+
+DIALOGUES = st.lists(
+    st.builds(
+        dialogue,
+        st.builds(question, st.sampled_from(["", "a", "b"]), st.lists(st.integers(1, 3), max_size=5)),
+        st.lists(st.integers(1, 4), max_size=2),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -35,22 +44,23 @@ ROOMS = st.builds(Room, st.integers(1, 120), st.integers(1, 60), st.integers(1, 
 
 
 @quick
-@given(QUESTIONS, ROOMS)
-def test_each_question_is_in_one_wave_and_waves_fit_unless_one_question_does_not(examples, room):
-    waves = plan_waves(examples, IMAGE, room)
-    assert sorted(number for wave in waves for number in wave) == list(range(len(examples)))
+@given(DIALOGUES, ROOMS)
+def test_each_dialogue_is_in_one_wave_and_waves_fit_unless_one_dialogue_does_not(dialogues, room):
+    waves = plan_waves(dialogues, IMAGE, room)
+    assert sorted(number for wave in waves for number in wave) == list(range(len(dialogues)))
     for wave in waves:
-        groups = group_examples([examples[number] for number in wave], IMAGE)
-        needed = sum(room.places_of(group) for group in groups)
+        chosen = [dialogues[number] for number in wave]
+        needed = sum(room.places_of(group, chosen) for group in groups_of(chosen, IMAGE))
         assert needed <= room.num_places or len(wave) == 1
 
 
 @quick
-@given(QUESTIONS, ROOMS)
-def test_tokens_and_the_room_for_answers_have_places_of_their_own(examples, room):
+@given(DIALOGUES, ROOMS)
+def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, room):
+    examples = [dialogue.first for dialogue in dialogues]
     num_places, num_segments = 1, 0
     seen: list[int] = []
-    wave = WaveLayout.of(examples, IMAGE, room)
+    wave = WaveLayout.of(dialogues, IMAGE, room)
     for pack, layout in zip(wave.packs, wave.of_packs, strict=True):
         batch = PackCollator(IMAGE, 0, 2, GRIDS.__getitem__)(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
@@ -60,8 +70,9 @@ def test_tokens_and_the_room_for_answers_have_places_of_their_own(examples, room
         assert (layout.branch == segments[layout.last]).all()
         assert (layout.prefix == batch["prefix"].numpy()[layout.last] + num_segments).all()
         assert len(set(layout.places)) == len(layout.places) == pack.num_tokens
-        for place, branch in zip(layout.places[layout.last], layout.branch, strict=True):
-            room_behind = np.arange(place + 1, place + 1 + room.max_new_tokens) - num_places
+        for place, branch, number in zip(layout.places[layout.last], layout.branch, layout.examples, strict=True):
+            longest = sum(max(room.max_new_tokens, 3) + len(piece) for piece in dialogues[number].later)
+            room_behind = np.arange(place + 1, place + 1 + room.max_new_tokens + longest) - num_places
             assert (layout.segments[room_behind] == branch).all()
             assert not set(room_behind + num_places) & set(layout.places)
         seen += layout.examples.tolist()
@@ -71,8 +82,8 @@ def test_tokens_and_the_room_for_answers_have_places_of_their_own(examples, room
 
 
 def test_a_wave_does_not_depend_on_the_waves_after_it():
-    examples = [question("a", [1, word, 2]) for word in range(9)]
+    dialogues = [dialogue(question("a", [1, word, 2]), []) for word in range(9)]
     room = Room(40, 100, 4)
-    waves = plan_waves(examples, IMAGE, room)
+    waves = plan_waves(dialogues, IMAGE, room)
     assert len(waves) > 2
-    assert plan_waves(examples[: len(waves[0])], IMAGE, room) == waves[:1]
+    assert plan_waves(dialogues[: len(waves[0])], IMAGE, room) == waves[:1]

@@ -14,6 +14,8 @@ from lookonce.errors import RecordsError
 from lookonce.eval.answers.candidates import known
 from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.candidates.known import candidates_of
+from lookonce.eval.answers.dialogues import Dialogues
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.train.data.tokenize import Example
 
 TRAINING = [Record((Path("a.jpg"),), (Turn("q", answer), Turn("r", "1"))) for answer in ("yes", "no", "yes")]
@@ -41,7 +43,8 @@ def ask(make_run, monkeypatch):
         examples = [Example(prompt, prompt < 0, (str(n),), (1,), f"val:{n}") for n in range(len(texts))]
         chat = SimpleNamespace(special_tokens=["<|end|>"], image_token_id=3)
         session = SimpleNamespace(inputs=SimpleNamespace(run=run, records={"train": TRAINING}), chat_tokenizer=chat)
-        return SimpleNamespace(session=session, asked=asked, examples=examples, name="val")
+        dialogues = Dialogues(asked, [[number] for number in range(len(asked))], examples, [*map(Dialogue, examples)])
+        return SimpleNamespace(session=session, asked=asked, examples=examples, dialogues=dialogues, name="val")
 
     return ask
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lookonce.eval.decoding.layout import PackLayout, WaveLayout
-from lookonce.eval.decoding.row_steps import Rows
+from lookonce.eval.decoding.passes.row_mask import Rows
 from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import BLOCK, Pack
 
@@ -27,21 +27,22 @@ PACKS = (
 
 @pytest.fixture
 def layout() -> WaveLayout:
-    first = PackLayout.of(PACKS[0], 0, 0, NEW_TOKENS)
-    return WaveLayout([*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, NEW_TOKENS)])
+    room_behind = [NEW_TOKENS] * 99
+    first = PackLayout.of(PACKS[0], 0, 0, room_behind)
+    return WaveLayout([], [*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, room_behind)])
 
 
 def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
     rows, prefix = Rows.of(layout.spans, ROWS), layout.column("prefix")
-    assert len(set(rows.of_branch)) == len(prefix) and len(rows.first) == len(rows.end) == 5
+    assert len(set(rows.of_token)) == len(prefix) and len(rows.first) == len(rows.end) == 5
     for block in range(5):
-        assert len(set(prefix[rows.of_branch // ROWS == block])) == 1
+        assert len(set(prefix[rows.of_token // ROWS == block])) == 1
 
 
 def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others(layout):
     rows = Rows.of(layout.spans, ROWS)
     segments, branch, prefix = (layout.column(name) for name in ("segments", "branch", "prefix"))
-    for number, row in enumerate(rows.of_branch):
+    for number, row in enumerate(rows.of_token):
         blocks = np.flatnonzero((segments == branch[number]) | (segments == prefix[number])) // BLOCK
         assert rows.first[row // ROWS] == blocks.min() and blocks.max() < rows.end[row // ROWS]
     assert rows.end.max() * BLOCK < len(segments) + BLOCK

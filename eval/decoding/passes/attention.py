@@ -18,7 +18,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from lookonce.eval.decoding.key_values import keep
+from lookonce.eval.decoding.passes.key_values import keep
+from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import WHOLE_BLOCKS, shared_prefix_attention
 
 PROMPTS = "shared_prefix_prompts"
@@ -55,11 +56,19 @@ def row_attention(
     heads = query.shape[1] // num_heads
     heads_of_row = QUERIES // rows_of_block(module.config)
     query = query.to(key.dtype)
-    spread = query.new_zeros(num_heads, mask.seq_lengths[0] // heads_of_row, heads_of_row, size)
+    num_rows = mask.kv_num_blocks.shape[-1] * rows_of_block(module.config)
+    spread = query.new_zeros(num_heads, num_rows, heads_of_row, size)
     spread[:, rows, :heads] = query.view(num_heads, heads, -1, size).transpose(1, 2)
-    attended = _flex(spread.view(1, num_heads, -1, size), key, value, mask, options.get("scaling"))
+    queries = spread.view(1, num_heads, -1, size)
+    attended = _flex(queries, key, value, _of_any_size(mask, queries, key), options.get("scaling"))
     of_branches = attended.view(num_heads, -1, heads_of_row, size)[:, rows, :heads]
     return of_branches.permute(1, 0, 2, 3).reshape(1, len(rows), -1, size), None
+
+
+def _of_any_size(mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> BlockMask:
+    """The mask with the sizes of tensors instead of numbers, for which a compiled pass would be compiled again."""
+    lists, absent = (mask.kv_num_blocks, mask.kv_indices), (None, None)
+    return BlockMask((query.shape[2], key.shape[2]), *lists, *absent, *absent, *absent, (QUERIES, BLOCK), mask.mask_mod)
 
 
 def rows_of_block(config: Any) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lookonce.eval.decoding.attention import STEPS
-from lookonce.eval.decoding.branches import Branches
+from lookonce.eval.decoding.branches import Branches, Queries
+from lookonce.eval.decoding.passes.attention import STEPS
 from lookonce.train.model.attention import attends
 from lookonce.train.model.compile import other_attention
 
@@ -26,14 +26,11 @@ class DenseSteps:
     def start(self, branches: Branches, segments: torch.Tensor) -> None:
         """Begin a wave with the first token of each answer. `segments` are those of all places."""
         self.branches, self._segments = branches, segments
-        self._places = torch.arange(len(segments), device=segments.device)
 
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""
         branches = self.branches
-        segment, prefix, place = (column[:, None] for column in (branches.segment, branches.prefix, branches.place))
-        allowed = attends(segment, prefix, place, self._segments[None], self._places[None])
-        logits = forward(self._model, branches, attention_mask=allowed[None, None])
+        logits = forward(self._model, branches, attention_mask=dense_mask(branches, self._segments))
         branches.advance()
         branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
 
@@ -44,13 +41,21 @@ class DenseSteps:
         return dropped
 
 
-def forward(model: Any, branches: Branches, **options: Any) -> torch.Tensor:
-    """The logits `[N, vocabulary]` after the latest token of each branch."""
+def dense_mask(queries: Queries, segments: torch.Tensor) -> torch.Tensor:
+    """`[1, 1, N, num_places]`, true where a token attends to a place; `segments` are those of all places."""
+    segment, prefix, place = (column[:, None] for column in (queries.segment, queries.prefix, queries.place))
+    places = torch.arange(len(segments), device=segments.device)
+    allowed: torch.Tensor = attends(segment, prefix, place, segments[None], places[None])
+    return allowed[None, None]
+
+
+def forward(model: Any, queries: Queries, **options: Any) -> torch.Tensor:
+    """The logits `[N, vocabulary]` after each token."""
     with other_attention(model, STEPS):
         logits: torch.Tensor = model(
-            input_ids=branches.latest[None],
-            position_ids=branches.position.expand(3, 1, -1),
-            places=branches.place,
+            input_ids=queries.token[None],
+            position_ids=queries.position.expand(3, 1, -1),
+            places=queries.place,
             use_cache=False,
             **options,
         ).logits

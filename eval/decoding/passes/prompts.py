@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.layout import PADDING, WaveLayout
 from lookonce.eval.decoding.waves import Room
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.prefetch import Prefetcher
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.attention import PackMask
 
 NUM_AHEAD = 2
@@ -32,7 +33,6 @@ KEPT = ("input_ids", "position_ids", "segment", "prefix")
 class PackOfWave(NamedTuple):
     """A pack of a wave, by its number."""
 
-    wave: Sequence[Example]
     layout: WaveLayout
     number: int
 
@@ -47,14 +47,14 @@ class Prompts:
         self._mask = PackMask(padded_length(1), self._device)
         self._longest = 0
 
-    def ahead(self, waves: Iterable[Sequence[Example]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
+    def ahead(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
         """The layout of each wave, and the model's inputs for its packs."""
         layouts: deque[WaveLayout] = deque()
 
         def packs() -> Iterator[list[PackOfWave]]:
             for wave in waves:
                 layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
-                yield [PackOfWave(wave, layouts[-1], number) for number in range(len(layouts[-1].packs))]
+                yield [PackOfWave(layouts[-1], number) for number in range(len(layouts[-1].packs))]
 
         with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
             while (first := next(batches := prefetcher.step(), None)) is not None:
@@ -77,14 +77,15 @@ class Prompts:
             self._mask = PackMask(self._longest, self._device)
 
     def _make(self, pack_of_wave: PackOfWave) -> Batch:
-        wave, layout, number = pack_of_wave
+        layout, number = pack_of_wave
+        prompts = [dialogue.first for dialogue in layout.dialogues]
         pack, of_pack = layout.packs[number], layout.of_packs[number]
         length = padded_length(pack.num_tokens) if self._device.type == "cuda" else pack.num_tokens
-        batch = self._collate(pack.groups, wave, [0.0] * pack.num_samples, length)
+        batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
         places = torch.full((length,), PADDING)
         places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)
         text = {name: batch[name] for name in KEPT}
         text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last)}
-        shown = [key for group in pack.groups for key in wave[group.examples[0]].image_keys]
+        shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)

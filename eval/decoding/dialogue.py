@@ -1,0 +1,85 @@
+"""Questions of a conversation that are answered one after another, and how an answer stands in later prompts.
+
+Design: only tokens are put together. What the chat template writes between an answer and the next one begins with the
+end token, a special one, so it has the same tokens whatever the answer is. The answer itself keeps the tokens that the
+model gave, whose keys and values are known then. An answer that is empty or was cut off, or that has special tokens,
+which could begin a message or stand for an image, is replaced by a text that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.errors import ModelError
+from lookonce.eval.decoding.answer import Answer
+from lookonce.train.data.tokenize import ChatTokenizer, Example
+
+NOT_ANSWERED = "(not answered)"
+"""What stands in later prompts for an answer that is not shown."""
+Pieces = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One or several questions; each prompt has the model's own answers to the questions before."""
+
+    first: Example
+    """The prompt of the first question, which may have earlier turns."""
+    later: tuple[Pieces, ...] = ()
+    """For each later question, the tokens from the end of the answer before it to the beginning of its own."""
+    not_answered: tuple[int, ...] = ()
+    """The tokens of `NOT_ANSWERED`."""
+    special: frozenset[int] = frozenset()
+    """Token ids that no shown answer has."""
+
+    @classmethod
+    def of(cls, prompts: Sequence[Example], chat: ChatTokenizer) -> Dialogue:
+        """The dialogue of some prompts, in which each earlier turn is answered by `NOT_ANSWERED`.
+
+        Raises:
+            ModelError: the chat template changes earlier turns as others follow.
+        """
+        end = int(chat.tokenizer.eos_token_id)
+        later: list[Pieces] = []
+        shown: tuple[int, ...] = ()
+        for before, after in pairwise(prompts):
+            begun, tail = np.split(after.token_ids, [len(before.token_ids)])
+            ends = np.flatnonzero(tail == end)
+            if not np.array_equal(begun, before.token_ids) or not len(ends):
+                raise ModelError(
+                    f"{after.origin}: the chat template changes earlier turns when others follow, so a conversation "
+                    "cannot continue from the model's own answers; set eval.turns: true"
+                )
+            shown, later = tuple(tail[: ends[0]].tolist()), [*later, tail[ends[0] :]]
+        return cls(prompts[0], tuple(later), shown, frozenset(chat.special_token_ids))
+
+    @property
+    def num_questions(self) -> int:
+        return 1 + len(self.later)
+
+    def room(self, max_new_tokens: int) -> int:
+        """Places behind the first prompt for the answers and the later questions."""
+        shown = max(max_new_tokens, len(self.not_answered))
+        return max_new_tokens + sum(shown + len(piece) for piece in self.later)
+
+    def shown(self, answer: Answer) -> tuple[int, ...]:
+        """The tokens of an answer in later prompts, without the end token."""
+        return answer.token_ids[:-1] if is_shown(answer, self.special) else self.not_answered
+
+    def prompt(self, answers: Sequence[Answer]) -> Example:
+        """The prompt of the question after some answers."""
+        tokens = [self.first.token_ids]
+        for answer, piece in zip(answers, self.later, strict=False):
+            tokens += [np.array(self.shown(answer), np.int32), piece]
+        token_ids = np.concatenate(tokens)
+        return replace(self.first, token_ids=token_ids, supervised=np.zeros(len(token_ids), np.bool_))
+
+
+def is_shown(answer: Answer, special: Set[int]) -> bool:
+    """Whether later prompts have an answer; `special` has the token ids that none may have."""
+    return answer.ended == "stop" and bool(answer.text.strip()) and special.isdisjoint(answer.token_ids[:-1])

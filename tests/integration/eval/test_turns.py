@@ -1,0 +1,228 @@
+"""Later questions follow the model's own answers, with the tokens of stock `generate` and nothing computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig
+
+from lookonce.datasets.images import image_size
+from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.eval.answers.dialogues import Dialogues
+from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.decoder import Decoder
+from lookonce.eval.decoding.dialogue import NOT_ANSWERED, Dialogue
+from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
+from lookonce.eval.run import evaluate_run
+from lookonce.eval.scores.prediction import read_predictions
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.collate_rows import RowCollator
+from lookonce.train.data.features import Pixels
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import load_with_tower, load_without_tower
+from lookonce.workflow.train import train
+
+NEW_TOKENS = 5
+PIXELS = {"min_pixels": 1, "max_pixels": 120_000}
+QUIET = {"notify": lambda note: None}
+QUESTIONS = ("Is there text?", "Where is the polyp?", "And how many are there?", "Is it easy to detect?")
+EVERY = range(6)
+"""The numbers of the records."""
+
+
+def records_of(sample) -> list[Record]:
+    """One to four turns about images of several sizes, two of them about one image; two images; none."""
+    by_size = {
+        image_size(record.images[0].read_bytes()): record.images for record in read_records(sample / "train.jsonl")
+    }
+    first, second, third, *_ = by_size.values()
+    shown = [(first, 3), (first, 1), (first, 2), (second, 4), ((*third, *first), 2), ((), 3)]
+    return [
+        Record(
+            images,
+            tuple(Turn(QUESTIONS[(n + number) % 4], "yes") for n in range(turns)),
+            system="Be brief." * (number % 2) or None,
+        )
+        for number, (images, turns) in enumerate(shown)
+    ]
+
+
+@dataclass
+class Asked:
+    """Questions in dialogues, the stock model with its tower, and the model without it."""
+
+    session: Session
+    dialogues: Dialogues
+    stock: Any
+    collator: RowCollator
+    model: Any
+
+    def ending_with(self, end: int, special: frozenset[int] = frozenset()) -> list[Dialogue]:
+        """The dialogues, if `end` were the end token."""
+        ended = np.array([end], np.int32)
+        return [
+            replace(one, later=tuple(np.append(ended, piece[1:]) for piece in one.later), special=special)
+            for one in self.dialogues.each
+        ]
+
+    def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
+        chat = self.session.chat_tokenizer
+        ending = SimpleNamespace(
+            image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer(end)
+        )
+        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, by_rows=by_rows)
+        waves = plan_waves(dialogues, chat.image_token_id, room)
+        given = decoder.answers([dialogues[number] for number in wave] for wave in waves)
+        found = {
+            number: some
+            for wave, of_wave in zip(waves, given, strict=True)
+            for number, some in zip(wave, of_wave, strict=True)
+        }
+        return [found[number] for number in range(len(dialogues))]
+
+    @torch.inference_mode()
+    def generated(self, dialogue: Dialogue, token_ids: list[int], end: int) -> tuple[int, ...]:
+        """The tokens that stock `generate` gives after some tokens, up to the end token."""
+        prompt = replace(
+            dialogue.first, token_ids=np.array(token_ids, np.int32), supervised=np.zeros(len(token_ids), bool)
+        )
+        batch = self.collator.prompts([prompt])
+        options = GenerationConfig(do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, eos_token_id=end)
+        return tuple(self.stock.generate(**batch, generation_config=options)[0, batch["input_ids"].shape[1] :].tolist())
+
+
+def tokenizer(end: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: " ".join(str(i) for i in ids if i != end)
+    )
+
+
+@pytest.fixture(scope="module")
+def asked(sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
+    folder = tmp_path_factory.mktemp("turns")
+    write_records(folder / "asked.jsonl", records_of(sample), image_root=sample)
+    data = {"train": str(folder / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}}
+    inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS, **options))
+    inputs.build()
+    session = Session.open(inputs)
+    records = inputs.records["train"]
+    dialogues = Dialogues.of(session, [(record, turn) for record in records for turn in range(len(record.turns))])
+    stock, model = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
+    collator = RowCollator(Pixels(inputs.processor, inputs.images.path_of), session.chat_tokenizer.image_token_id, 0)
+    return Asked(session, dialogues, stock, collator, model)
+
+
+def assert_stock_answers(
+    asked: Asked, chosen: Sequence[int], room: Room, end: int, special: Set[int] = frozenset(), *, by_rows: bool = False
+) -> int:
+    """Compare the answers of some dialogues; returns how many answers later prompts show."""
+    every = asked.ending_with(end, frozenset(special))
+    dialogues = [every[number] for number in chosen]
+    stands_in = [*every[0].not_answered]
+    num_shown = 0
+    for dialogue, found in zip(dialogues, asked.answers(dialogues, room, end, by_rows=by_rows), strict=True):
+        assert len(found) == 1 + len(dialogue.later)
+        prompt = dialogue.first.token_ids.tolist()
+        for number, answer in enumerate(found):
+            expected = asked.generated(dialogue, prompt, end)
+            assert answer.token_ids == expected, (dialogue.first.origin, number)
+            is_shown = 1 < expected.index(end) + 1 and special.isdisjoint(expected[:-1]) if end in expected else False
+            num_shown += is_shown
+            if number < len(dialogue.later):
+                prompt += (list(expected[:-1]) if is_shown else stands_in) + dialogue.later[number].tolist()
+    return num_shown
+
+
+@pytest.fixture(scope="module")
+def often(asked) -> list[int]:
+    """Tokens that answers have, but not as their first, the commonest first."""
+    end = asked.session.chat_tokenizer.tokenizer.eos_token_id
+    given = asked.answers(asked.ending_with(end), Room(10_000, 1000, NEW_TOKENS), end)
+    firsts = {answer.token_ids[0] for some in given for answer in some}
+    tokens = [token for some in given for answer in some for token in answer.token_ids if token not in firsts]
+    return sorted(set(tokens), key=tokens.count, reverse=True)
+
+
+def test_own_answers_are_those_of_generate_in_one_wave_and_in_many(asked, often):
+    for room in (Room(100_000, 100_000, NEW_TOKENS), Room(900, 300, NEW_TOKENS), Room(1, 1, NEW_TOKENS)):
+        assert assert_stock_answers(asked, EVERY, room, often[0]) > 0
+
+
+def test_nothing_is_computed_twice(asked, often):
+    """Each token of the first prompts, of later questions and of answers is in one pass; an image once for all."""
+    passes: list[int] = []
+    embeddings = asked.model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
+    dialogues = asked.ending_with(often[0])[:3]
+    answers = asked.answers(dialogues, Room(10_000, 1000, NEW_TOKENS), often[0])
+    hook.remove()
+    groups = groups_of(dialogues, asked.session.chat_tokenizer.image_token_id)
+    computed = sum(group.num_tokens for group in groups)
+    assert len(groups) == 2, "two dialogues share an image and the text before it"
+    for dialogue, found in zip(dialogues, answers, strict=True):
+        computed += sum(len(answer.token_ids) - 1 for answer in found) + sum(map(len, dialogue.later))
+        hidden = (answer for answer in found[:-1] if answer.ended == "length")
+        computed += sum(len(dialogue.not_answered) for _ in hidden)
+    assert sum(passes) == computed and any(answer.ended == "stop" for found in answers for answer in found[:-1])
+
+
+@pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
+def test_passes_by_rows_have_the_same_answers(asked, often, monkeypatch):
+    """As on a GPU, but launched and with FlexAttention written out; in passes that cut questions in two."""
+    monkeypatch.setattr("lookonce.eval.decoding.passes.follow_ups.TOKENS", 32)
+    assert assert_stock_answers(asked, [0, 2, 4], Room(700, 400, NEW_TOKENS), often[0], by_rows=True) > 0
+
+
+@settings(max_examples=8, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_ends_an_answer_and_whatever_is_special(asked, often, data):
+    room = Room(data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 2000)), NEW_TOKENS)
+    end, special = data.draw(st.sampled_from(often)), data.draw(st.sets(st.sampled_from(often[:4]), max_size=2))
+    chosen = data.draw(st.lists(st.sampled_from(EVERY), min_size=1, max_size=3, unique=True))
+    assert_stock_answers(asked, chosen, room, end, special | {end})
+
+
+@pytest.fixture(scope="module")
+def run(make_run_in, sample, built, tmp_path_factory):
+    """A run whose validation records have two turns."""
+    folder = tmp_path_factory.mktemp("run")
+    records = [
+        replace(one, turns=(*one.turns, Turn("Is it large?", "no"))) for one in read_records(sample / "val.jsonl")[:12]
+    ]
+    write_records(folder / "val.jsonl", records, image_root=sample)
+    data = {"val": str(folder / "val.jsonl"), "test": [], "image_root": str(sample)}
+    run = make_run_in(
+        folder,
+        data=data,
+        cache={"dir": str(built.folder.parent)},
+        train={"steps": 60, "learning_rate": 0.01},
+        eval={"max_new_tokens": 2},
+    )
+    train(run, **QUIET)
+    return run
+
+
+def test_predictions_say_whose_answers_their_prompts_have_with_each_engine(run):
+    def rows(*assignments: str) -> list:
+        evaluate_run(run.output, assignments=assignments)
+        return read_predictions(run.output / "predictions" / "val.jsonl")
+
+    own, stock, true = rows(), rows("eval.engine=generate"), rows("eval.turns=true")
+    assert {row.ended for row in own} == {"stop"}
+    assert [(row.predicted, row.earlier) for row in own] == [(row.predicted, row.earlier) for row in stock]
+    for first, second, oracle in zip(own[::2], own[1::2], true[1::2], strict=True):
+        assert second.earlier == (Turn(first.question, first.predicted),) and second.earlier_answers == "own"
+        assert oracle.earlier == (Turn(first.question, first.answer),) and oracle.earlier_answers == "true"
+        assert first.earlier_answers is None
+    assert [row.predicted for row in own[::2]] == [row.predicted for row in true[::2]]
+    cut = rows("eval.max_new_tokens=1")
+    assert {row.earlier for row in cut[1::2]} == {(Turn(row.question, NOT_ANSWERED),) for row in cut[::2]}
