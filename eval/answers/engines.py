@@ -30,7 +30,7 @@ from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.load import PRECISIONS
 
 MIN_COMPILED = 500
-"""Questions from which on layers are compiled and passes captured on a GPU, which takes about 12 seconds."""
+"""Questions from which on passes are compiled and captured on a GPU, which takes about 12 seconds."""
 CPU_PACK = 1024
 """Tokens of a pack on a CPU, where attention with a dense mask takes time for all pairs of tokens of a pack."""
 
@@ -112,7 +112,7 @@ class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
     def __init__(self, prompter: Prompter, *, min_compiled: int = MIN_COMPILED) -> None:
-        """With `min_compiled` questions or more, layers are compiled and passes captured, if there is a GPU."""
+        """With `min_compiled` questions or more, passes are compiled and captured, if there is a GPU."""
         self.prompter, self._min_compiled = prompter, min_compiled
         run = prompter.inputs.run
         self._dtype = PRECISIONS[run.train.precision]
@@ -120,7 +120,7 @@ class SharedPrefixes(Engine):
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
         num_places = run.eval.tokens_per_wave or tokens_per_wave(prompter.inputs.model_folder, self._dtype)
         self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens)
-        self._can_compile = run.train.compile and on_gpu
+        self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
         self._decoder: Decoder | None = None
 
@@ -170,13 +170,14 @@ class SharedPrefixes(Engine):
     def decoder_of(self, model: Any) -> Decoder:
         """The decoder of a model, which keeps its buffers and captured passes from wave to wave."""
         if self._decoder is None or self._decoder.model is not model:
-            prompter = self.prompter
+            prompter, is_quick = self.prompter, self._on_gpu and self._num_planned >= self._min_compiled
             self._decoder = Decoder(
                 model.eval(),
                 prompter.chat_tokenizer,
                 prompter.collator.source,
                 self.room,
                 self._dtype,
-                compiled=self._can_compile and self._num_planned >= self._min_compiled,
+                by_rows=is_quick,
+                compiled=is_quick and self._can_compile,
             )
         return self._decoder

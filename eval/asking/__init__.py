@@ -2,6 +2,7 @@
 
 asked         the questions: from a records file, or the same ones about each image
 found         the run that a command names, or a model without a run
+pictures      images as they come from Python
 features      features of any images, by key
 rounds        which images are in memory together
 answerer      the answers: Answerer

@@ -7,6 +7,7 @@ all questions about an image share its tokens. What stops one question is the re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -16,8 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from PIL import Image, ImageOps
-
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, LookonceError, TrainingError
@@ -26,21 +25,20 @@ from lookonce.eval.answers.engines import engine_of
 from lookonce.eval.asking.asked import ask_each
 from lookonce.eval.asking.features import LiveFeatures
 from lookonce.eval.asking.found import find_run, find_untuned
+from lookonce.eval.asking.pictures import Picture, PictureFiles, Shown
 from lookonce.eval.asking.rounds import Keys, plan_rounds
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.talk import Talk
+from lookonce.eval.decoding.waves import Room
 from lookonce.files import hash_file
 from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer
-from lookonce.train.model.load import check_adapter, load_trained, load_untuned
+from lookonce.train.model.load import PRECISIONS, check_adapter, load_trained, load_untuned
 
-Picture = str | Path | Image.Image
-"""An image: its file, or the image itself."""
-Shown = Picture | tuple[Picture, ...]
-"""What a question is about: an image, or several that are shown together."""
 Results = dict[int, Answer | LookonceError]
 """The answer to each question by its number, or why it has none."""
 
@@ -109,7 +107,7 @@ class Answerer:
         texts = [questions] if isinstance(questions, str) else [*questions]
         with TemporaryDirectory(prefix="lookonce-") as folder:
             shown = [one if isinstance(one, tuple) else (one,) for one in prompts]
-            files = _Files(Path(folder))
+            files = PictureFiles(Path(folder))
             return self._all(ask_each([tuple(map(files.path, one)) for one in shown], texts, system))
 
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
@@ -122,14 +120,29 @@ class Answerer:
         """
         return self._all([(record, turn) for record in records for turn in range(len(record.turns))])
 
-    def answer_last(self, record: Record) -> Answer:
-        """The greedy answer to the last turn of a record.
+    def talk(self) -> Talk:
+        """A conversation that has not begun; its questions come from `dialogue`."""
+        run = self.inputs.run
+        room = Room(0, run.batch.tokens_per_pack, run.eval.max_new_tokens)
+        return Talk(self._model, self._chat, self._features, room, PRECISIONS[run.train.precision])
+
+    @contextlib.contextmanager
+    def dialogue(self, record: Record) -> Iterator[Dialogue]:
+        """All questions of a record as a dialogue; within the block its images are encoded and the cache is in use.
 
         Raises:
-            LookonceError: it cannot be answered.
+            LookonceError: it cannot be asked, for example because its image cannot be read.
         """
-        [answer] = self._all([(record, len(record.turns) - 1)])
-        return answer
+        asked = [(record, turn) for turn in range(len(record.turns))]
+        images = index_images([record], needs_one=False)
+        usable, refused = _keys_of(asked, images)
+        for error in refused.values():
+            assert isinstance(error, LookonceError)
+            raise error
+        with self._features.in_use():
+            self._features.drop([key for key in self._features.in_memory if key not in usable[0]])
+            failed = self._features.encode(images, usable[0])
+            yield self._dialogue(asked, range(len(asked)), usable[0], failed)
 
     def _all(self, asked: Sequence[Asked]) -> list[Answer]:
         """The answers to all questions; raises the first error."""
@@ -231,6 +244,11 @@ class Answerer:
         return self._answers(parts[0], notify) | self._answers(parts[1], notify)
 
     @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._chat.tokenizer
+
+    @property
     def special_token_ids(self) -> list[int]:
         """Token ids that no answer has in the prompts of later questions."""
         return self._chat.special_token_ids
@@ -253,19 +271,3 @@ def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys
         else:
             usable[number] = tuple(images.key_of[path] for path in record.images)
     return usable, refused
-
-
-class _Files:
-    """Writes images of Pillow to files, unchanged: then they are read, named and encoded like all others."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._num_written = 0
-
-    def path(self, picture: Picture) -> Path:
-        if not isinstance(picture, Image.Image):
-            return Path(picture)
-        self._num_written += 1
-        path = self._folder / f"{self._num_written}.bmp"
-        ImageOps.exif_transpose(picture).convert("RGB").save(path)
-        return path

@@ -8,4 +8,5 @@ layout      where the tokens of a wave lie in the buffer of keys and values
 passes      passes of the model over prompts, later questions and growing answers
 growth      answers grow, token by token, until all have ended
 decoder     the passes of waves: packs first, then a token of every answer at a time, then later questions
+talk        one conversation, question by question, in keys and values that stay
 """

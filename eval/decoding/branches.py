@@ -7,7 +7,7 @@ passes overwrite its last token until it leaves the wave.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -75,6 +75,17 @@ class Branches(Queries):
             tokens=torch.full((number, max_new_tokens), end_token_id, device=device),
             logprobs=torch.zeros(number, max_new_tokens, device=device),
         )
+
+    @classmethod
+    def answering(
+        cls, logits: torch.Tensor, max_new_tokens: int, end_token_id: int, **columns: torch.Tensor
+    ) -> Branches:
+        """Branches with the first token of each answer, the likeliest by `logits` `[N, vocabulary]`."""
+        device, number = logits.device, len(logits)
+        unused = cls.unused(number, UNUSED, max_new_tokens, end_token_id, device)
+        branches = replace(unused, ended=torch.zeros(number, dtype=torch.bool, device=device), **columns)
+        branches.add(torch.tensor([0], device=device), logits, end_token_id)
+        return branches
 
     def add(self, number: torch.Tensor, logits: torch.Tensor, end_token_id: int) -> None:
         """Take the likeliest token of each branch as token `number` `[1]` of its answer. `logits` `[N, vocabulary]`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +18,18 @@ import numpy as np
 import torch
 
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.branches import UNUSED, Branches
+from lookonce.eval.decoding.branches import Branches
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.growth import Grown, Growth
 from lookonce.eval.decoding.layout import Spans, WaveLayout
-from lookonce.eval.decoding.passes.attention import PROMPTS
 from lookonce.eval.decoding.passes.follow_ups import FollowUp, FollowUps
+from lookonce.eval.decoding.passes.inference import inference
 from lookonce.eval.decoding.passes.key_values import KeyValues
 from lookonce.eval.decoding.passes.prompts import Prompts
 from lookonce.eval.decoding.waves import Room
 from lookonce.train.data.features import Batch, FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.cuda_graphs import cuda_graph_capture
 
 
@@ -44,23 +44,22 @@ class Decoder:
         room: Room,
         dtype: torch.dtype,
         *,
+        by_rows: bool = False,
         compiled: bool = False,
-        by_rows: bool | None = None,
     ) -> None:
         """Passes run under autocast to `dtype`, unless that is float32.
 
-        `compiled` compiles the decoder layers, and on a GPU captures the passes of row_steps.py as CUDA graphs.
-        `by_rows` chooses these passes, by default on a GPU.
+        `by_rows` chooses FlexAttention and the passes of row_steps.py, which need a compiler on a GPU; otherwise masks
+        are dense. `compiled` compiles the decoder layers, and on a GPU captures the passes by rows as CUDA graphs.
         """
         self.model, self.chat, self.room, self.dtype = model, chat, room, dtype
         self.device: torch.device = model.device
         self.end_token_id = int(chat.tokenizer.eos_token_id)
-        on_gpu = self.device.type == "cuda"
-        self._compiled, self._by_rows = compiled, on_gpu if by_rows is None else by_rows
-        capture = cuda_graph_capture() if on_gpu and compiled else None
-        self._prompts = Prompts(model, chat, source, room)
-        self._growth = Growth(model, room.max_new_tokens, self.end_token_id, by_rows=self._by_rows, capture=capture)
-        self._follow_ups = FollowUps(model, by_rows=self._by_rows)
+        self._compiled, self._by_rows = compiled, by_rows
+        capture = cuda_graph_capture() if compiled and self.device.type == "cuda" else None
+        self._prompts = Prompts(model, chat, source, room, flex=by_rows)
+        self._growth = Growth(model, room.max_new_tokens, self.end_token_id, by_rows=by_rows, capture=capture)
+        self._follow_ups = FollowUps(model, by_rows=by_rows)
         self._keys: KeyValues | None = None
 
     def answers(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[list[list[Answer]]]:
@@ -134,42 +133,16 @@ class Decoder:
     def _answer(self, grown: Grown) -> Answer:
         return Answer.of(*grown, self.chat.tokenizer)
 
-    @contextlib.contextmanager
-    def _passes(self, keys: KeyValues) -> Iterator[None]:
-        """The precision, the attention and the buffers of passes.
-
-        Autocast keeps no casts of weights: they would be freed at the end, and captured passes would read them later.
-        """
-        inference = torch.inference_mode()
-        is_on = self.dtype != torch.float32
-        autocast = torch.autocast(self.device.type, self.dtype, enabled=is_on, cache_enabled=False)
-        on_packs = training_on_packs(self.model, compiled=self._compiled, attention=PROMPTS)
-        with inference, autocast, on_packs, keys.attached():
-            yield
+    def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+        return inference(self.model, self.dtype, keys, compiled=self._compiled)
 
     def _begin(self, layout: WaveLayout, batches: Iterable[Batch]) -> Branches:
         """Compute a wave's prompts; its branches have the first token of each answer."""
         logits, positions = self._prompts.run(batches)
-
-        def column(name: str) -> torch.Tensor:
-            return torch.from_numpy(layout.column(name)).to(self.device)
-
-        return self._answering(
-            logits,
-            examples=column("examples"),
-            segment=column("branch"),
-            prefix=column("prefix"),
-            place=column("last_place") + 1,
-            position=positions,
-        )
+        return self._answering(logits, position=positions, **layout.starts(self.device))
 
     def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
-        """Branches with the first token of each answer, the likeliest by `logits` `[N, vocabulary]`."""
-        num_branches, longest = len(logits), self.room.max_new_tokens
-        unused = Branches.unused(num_branches, UNUSED, longest, self.end_token_id, self.device)
-        branches = replace(unused, ended=torch.zeros(num_branches, dtype=torch.bool, device=self.device), **columns)
-        branches.add(torch.tensor([0], device=self.device), logits, self.end_token_id)
-        return branches
+        return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
 
     def _buffer(self, num_places: int) -> KeyValues:
         """The buffer of a wave: one of its own, or the one of all waves, in whole blocks."""

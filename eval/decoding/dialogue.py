@@ -3,7 +3,7 @@
 Design: only tokens are put together. What the chat template writes between an answer and the next one begins with the
 end token, a special one, so it has the same tokens whatever the answer is. The answer itself keeps the tokens that the
 model gave, whose keys and values are known then. An answer that is empty or was cut off, or that has special tokens,
-which could begin a message or stand for an image, is replaced by a text that says so.
+which could begin a message or stand for an image, is replaced by a text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Dialogue:
             if not np.array_equal(begun, before.token_ids) or not len(ends):
                 raise ModelError(
                     f"{after.origin}: the chat template changes earlier turns when others follow, so a conversation "
-                    "cannot continue from the model's own answers; set eval.turns: true"
+                    'cannot continue from the model\'s own answers; set `eval.turns: "true"`'
                 )
             shown, later = tuple(tail[: ends[0]].tolist()), [*later, tail[ends[0] :]]
         return cls(prompts[0], tuple(later), shown, frozenset(chat.special_token_ids))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lookonce.eval.decoding.branches import UNUSED
@@ -118,6 +119,12 @@ class WaveLayout:
     def column(self, name: str) -> NDArray[np.int64]:
         """A column of all packs, by its name in `PackLayout`."""
         return np.concatenate([getattr(layout, name) for layout in self.of_packs])
+
+    def starts(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """For `Branches`: where the first answer of each dialogue begins, and its segments."""
+        columns = {name: self.column(name) for name in ("examples", "branch", "prefix", "last_place")}
+        examples, segment, prefix, last = (torch.from_numpy(column).to(device) for column in columns.values())
+        return {"examples": examples, "segment": segment, "prefix": prefix, "place": last + 1}
 
     @property
     def segments(self) -> NDArray[np.int64]:

@@ -31,6 +31,12 @@ class KeyValues:
             tuple(torch.zeros(shape, dtype=dtype, device=model.device) for _ in range(2)) for _ in self._modules
         ]
 
+    def load(self, other: KeyValues) -> None:
+        """Copy a buffer that has no more places into the first ones."""
+        for mine, others in zip(self._buffers, other._buffers, strict=True):
+            for buffer, values in zip(mine, others, strict=True):
+                buffer[:, :, : other.num_places].copy_(values)
+
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Give each layer its buffers."""

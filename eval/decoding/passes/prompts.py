@@ -40,11 +40,15 @@ class PackOfWave(NamedTuple):
 class Prompts:
     """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
 
-    def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room) -> None:
+    def __init__(
+        self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, *, flex: bool = False
+    ) -> None:
+        """With `flex`, attention is FlexAttention on a GPU, which takes seconds to compile; else masks are dense."""
+        self._flex = flex and model.device.type == "cuda"
         self._model, self._source, self._room, self._device = model, source, room, model.device
         self._image_token_id = chat.image_token_id
         self._collate = PackCollator(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source.grid_thw)
-        self._mask = PackMask(padded_length(1), self._device)
+        self._mask = PackMask(padded_length(1), self._device, flex=flex)
         self._longest = 0
 
     def ahead(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
@@ -74,13 +78,13 @@ class Prompts:
         """Make room in the mask; one mask serves all packs, since passes are compiled for its function."""
         if length > self._longest:
             self._longest = padded_length(max(length, self._room.tokens_per_pack))
-            self._mask = PackMask(self._longest, self._device)
+            self._mask = PackMask(self._longest, self._device, flex=self._flex)
 
     def _make(self, pack_of_wave: PackOfWave) -> Batch:
         layout, number = pack_of_wave
         prompts = [dialogue.first for dialogue in layout.dialogues]
         pack, of_pack = layout.packs[number], layout.of_packs[number]
-        length = padded_length(pack.num_tokens) if self._device.type == "cuda" else pack.num_tokens
+        length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
         batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
         places = torch.full((length,), PADDING)
         places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,11 @@ COMMANDS = "/image PATH ..., /reset, /save FILE, /quit"
 def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bool, as_json: bool) -> None:
     """Ask about images in a conversation, a question a line.
 
-    The model sees its own earlier answers. Lines that begin with a slash are commands: /image PATH ... begins again
-    about other images, /reset begins again about the same ones, /save FILE writes the conversation as a record, and
-    /quit ends it, as does the end of the input.
+    The model sees its own earlier answers, and answers appear word by word.
+    Lines that begin with a slash are commands: /image PATH ... begins again
+    about other images, /reset begins again about the same ones, /save FILE
+    writes the conversation as a record, and /quit ends it, as does the end of
+    the input.
 
     \b
     Examples:
@@ -74,10 +77,11 @@ def _answer(conversation: Conversation, line: str, as_json: bool) -> None:
     elif name.startswith("/"):
         raise UsageError(f"{line} is not a command; there are: {COMMANDS}")
     elif line:
-        answer = conversation.ask(line)
+        streams = sys.stdout.isatty() and not as_json
+        answer = conversation.ask(line, partial(click.echo, nl=False) if streams else lambda text: None)
         how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
         row = {"question": line, "answer": answer.text} | how
-        click.echo(json.dumps(row, ensure_ascii=False) if as_json else answer.text)
+        click.echo("" if streams else json.dumps(row, ensure_ascii=False) if as_json else answer.text)
 
 
 def _words(text: str) -> list[str]:

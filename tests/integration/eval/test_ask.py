@@ -12,6 +12,7 @@ from lookonce.cache.model.tower import Tower
 from lookonce.cli import main
 from lookonce.datasets.records import read_records
 from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.asking.conversation import Conversation
 
 FIRST, SECOND = "Is there text?", "Where is it?"
 
@@ -71,3 +72,11 @@ def test_a_mistake_does_not_end_the_conversation(run_file, sample, tmp_path, mon
 def test_an_image_that_cannot_be_read_ends_it_before_the_first_question(run_file):
     done = CliRunner().invoke(main, ["ask", str(run_file), "gone.jpg", "--untuned"])
     assert done.exit_code == 1 and "cannot read image" in done.stderr
+
+
+def test_words_are_given_as_they_come(run_file, sample):
+    conversation = Conversation(Answerer.open(run_file, untuned=True), [next((sample / "images").glob("*.jpg"))])
+    for question in (FIRST, SECOND):
+        words: list[str] = []
+        answer = conversation.ask(question, words.append)
+        assert "".join(words) == answer.text and len(words) > 1

@@ -18,7 +18,9 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.candidates.conversations import CandidateConversations
 from lookonce.eval.answers.candidates.likelihood import Likelihood
+from lookonce.eval.answers.dialogues import turns_before
 from lookonce.eval.answers.questions import Questions
+from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.counts import training_answers
 from lookonce.eval.scores.prediction import read_predictions
@@ -59,16 +61,25 @@ def stock_logprob(model: Any, collator: RowCollator, example: Example) -> float:
     return sum(float(logprobs[place - 1, token_ids[place]]) for place in range(start, end + 1))
 
 
+def greedy_answer(chat, ended: bool) -> Answer:
+    token_ids = chat.tokenizer("no, none", add_special_tokens=False)["input_ids"]
+    return Answer.of([*token_ids, *[chat.tokenizer.eos_token_id] * ended], [0.0] * 99, chat.tokenizer)
+
+
+@pytest.mark.parametrize("turns", ["true", "own"])
 def test_candidates_are_as_likely_as_in_conversations_of_their_own(
-    sample, make_run_in, random_lora, tmp_path, monkeypatch
+    sample, make_run_in, random_lora, tmp_path, monkeypatch, turns
 ):
-    """On the stock model with its tower; also when the candidates of an image are in several packs and batches."""
+    """On the stock model with its tower; also when the candidates of an image are in several packs and batches.
+
+    A later question follows the greedy answers, which stand in for those of the record with `own`.
+    """
     records = records_of(sample)
     write_records(tmp_path / "asked.jsonl", records, image_root=sample)
     (tmp_path / "known.json").write_text(json.dumps({turn.question: ANSWERS for one in records for turn in one.turns}))
     data = {"train": str(tmp_path / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
     cache, known = {"min_pixels": 1, "max_pixels": 120_000}, {"candidates": str(tmp_path / "known.json")}
-    inputs = RunInputs.open(make_run_in(tmp_path, data=data, cache=cache, eval=known))
+    inputs = RunInputs.open(make_run_in(tmp_path, data=data, cache=cache, eval=known | {"turns": turns}))
     inputs.build()
     session = Session.open(inputs)
     stock, model = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
@@ -77,17 +88,19 @@ def test_candidates_are_as_likely_as_in_conversations_of_their_own(
     questions = Questions.of(session, "train")
 
     monkeypatch.setattr("lookonce.eval.answers.candidates.choice.CANDIDATES_OF_BATCH", 20)
-    choice = Choice.of(questions)
+    greedy = {number: greedy_answer(chat, number % 2 == 0) for number in range(len(questions.asked))}
+    choice = replace(Choice.of(questions), answers=greedy)
+    earlier = turns_before(questions.asked, questions.dialogues.numbers, greedy, chat.special_token_ids)
     wanted = [(number, text) for number in range(len(questions.asked)) for text in ANSWERS]
     expected = {}
     for number, text in wanted:
         (record, turn), prompt = questions.asked[number], questions.examples[number]
-        own = replace(record, turns=(*record.turns[:turn], Turn(record.turns[turn].question, text)))
+        own = replace(record, turns=(*earlier[number], Turn(record.turns[turn].question, text)))
         example = chat.example(own, prompt.image_keys, [pixels.grid_thw(key) for key in prompt.image_keys])
         expected[number, text] = stock_logprob(stock, collator, example)
     assert len({answer for answer in expected.values()}) == len(wanted)
 
-    examples = CandidateConversations(questions).examples(wanted)
+    examples = CandidateConversations(questions, greedy).examples(wanted)
     for tokens_per_pack in (300, 100_000):
         likelihood = Likelihood(model, chat, session.collator.source, tokens_per_pack, torch.float32, compiled=False)
         found = [value for batch in likelihood.logprobs([examples[:9], examples[9:]]) for _, value in batch]

@@ -251,10 +251,10 @@ def test_a_question_that_does_not_fit_the_memory_does_not_stop_the_others(run_fi
     expected = predict(answerer, asked).rows
     real = answerer._engine.answers
 
-    def answers(model, examples, notify):
-        if any(example.origin.endswith(":2") for example in examples):
+    def answers(model, dialogues, notify):
+        if any(dialogue.first.origin.endswith(":2") for dialogue in dialogues):
             raise TrainingError("the GPU is out of memory for one question")
-        return real(model, examples, notify)
+        return real(model, dialogues, notify)
 
     monkeypatch.setattr(answerer._engine, "answers", answers)
     report = predict(answerer, asked)

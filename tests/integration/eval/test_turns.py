@@ -20,6 +20,7 @@ from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import NOT_ANSWERED, Dialogue
+from lookonce.eval.decoding.talk import Talk
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
@@ -73,11 +74,13 @@ class Asked:
             for one in self.dialogues.each
         ]
 
-    def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
+    def ending(self, end: int) -> SimpleNamespace:
+        """The chat tokenizer, if `end` were the end token."""
         chat = self.session.chat_tokenizer
-        ending = SimpleNamespace(
-            image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer(end)
-        )
+        return SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer(end))
+
+    def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
+        chat, ending = self.session.chat_tokenizer, self.ending(end)
         decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, by_rows=by_rows)
         waves = plan_waves(dialogues, chat.image_token_id, room)
         given = decoder.answers([dialogues[number] for number in wave] for wave in waves)
@@ -173,6 +176,27 @@ def test_nothing_is_computed_twice(asked, often):
         hidden = (answer for answer in found[:-1] if answer.ended == "length")
         computed += sum(len(dialogue.not_answered) for _ in hidden)
     assert sum(passes) == computed and any(answer.ended == "stop" for found in answers for answer in found[:-1])
+
+
+def test_questions_that_are_asked_one_at_a_time_have_these_answers_and_keep_their_image(asked, often):
+    """The buffer grows with the conversation, and tokens are handed out as they come."""
+    dialogues, passes = asked.ending_with(often[0]), []
+    embeddings = asked.model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
+    expected = asked.answers(dialogues, Room(10_000, 1000, NEW_TOKENS), often[0])
+    together = sum(passes[:])
+    passes.clear()
+    for dialogue, answers in zip(dialogues, expected, strict=True):
+        chat, room = asked.ending(often[0]), Room(1, 1000, NEW_TOKENS)
+        talk = Talk(asked.model, chat, asked.session.collator.source, room, torch.float32)
+        for number, answer in enumerate(answers):
+            given: list[int] = []
+            so_far = replace(dialogue, later=dialogue.later[:number])
+            assert talk.answer(so_far, given.append).token_ids == answer.token_ids
+            assert given == [token for token in answer.token_ids if token != often[0]]
+    hook.remove()
+    shared = [group.num_prefix_tokens for group in groups_of(dialogues, chat.image_token_id) if len(group.examples) > 1]
+    assert sum(passes) == together + sum(shared)
 
 
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
