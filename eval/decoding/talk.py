@@ -74,7 +74,7 @@ class Talk:
             return self._answering(logits, **columns, **same), state
 
     def _with_places(self, num_places: int) -> _State:
-        """The state with at least so many places; those that are new belong to the conversation."""
+        """The state with at least `num_places` places; those that are new belong to the conversation."""
         state = self._state
         missing = num_places - len(state.segments)
         if missing <= 0:

@@ -1,7 +1,8 @@
 """Load the model without its vision tower, and add LoRA to its language model.
 
 Design: `from_pretrained` builds models on the meta device. The tower is replaced right after the model's `__init__`, so
-it never takes memory, and its tensors are skipped when the checkpoint is read. LoRA is PEFT's. A LoRA pattern that
+it never takes memory, and its tensors are skipped when the checkpoint is read. Every other tensor of the model must be
+in the checkpoint, with its shape: a random one would be trained on without a word. LoRA is PEFT's. A LoRA pattern that
 matches modules of the tower would match nothing here, but would add untrained adapters to the tower when the result is
 loaded onto the stock model. So patterns are checked against the tower's module names first.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import RunFile
 from lookonce.run.sections.lora import LoraSection
-from lookonce.text import first_line, listed
+from lookonce.text import count, first_line, listed
 from lookonce.train.model.cached_tower import CachedVisionTower
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -45,6 +46,8 @@ def load_without_tower(model_folder: ModelFolder, dtype: torch.dtype, attention:
             super().__init__(config, *args, **kwargs)
             self.model.visual = CachedVisionTower(config.vision_config, dtype)
 
+    # transformers finds the names that a checkpoint has for tensors by the name and the module of the class
+    WithoutTower.__name__, WithoutTower.__module__ = stock_class.__name__, stock_class.__module__
     model = _load(WithoutTower, model_folder, dtype, attention)
     model.__class__ = stock_class
     return model
@@ -60,12 +63,28 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
     limit_cpu_threads(model_folder.folder)
     folder = model_folder.folder.absolute()  # PEFT records it in the adapter's configuration
     try:
-        model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+        model, found = model_class.from_pretrained(
+            folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except (ImportError, ValueError) as error:
         raise ModelError(
             f"cannot load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
         ) from None
+    _check_filled(model_folder.folder, found)
     return model.requires_grad_(False)
+
+
+def _check_filled(folder: Path, found: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that leaves tensors of the model with random values, which transformers only logs."""
+    shapes = [f"{name} {[*there]} instead of {[*wanted]}" for name, there, wanted in sorted(found["mismatched_keys"])]
+    for problem, names in (("other shapes", shapes), ("no values", sorted(found["missing_keys"]))):
+        if names:
+            unknown = sorted(found["unexpected_keys"])
+            others = f"; it has tensors that the model does not know: {listed(unknown, 2)}" if unknown else ""
+            raise ModelError(
+                f"{folder} has {problem} for {count(len(names), 'tensor')} of the model: {listed(names, NUM_NAMED)}"
+                f"{others}; download the model again, or set `model.path` to a complete one"
+            )
 
 
 def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: int) -> PeftModel:
