@@ -66,6 +66,10 @@ class ImageIndex:
     """The keys in a trusted plan of files that may have changed since. No record refers to them, but a planned shard is
     built without them if they are missing."""
 
+    def keys_of(self, record: Record) -> tuple[str, ...]:
+        """The keys of a record's images; of those that cannot be read, their paths."""
+        return tuple(self.key_of.get(path, str(path)) for path in record.images)
+
     @property
     def num_files(self) -> int:
         """The number of files that the records name, usable or not."""

@@ -37,7 +37,8 @@ class Majority:
 class MajorityInContext:
     """The most frequent answer of each question after the same earlier turns: the same questions with the same answers.
 
-    After other turns it is the most frequent answer of the question, whatever came before it.
+    Answers of a context come before the turns. After other turns it is the most frequent answer of the question,
+    whatever came before it.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -45,8 +46,9 @@ class MajorityInContext:
         self._of_question = Majority.of_records(records)
         answers: dict[tuple[tuple[Turn, ...], str], Counter[str]] = {}
         for record in records:
-            for number, turn in enumerate(record.turns[1:], start=1):
-                answers.setdefault((record.turns[:number], turn.question), Counter())[turn.answer] += 1
+            for number, turn in enumerate(record.turns):
+                if before := (*record.known, *record.turns[:number]):
+                    answers.setdefault((before, turn.question), Counter())[turn.answer] += 1
         self._best = {asked: _most(found) for asked, found in answers.items()}
 
     def answer(self, earlier: tuple[Turn, ...], question: str) -> str:

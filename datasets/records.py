@@ -34,7 +34,7 @@ from tqdm import tqdm
 from lookonce.datasets.formats.checks import Row, shown
 from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
 from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write_parquet
-from lookonce.datasets.formats.record import Record, Turn
+from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of
 from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
 from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
@@ -42,7 +42,7 @@ from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
 from lookonce.text import located
 
-__all__ = ["Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
+__all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
 Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}

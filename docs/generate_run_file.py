@@ -13,6 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from lookonce.run.config import RunFile
 from lookonce.run.removed import REMOVED
+from lookonce.run.sections.context import ContextSection
+from lookonce.run.sections.data import DataSection
 
 INTRODUCTION = """\
 # The run file
@@ -46,6 +48,9 @@ def page() -> str:
         section = field.annotation
         if isinstance(section, type) and hasattr(section, "model_fields"):
             parts.append(f"## {name}\n\n{section_table(section, schema['$defs'][section.__name__])}")
+        if section is DataSection:
+            keys = section_table(ContextSection, schema["$defs"]["ContextSection"])
+            parts.append(f"### data.context\n\n{keys}")
     own = {name: values for name, values in schema["properties"].items() if "$ref" not in values}
     parts.append("## At the top level\n\n" + table([row(RunFile, name, values) for name, values in own.items()]))
     removed = [f"- `{name}`: {_command_as_code(advice)}" for name, advice in REMOVED.items()]
@@ -77,7 +82,7 @@ def default(field: Any) -> str:
         return "required"
     if value is None or value in ([], {}):
         return "optional"
-    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    shown = str(value).lower() if isinstance(value, bool) else str(value).replace("\n", "\\n")
     return "default `" + (f"[{', '.join(value)}]" if isinstance(value, list) else shown) + "`"
 
 
@@ -91,6 +96,8 @@ def kind(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
+    if schema["type"] == "array" and not schema["items"]:
+        return "list of values"
     if schema["type"] == "array":
         return "path or list of paths" if kind(schema["items"]) == "path" else "list of text"
     words = {"boolean": "true or false", "object": "mapping", "string": schema.get("format", "text")}

@@ -3,8 +3,8 @@
 Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
 With all of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the same
 one with its adapter switched off. The run's own answers come last, when all baselines are known. With
-`eval.candidates` the likeliest candidates are a second pass after the greedy answers, which is interrupted and shared
-in the same way.
+`eval.candidates` the likeliest candidates are a second pass after the greedy answers, and with own answers as context
+each stage is a pass; all are interrupted and shared in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from lookonce.eval.answers.known import known_baselines, known_predictions
 from lookonce.eval.answers.partial import Answered, PartialAnswers
 from lookonce.eval.answers.questions import Questions, on_this_machine
 from lookonce.eval.asking.found import find_run
-from lookonce.eval.scores.headline import BASELINES, Baseline
+from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
@@ -65,17 +66,19 @@ def evaluate(
         return _save(folder, questions, known, owner) if ranks.is_first else None
     identity = ranks.first_decides(lambda: questions.identity(folder))
     cost = AnsweringCost(identity=identity, candidates=choice.identity(identity) if choice else "")
-    unfinished = [_unfinished(folder, questions, cost.identity, ranks)]
     with ExitStack() as opened:
         model = cache(lambda: opened.enter_context(open_model()))
-        answered = _answered(questions, unfinished[0], cost, model, owner, ranks, notify)
+        answers, unfinished = _greedy(questions, folder, cost, model, owner, ranks, notify)
+        asked = questions.after_all(answers)
+        if choice and asked is not questions:
+            choice = Choice.of(asked)  # longer prompts leave less room for candidates
         if choice:
             unfinished.append(_unfinished(folder, choice, cost.candidates, ranks))
-            choice = replace(choice, answers=ranks.first_decides(lambda: questions.of_questions(answered)))
-            chosen = _answered(choice, unfinished[1], AnsweringCost(), model, owner, ranks, notify)
+            choice = replace(choice, answers=answers)
+            chosen = _answered(choice, unfinished[-1], AnsweringCost(), model, owner, ranks, notify)
     if not ranks.is_first:
         return None
-    predictions = questions.predictions(answered)
+    predictions = asked.predictions(answers)
     if choice:
         predictions = choice.added_to(predictions, chosen)
     evaluation = _save(folder, questions, predictions, owner)
@@ -83,6 +86,28 @@ def evaluate(
     for one in reversed(unfinished):
         one.remove()
     return evaluation
+
+
+def _greedy(
+    questions: Questions,
+    folder: RunFolder,
+    cost: AnsweringCost,
+    model: Callable[[], Any],
+    owner: RunClaim,
+    ranks: Ranks,
+    notify: Notify,
+) -> tuple[dict[int, Answer], list[PartialAnswers]]:
+    """The answers to all questions, stage by stage, by the number of the question; and the files that they are in."""
+    answers: dict[int, Answer] = {}
+    unfinished = []
+    for number, stage in enumerate(questions.stages):
+        part = questions.at_stage(number, answers)
+        identity = cost.identity if part is questions else ranks.first_decides(partial(part.identity, folder))
+        unfinished.append(_unfinished(folder, part, identity, ranks))
+        answered = _answered(part, unfinished[-1], cost, model, owner, ranks, notify)
+        found = ranks.first_decides(partial(part.of_questions, answered))
+        answers |= {stage[place]: answer for place, answer in found.items()}
+    return answers, unfinished
 
 
 def _unfinished(folder: RunFolder, asked: Asked, identity: str, ranks: Ranks) -> PartialAnswers:
@@ -179,15 +204,17 @@ def _evaluate(
     identity = ranks.first_decides(lambda: inputs.identity(folder.recorded_inputs()))
     if baseline == "untuned" and not folder.holds_work:
         ranks.first_decides(lambda: folder.claim(inputs.run, identity))
-    folder.check_inputs({name: value for name, value in identity.items() if name != "records"})  # these may change
+    may_change = {"records", "context"}
+    folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
     if baseline != "untuned":
         check_adapter(folder.adapter)
     session = Session.open(inputs)
     owner.use_cache(session.cache.folder)
     questions, is_all = Questions.of(session, split), baseline == "all"
+    every = (*BASELINES, *(IN_CONTEXT if inputs.run.data.context else ()), None)
     open_model = _model_of(inputs, folder.adapter, is_shared=is_all)
     done = None
-    for one in (*BASELINES, None) if baseline == "all" else (baseline,):
+    for one in every if baseline == "all" else (baseline,):
         if reason := why_not(questions, one):
             if not is_all:
                 raise UsageError(reason)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from lookonce.datasets.curriculum.values import Value, as_text, counted, named, texts_of
+from lookonce.datasets.curriculum.values import DifferentValues, as_text, counted, named, texts_of
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
 from lookonce.settings import Section
@@ -21,17 +21,8 @@ class LessonOrder(Section):
 
     by: Annotated[str, Field(min_length=1)]
     """The metadata field that says in which lesson a record is."""
-    lessons: Annotated[list[Value], Field(min_length=1)]
+    lessons: Annotated[DifferentValues, Field(min_length=1)]
     """The field's values, in the order of the lessons."""
-
-    @field_validator("lessons")
-    @classmethod
-    def _are_different(cls, lessons: list[Value]) -> list[Value]:
-        texts = [as_text(value) for value in lessons]
-        twice = [text for text in texts if texts.count(text) > 1]
-        if twice:
-            raise ValueError(f"has {twice[0]} twice; write each value once")
-        return lessons
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

@@ -30,7 +30,7 @@ class Selection(Section):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Values]
     share: Annotated[float, Field(gt=0, le=1)] = 1
-    """Of the records that have the values, how many are selected. All other keys are metadata fields."""
+    """How many of the records that have the values are selected. All other keys are metadata fields."""
 
     @property
     def fields(self) -> dict[str, Values]:

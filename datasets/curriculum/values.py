@@ -33,6 +33,17 @@ Values = Annotated[list[Value], BeforeValidator(as_list), Field(min_length=1)]
 """One value or a list of them."""
 
 
+def _are_different(values: list[Any]) -> list[Any]:
+    texts = [as_text(value) for value in values]
+    twice = [text for text in texts if texts.count(text) > 1]
+    if twice:
+        raise ValueError(f"has {twice[0]} twice; write each value once")
+    return values
+
+
+DifferentValues = Annotated[list[Value], AfterValidator(_are_different)]
+
+
 def as_text(value: Any) -> str:
     """A value of metadata or of the run file as text."""
     if isinstance(value, str):

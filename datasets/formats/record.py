@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,15 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Context:
+    """Answers to earlier questions about the images of a record, which its prompt has."""
+
+    answers: tuple[Turn, ...]
+    text: str | None = None
+    """The record's first question with these answers in it; None if they are turns before it."""
+
+
+@dataclass(frozen=True)
 class Record:
     """A conversation of one or more turns about one image, several or none."""
 
@@ -27,6 +36,28 @@ class Record:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     """Where the record was read from, such as "train.jsonl:12"; used in messages."""
+    context: Context | None = None
+    """What `data.context` adds to the prompt; no records file has it."""
+
+    @property
+    def known(self) -> tuple[Turn, ...]:
+        """The answers of the context."""
+        return self.context.answers if self.context else ()
+
+    @property
+    def shown(self) -> Record:
+        """The record with the turns of the prompt, in which the context has become texts or turns."""
+        if self.context is None:
+            return self
+        if self.context.text is None:
+            return replace(self, turns=(*self.known, *self.turns), context=None)
+        first, *others = self.turns
+        return replace(self, turns=(replace(first, question=self.context.text), *others), context=None)
+
+    @property
+    def num_given(self) -> int:
+        """The number of turns in `shown` that are context, whose answers are not trained on."""
+        return len(self.known) if self.context and self.context.text is None else 0
 
     @property
     def references(self) -> tuple[str, ...]:

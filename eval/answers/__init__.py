@@ -2,6 +2,7 @@
 
 questions    the questions of an evaluation, in batches
 dialogues    the dialogues in which questions are answered
+staged       the questions of later stages, with the model's own answers to earlier ones
 baselines    the same questions as the baselines are asked
 blank        grey images in place of all others
 candidates   the likeliest of each question's known answers

@@ -2,15 +2,16 @@
 
 Design: answers are those that an evaluation of these weights would give. The model is taken out of its training for
 them: its attention and its layers are as they were loaded. Each time has an engine of its own, so buffers and recorded
-passes are gone when the training goes on. On a GPU a wave is as large as the memory beside the training allows, on
-whichever rank has least. A part of the questions is all those about some images, which the seed draws.
+passes are gone when the training goes on. With own answers as context, all ranks end a stage before the next. On a GPU
+a wave is as large as the memory beside the training allows, on whichever rank has least. A part of the questions is all
+those about some images, which the seed draws.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,9 @@ from lookonce.datasets.records import Record
 from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.rows import row_of
+from lookonce.eval.answers.staged import in_context, questions_of, stages_of
 from lookonce.eval.answers.wave_size import tokens_beside_training
+from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.statistics.clusters import clusters_of
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import ALONE, Ranks
@@ -39,25 +42,45 @@ class Accuracy:
         images = [[inputs.key_of(path) for path in record.images] for record in records]
         if most:
             records = draw(records, images, most, inputs.run.train.seed)
-        asked = [(record, turn) for record in records for turn in range(len(record.turns))]
-        self._dialogues = Dialogues.of(session, asked)
+        staged = inputs.run.eval.staged
+        self._asked = questions_of(session, records, staged)
+        self._stages = stages_of(session, self._asked, staged)
+        self._dialogues = Dialogues.of(session, self._asked)
         prompts = self._dialogues.prompts
-        self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(asked, prompts, strict=True)]
+        self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(self._asked, prompts, strict=True)]
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The numbers of this rank's `right` answers and `questions`."""
-        engine = self._engine(model)
-        dialogues = self._dialogues
-        mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
-        right = 0
+        known: dict[int, Answer] = {}
+        right = num_questions = 0
         with as_loaded(model, self._session.inputs.run.model.attention):
-            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._notify), strict=True):
-                rows = (self._rows[number] for number in dialogues.questions(wave))
-                right += sum(row.accepts(answer.text) for row, answer in zip(rows, answers, strict=True))
+            for stage in self._stages:
+                mine = self._answered(model, stage, known)
+                right += sum(self._rows[number].accepts(answer.text) for number, answer in mine.items())
+                num_questions += len(mine)
+                known |= self._of_all(mine) if len(self._stages) > 1 else {}
+        return {"right": right, "questions": num_questions}
+
+    def _answered(self, model: Any, stage: Sequence[int], known: Mapping[int, Answer]) -> dict[int, Answer]:
+        """This rank's answers to its share of the questions of a stage, after those that are `known`."""
+        dialogues, engine = self._dialogues, self._engine(model)
+        if len(self._stages) > 1:
+            dialogues = Dialogues.of(self._session, in_context(self._session, self._asked, stage, known))
+        mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
+        found = {
+            stage[place]: answer
+            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._notify), strict=True)
+            for place, answer in zip(dialogues.questions(wave), answers, strict=True)
+        }
         del engine
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
-        return {"right": right, "questions": sum(len(dialogues.questions(wave)) for wave in mine)}
+        return found
+
+    def _of_all(self, mine: dict[int, Answer]) -> dict[int, Answer]:
+        """The answers of all ranks."""
+        gathered = self._ranks.gather(mine) or []
+        return self._ranks.first_decides(lambda: {number: one for some in gathered for number, one in some.items()})
 
     def _engine(self, model: Any) -> Engine:
         """A new engine, whose waves fit beside the training."""

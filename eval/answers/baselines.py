@@ -17,7 +17,7 @@ from lookonce.datasets.records import Record
 from lookonce.eval.answers.blank import BlankImages
 from lookonce.eval.answers.engines import engine_of
 from lookonce.eval.answers.questions import Questions
-from lookonce.eval.scores.headline import Baseline
+from lookonce.eval.scores.headline import IN_CONTEXT, Baseline
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 
@@ -26,6 +26,8 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     """A run's own questions as a baseline is asked; None is the run itself."""
     if baseline is None:
         return questions
+    if baseline == "true" or baseline == "none":
+        return replace(Questions.of(questions.session, questions.split, baseline), baseline=baseline)
     engine = engine_of(questions.session)
     questions = replace(questions, baseline=baseline, engine=engine, waves=questions.dialogues.plan(engine))
     if baseline == "untuned":
@@ -36,6 +38,10 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
     """Why a baseline has no meaning for these questions; empty if it has one."""
     keys = {key for example in questions.examples for key in example.image_keys}
+    if baseline in IN_CONTEXT and questions.session.inputs.run.data.context is None:
+        return "--true-context and --no-context need `data.context` in the run file"
+    if baseline in IN_CONTEXT and baseline == questions.staged:
+        return f"`eval.staged` is {baseline}, so these are the answers of the run itself"
     if baseline == "shuffled" and len(keys) < 2:
         return f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}"
     if baseline == "blank" and not keys:

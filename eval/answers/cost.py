@@ -41,12 +41,14 @@ class AnsweringCost:
 
     @contextlib.contextmanager
     def measure(self, num_questions: int) -> Iterator[None]:
-        """Measure how questions are answered within the block."""
-        began, self.model_mb = time.perf_counter(), _allocated_mb()
+        """Measure how questions are answered within the block; the questions of later blocks are added."""
+        began = time.perf_counter()
+        if not self.num_answered:
+            self.model_mb = round(_allocated_mb(), 2)
         yield
-        self.num_answered, self.seconds = num_questions, round(time.perf_counter() - began, 4)
+        self.num_answered += num_questions
+        self.seconds = round(self.seconds + time.perf_counter() - began, 4)
         self.used_mb, self.device = round(_allocated_mb() - self.model_mb, 2), device_name()
-        self.model_mb = round(self.model_mb, 2)
 
 
 def _allocated_mb() -> float:

@@ -14,7 +14,7 @@ from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.answers.partial import is_begun
 from lookonce.eval.answers.questions import Questions
-from lookonce.eval.scores.headline import BASELINES, Baseline
+from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.folder import RunFolder
 
@@ -44,6 +44,7 @@ def known_predictions(folder: RunFolder, questions: Questions, choice: Choice | 
 
 def known_baselines(folder: RunFolder, questions: Questions) -> dict[Baseline, list[str]]:
     """The answers of the baselines to a run's own questions, as far as they are known."""
-    asked = {one: as_asked(questions, one) for one in BASELINES if folder.answering(questions.name_of(one)).exists()}
+    each = (*BASELINES, *IN_CONTEXT)
+    asked = {one: as_asked(questions, one) for one in each if folder.answering(questions.name_of(one)).exists()}
     found = {one: known_predictions(folder, those) for one, those in asked.items()}
     return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}

@@ -10,6 +10,7 @@ by a kill or a power cut, is asked again.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -20,6 +21,8 @@ from pydantic import TypeAdapter
 
 from lookonce.eval.decoding.answer import Answer
 
+STAGE = re.compile(r"-stage-\d+$")
+"""What the name of a later stage of an evaluation ends with."""
 ANSWERS = TypeAdapter(list[Answer])
 Answered = dict[int, list[Answer]]
 """The answers of whole batches, by the number of the batch."""
@@ -82,10 +85,13 @@ def is_begun(folder: Path, name: str) -> bool:
 
 
 def unfinished(folder: Path) -> dict[str, int]:
-    """The number of questions that each evaluation without a result has answered so far, by its name."""
+    """The number of questions that each evaluation without a result has answered so far, by its name.
+
+    The stages of an evaluation (`eval.staged`) count together.
+    """
     found: Counter[str] = Counter()
     for path in sorted(folder.glob("*.partial-*.jsonl")):
-        name = path.name.partition(".partial-")[0]
+        name = STAGE.sub("", path.name.partition(".partial-")[0])
         found[name] += sum(map(len, _read(path)[1].values()))
     return dict(found)
 

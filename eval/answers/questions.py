@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from tqdm import tqdm
 
-from lookonce.datasets.records import Turn
+from lookonce.datasets.records import Context, Turn
 from lookonce.errors import UsageError
 from lookonce.eval.answers.dialogues import Asked, Dialogues, turns_before
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.partial import Answered
 from lookonce.eval.answers.rows import unanswered
+from lookonce.eval.answers.staged import Staged, in_context, questions_of, stages_of
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.counts import training_answers
 from lookonce.eval.scores.headline import Baseline, BaselineAnswers
@@ -41,22 +42,50 @@ class Questions:
     engine: Engine
     waves: list[list[int]]
     """The numbers of the dialogues that are answered together."""
+    staged: Staged = "none"
+    """Whose answers the contexts have; the model's own are not in these prompts, but in those of each stage."""
     baseline: Baseline | None = None
     """The baseline that is asked them; None for the run itself."""
+    stage: int = 0
+    """The number of the stage that they are, from 0."""
 
     @classmethod
-    def of(cls, session: Session, split: str) -> Questions:
-        """All questions of a split.
+    def of(cls, session: Session, split: str, staged: Staged | None = None) -> Questions:
+        """All questions of a split, with contexts as `staged` or `eval.staged` says.
 
         Raises:
             UsageError: there are none.
         """
-        records = session.inputs.records[split]
+        records, run = session.inputs.records[split], session.inputs.run
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
-        asked = [(record, number) for record in records for number in range(len(record.turns))]
-        dialogues, engine = Dialogues.of(session, asked), engine_of(session)
-        return cls(session, split, dialogues, engine, dialogues.plan(engine))
+        staged = (staged or run.eval.staged) if run.data.context else "none"
+        dialogues, engine = Dialogues.of(session, questions_of(session, records, staged)), engine_of(session)
+        return cls(session, split, dialogues, engine, dialogues.plan(engine), staged)
+
+    @property
+    def stages(self) -> list[list[int]]:
+        """The numbers of the questions of each stage; all are one unless contexts have own answers."""
+        return stages_of(self.session, self.asked, self.staged)
+
+    def at_stage(self, stage: int, answers: Mapping[int, Answer]) -> Questions:
+        """The questions of a stage, with the answers to those of earlier stages.
+
+        Their engine is a new one, so that answers do not depend on the stages that it has answered before.
+        """
+        stages = self.stages
+        if len(stages) == 1:
+            return self
+        asked = in_context(self.session, self.asked, stages[stage], answers)
+        dialogues, engine = Dialogues.of(self.session, asked), engine_of(self.session)
+        return replace(self, dialogues=dialogues, engine=engine, waves=dialogues.plan(engine), stage=stage)
+
+    def after_all(self, answers: Mapping[int, Answer]) -> Questions:
+        """All questions with the prompts in which they were answered."""
+        if self.staged != "own":
+            return self
+        asked = in_context(self.session, self.asked, range(len(self.asked)), answers)
+        return replace(self, dialogues=Dialogues.of(self.session, asked))
 
     @property
     def asked(self) -> list[Asked]:
@@ -75,8 +104,8 @@ class Questions:
 
     @property
     def name(self) -> str:
-        """The name of their files in the run folder."""
-        return self.name_of(self.baseline)
+        """The name of their files in the run folder; later stages have files of partial answers alone."""
+        return self.name_of(self.baseline) + (f"-stage-{self.stage + 1}" if self.stage else "")
 
     def name_of(self, baseline: Baseline | None) -> str:
         """The name of a baseline's files: `test-untuned`."""
@@ -102,11 +131,11 @@ class Questions:
         batches = [zip(batch, answered[number], strict=True) for number, batch in enumerate(self.batches)]
         return {question: answer for batch in batches for question, answer in batch}
 
-    def predictions(self, answered: Answered) -> list[Prediction]:
-        """The answers of all batches, each in the row of its question, in order."""
-        answers, special = self.of_questions(answered), self.session.chat_tokenizer.special_token_ids
+    def predictions(self, answers: Mapping[int, Answer]) -> list[Prediction]:
+        """The answers to all questions, each in the row of its question, in order."""
+        special = self.session.chat_tokenizer.special_token_ids
         earlier = turns_before(self.asked, self.dialogues.numbers, answers, special)
-        rows = self._rows([earlier[number] for number in range(len(answers))])
+        rows = self._rows(self.asked, [earlier[number] for number in range(len(answers))])
         return [
             replace(row, predicted=one.text, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
             for row, one in ((row, answers[number]) for number, row in enumerate(rows))
@@ -114,14 +143,18 @@ class Questions:
 
     def again(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
+        asked = [
+            (replace(record, context=Context(one.context) if one.context else None), turn)
+            for (record, turn), one in zip(self.asked, before, strict=True)
+        ]
         return [
             replace(row, predicted=one.predicted, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
-            for row, one in zip(self._rows([row.earlier for row in before]), before, strict=True)
+            for row, one in zip(self._rows(asked, [row.earlier for row in before]), before, strict=True)
         ]
 
-    def _rows(self, earlier: Sequence[tuple[Turn, ...]]) -> Iterator[Prediction]:
-        training = self.session.inputs.records["train"]
-        return unanswered(self.asked, earlier, self.examples, training, self.session.inputs.run.eval.turns)
+    def _rows(self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]]) -> Iterator[Prediction]:
+        training, turns = self.session.inputs.records["train"], self.session.inputs.run.eval.turns
+        return unanswered(asked, earlier, self.examples, training, turns, self.staged)
 
     def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
         """Score answers, beside those of baselines."""
@@ -136,14 +169,17 @@ class Questions:
         if self.baseline == "untuned":
             adapter = {}
             inputs.pop("records", None)  # those of a training, which may not have begun
-        settings = {
+        settings: dict[str, Any] = {
             "baseline": self.baseline,
             "adapter": adapter,
             "inputs": inputs,
             "cache": self.session.inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(exclude={"split", "candidates", "every", "max_questions"}),
+            "eval": run.eval.model_dump(exclude={"split", "staged", "candidates", "every", "max_questions"}),
             "model": [run.train.precision, run.model.attention],
         }
+        if form := run.data.context:
+            stages = [form.stage_of(record) for record, _ in self.asked]
+            settings["context"] = [self.staged, form.model_dump(exclude={"answers", "dropout"}), stages]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for example in self.examples:
             digest.update(repr((example.token_ids.tobytes(), example.image_keys)).encode())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from lookonce.datasets.majority import Majority, MajorityInContext
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.dialogues import Asked, Turns
+from lookonce.eval.answers.staged import Staged
 from lookonce.eval.scores.prediction import Prediction, label
 from lookonce.train.data.tokenize import Example
 
@@ -18,12 +19,14 @@ def unanswered(
     examples: Sequence[Example],
     training: Sequence[Record],
     turns: Turns,
+    staged: Staged,
 ) -> Iterator[Prediction]:
     """The rows of some questions, each with the turns before it in its prompt; `training` has the majority answers."""
     majority, in_context = Majority.of_records(training), MajorityInContext(training)
     for (record, turn), before, example in zip(asked, earlier, examples, strict=True):
         row = row_of(record, turn, example.image_keys)
-        known = in_context.answer(before, row.question) if before else None
+        shown = (*record.known, *before)
+        known = in_context.answer(shown, row.question) if shown else None
         answered_by = turns if before else None
         yield replace(
             row,
@@ -31,6 +34,8 @@ def unanswered(
             majority_in_context=known,
             earlier=before,
             earlier_answers=answered_by,
+            context=record.known,
+            context_answers=None if staged == "none" or not record.known else staged,
         )
 
 

@@ -15,12 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.errors import ModelError
 from lookonce.eval.decoding.answer import Answer
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 
-NOT_ANSWERED = "(not answered)"
-"""What stands in later prompts for an answer that is not shown."""
 Pieces = NDArray[np.int32]
 
 
@@ -44,6 +43,8 @@ class Dialogue:
         Raises:
             ModelError: the chat template changes earlier turns as others follow.
         """
+        if len(prompts) == 1:
+            return cls(prompts[0])
         end = int(chat.tokenizer.eos_token_id)
         later: list[Pieces] = []
         shown: tuple[int, ...] = ()

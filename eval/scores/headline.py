@@ -20,15 +20,20 @@ from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import clusters_of
 
-Baseline = Literal["untuned", "shuffled", "blank"]
+Baseline = Literal["untuned", "shuffled", "blank", "true", "none"]
 """The baselines that a model answers."""
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:3]
+"""Those of every run."""
+IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
+"""Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
     "majority_in_context": "majority given the context",
     "untuned": "untuned model",
     "shuffled": "shuffled images",
     "blank": "blank images",
+    "true": "true answers in context",
+    "none": "no context",
 }
 """The names of all baselines in tables."""
 HEADER = ("baseline", "exact match", "model is higher by", "95% interval")

@@ -68,6 +68,10 @@ class Prediction:
     """The turns before the question in the prompt, each with `question` and `answer`."""
     earlier_answers: Literal["own", "true"] | None = None
     """Whose answers these turns have: the model's `own`, or the record's, which are `true` (`eval.turns`)."""
+    context: tuple[Turn, ...] = ()
+    """The answers to questions of earlier stages in the prompt, each with `question` and `answer` (`data.context`)."""
+    context_answers: Literal["own", "true"] | None = None
+    """Whose answers these are: the model's `own`, or those of the records, which are `true` (`eval.staged`)."""
     majority_in_context: str | None = None
     """The most frequent training answer to the question after the same earlier turns."""
     logprob: float | None = None
@@ -117,6 +121,7 @@ class Prediction:
 
 OPTIONAL = {
     *("references", "source", "category", "stage", "system", "earlier", "earlier_answers", "majority_in_context"),
+    *("context", "context_answers"),
     *("logprob", "num_tokens", "ended", "candidate", "candidate_logprob", "num_candidates"),
 }
 """Keys that a row may lack."""

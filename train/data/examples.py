@@ -77,7 +77,8 @@ def _with_tokens(tokenizer: ConversationTokenizer, records: Iterator[Record]) ->
         numbers: list[int] = []
         new: list[Record] = []
         for record in chunk:
-            number = number_of.setdefault((record.turns, record.system, len(record.images)), len(number_of))
+            texts = record.turns, record.system, record.context
+            number = number_of.setdefault((texts, len(record.images)), len(number_of))
             if number == len(tokens) + len(new):
                 new.append(record)
             numbers.append(number)

@@ -25,7 +25,7 @@ from lookonce.cache.build.planner import planned_tokens
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Item, encodable
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.sampler import Sampler
@@ -137,14 +137,16 @@ class TokenCounter:
             RecordsError: training would refuse the record.
         """
         try:
-            example = self._tokenized(record.system, record.turns, len(keys))
+            example = self._tokenized(record.system, record.turns, len(keys), record.context)
         except RecordsError as error:
             raise RecordsError(f"{record.origin}{error}") from None
         return replace(example, image_keys=tuple(keys), num_image_tokens=tuple(image_tokens), origin=record.origin)
 
-    def _tokenize(self, system: str | None, turns: tuple[Turn, ...], num_images: int) -> Example:
+    def _tokenize(
+        self, system: str | None, turns: tuple[Turn, ...], num_images: int, context: Context | None
+    ) -> Example:
         """The example of a text, without an origin and with images of one patch, so that equal texts are cached."""
-        record = Record((Path("image"),) * num_images, turns, system)
+        record = Record((Path("image"),) * num_images, turns, system, context=context)
         return self.chat_tokenizer.example(record, [""] * num_images, [(1, 1, 1)] * num_images)
 
 

@@ -96,6 +96,7 @@ class ChatTokenizer:
 
     def prompt(self, record: Record, turn: int) -> Tokens:
         """The tokens of the prompt of a turn; raises RecordsError if a text contains special tokens."""
+        turn, record = turn + record.num_given, record.shown
         self._check_texts(record)
         messages = to_messages(record)
         text = self.render(messages[: answer_ends(messages)[turn] - 1], generation_prompt=True)
@@ -104,14 +105,17 @@ class ChatTokenizer:
     def tokens(self, record: Record) -> Tokens:
         """The tokens of a whole conversation, which depend on its texts and the number of its images.
 
+        Answers of a context are not supervised.
+
         Raises:
             RecordsError: as for `example`.
         """
+        num_given, record = record.num_given, record.shown
         self._check_texts(record)
         messages = to_messages(record)
         text = self.render(messages)
         spans = [self._answer_span(messages[:end], text, record) for end in answer_ends(messages)]
-        return self._tokenize(text, spans, record)
+        return self._tokenize(text, spans[num_given:], record)
 
     def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The example of a record with these tokens."""

@@ -33,7 +33,7 @@ def check(
     from lookonce.checks.memory import check_memory
     from lookonce.checks.model import check_model
     from lookonce.checks.output import check_output
-    from lookonce.checks.records import check_records
+    from lookonce.checks.records import check_context, check_records
     from lookonce.checks.settings import check_settings
     from lookonce.checks.start import check_start
     from lookonce.checks.tokens import check_tokens
@@ -43,6 +43,7 @@ def check(
     model, of_model = check_model(run)
     images, of_images = check_images(run, records, model)
     results += [*check_settings(run), *of_records, *of_model, *of_images]
+    results += check_context(run, records, images.keys)
     results += check_tokens(run, records, model, images)
     results += check_disk(run, model, images, records.is_complete)
     results += check_memory(run, model, gpu_memory_gb or gpu_gb())

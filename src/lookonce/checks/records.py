@@ -7,15 +7,17 @@ read if the run file selects or orders them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 
 from lookonce.checks.report import Result
+from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, RecordsFile
 from lookonce.errors import LookonceError, RecordsError
 from lookonce.run.config import RunFile
+from lookonce.run.contexts.training import with_contexts
 from lookonce.run.records import SPLITS, for_training
 from lookonce.text import count, listed, located
 
@@ -50,7 +52,7 @@ class CheckedRecords:
 def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
     """Read the records of all splits, at most `most` of each file; None for all."""
     records, results = CheckedRecords(), []
-    is_selective = bool(run.data.stage_map or run.data.where or run.batch.lesson_order)
+    is_selective = bool(run.data.stage_map or run.data.where or run.data.context or run.batch.lesson_order)
     most = None if is_selective else most
     for split in SPLITS:
         problems = []
@@ -70,9 +72,23 @@ def _select(run: RunFile, records: CheckedRecords) -> list[Result]:
     try:
         records.by_split = for_training(run, records.by_split, notes.append)
     except LookonceError as error:
-        value, _, do = str(error).partition("; ")
-        return [Result("error", "records", value, do)]
+        return [_refused(error)]
     return [Result("ok", "records", note) for note in notes]
+
+
+def check_context(run: RunFile, records: CheckedRecords, keys: Mapping[Path, str]) -> list[Result]:
+    """Give the records their contexts, as training does; `keys` are those of the images that are known."""
+    notes: list[str] = []
+    try:
+        records.by_split = with_contexts(run, records.by_split, ImageIndex({**keys}, {}), notes.append)
+    except LookonceError as error:
+        return [_refused(error)]
+    return [Result("ok", "records", note) for note in notes]
+
+
+def _refused(error: LookonceError) -> Result:
+    value, _, do = str(error).partition("; ")
+    return Result("error", "records", value, do)
 
 
 def _summary(split: str, records: CheckedRecords) -> str:

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 )
 @click.option("--blank-images", is_flag=True, help="Replace each image by a grey one of the same size.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
-@click.option("--baselines", is_flag=True, help="Answer as all three that are not yet answered, and compare the run.")
+@click.option("--true-context", is_flag=True, help="With data.context, give true answers to earlier questions.")
+@click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
+@click.option("--baselines", is_flag=True, help="Answer as all that are not yet answered, and compare the run.")
 @SET
 @VERIFY_IMAGES
 @JSON
@@ -45,6 +47,8 @@ def evaluate(
     shuffle_images: bool,
     blank_images: bool,
     untuned: bool,
+    true_context: bool,
+    no_context: bool,
     baselines: bool,
     assignments: tuple[str, ...],
     verify_images: bool,
@@ -78,10 +82,14 @@ def evaluate(
         "shuffled": shuffle_images,
         "blank": blank_images,
         "untuned": untuned,
+        "true": true_context,
+        "none": no_context,
         "all": baselines,
     }
     if sum(chosen.values()) > 1:
-        raise UsageError("give only one of --shuffle-images, --blank-images, --untuned and --baselines")
+        raise UsageError(
+            "give only one of --shuffle-images, --blank-images, --untuned, --true-context, --no-context and --baselines"
+        )
     baseline = next((name for name, is_chosen in chosen.items() if is_chosen), None)
     with only_results_on_stdout():
         from lookonce.eval.run import evaluate_run

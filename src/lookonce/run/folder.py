@@ -48,7 +48,7 @@ STATE = "trainer_state.json"
 """Trainer's last file in a checkpoint, and the first that is deleted."""
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
-    *("data.format", "data.stage_map", "output"),
+    *("data.format", "data.stage_map", "data.context.answers", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp"),
     *("train.cuda_graphs", "train.compile", "train.flex_attention"),

@@ -13,6 +13,8 @@ from typing import Any
 
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record
+from lookonce.files import hash_file
+from lookonce.run.sections.context import ContextSection
 
 OF_WHOLE_MODEL = "model"
 """The entry of earlier versions."""
@@ -38,6 +40,12 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
         keys = [key_of(path) for path in record.images]
         digest.update(repr((keys, record.turns, record.system)).encode())
     return digest.hexdigest()
+
+
+def hash_context(records: Iterable[Record], context: ContextSection) -> str:
+    """The sha256 over the stages of some records and the answers that a context has; a lost file has no content."""
+    files = [hash_file(path) for path in context.given if path.exists()]
+    return hashlib.sha256(repr(([context.stage_of(record) for record in records], files)).encode()).hexdigest()
 
 
 def hash_lessons(records: Iterable[Record], order: LessonOrder) -> str:

@@ -25,6 +25,7 @@ from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.config import RunFile
+from lookonce.run.contexts.training import in_context
 from lookonce.run.identity import model_identity
 from lookonce.run.model_ref import fingerprint_of, open_model, source_of
 from lookonce.run.records import (
@@ -68,7 +69,8 @@ class RunInputs(RunRecords):
         """Read the records, open the model, hash the images and the tower.
 
         `trust_plan`: images that the cache's plan names are not read; their keys are taken from the plan.
-        `skip_unusable`: leave out records as training does, if the run file asks for it; a build tries all images.
+        `skip_unusable`: give records contexts and leave some out as training does, if the run file asks for it; a build
+        tries all images.
 
         Raises:
             LookonceError: records, images or model are missing or broken.
@@ -81,7 +83,8 @@ class RunInputs(RunRecords):
         if skip_unusable:
             records = leave_out_unusable(records, find_unusable(run, fingerprint, records), notes.append)
         images = find_images(run, fingerprint, records, trust_plan=trust_plan)
-        return cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+        found = cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+        return in_context(found) if skip_unusable else found
 
     @classmethod
     def from_cache(cls, run: RunFile, once: Once = at_once, timed: Timed = untimed) -> RunInputs:
@@ -105,7 +108,8 @@ class RunInputs(RunRecords):
             images = once(lambda: cached_images(run, fingerprint, records, notes.append))
         with timed("open model folder"):
             model_folder, processor, _ = open_model(source, fingerprint)
-        return cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+        found = cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+        return in_context(found)
 
     @classmethod
     def of_model(cls, run: RunFile) -> RunInputs:

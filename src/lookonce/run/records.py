@@ -31,7 +31,7 @@ from lookonce.environment import without_garbage_collection
 from lookonce.errors import FeaturesMissing, ImageError, RecordsError
 from lookonce.hub import check_name
 from lookonce.run.config import RunFile
-from lookonce.run.identity import hash_lessons, hash_records
+from lookonce.run.identity import hash_context, hash_lessons, hash_records
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.text import Notify, count, quiet
 
@@ -81,13 +81,18 @@ class RunRecords:
 
     def cheap_identity(self) -> dict[str, Any]:
         """The entries of `RunInputs.identity` that do not need the model; every image must have a key."""
-        order = self.run.batch.lesson_order
-        return {
+        order, context = self.run.batch.lesson_order, self.run.data.context
+        found = {
             "cache": self.fingerprint.sha256,
             "records": {
                 split: hash_records(records, self.key_of) for split, records in self.records.items() if split != "test"
             },
-        } | ({"lessons": hash_lessons(self.records["train"], order)} if order else {})
+        }
+        if order:
+            found["lessons"] = hash_lessons(self.records["train"], order)
+        if context:
+            found["context"] = hash_context([*self.records["train"], *self.records["val"]], context)
+        return found
 
 
 def open_records(run: RunFile) -> RunRecords:

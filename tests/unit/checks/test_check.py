@@ -53,6 +53,22 @@ def test_what_a_selection_leaves_out_is_counted_over_all_records(checked, root):
     assert (wrong.value, wrong.do) == ("`data.where`: no record has stage 4", "values are 1, 2, 3")
 
 
+def test_contexts_are_checked_and_lengthen_the_records(checked, built, root, tmp_path):
+    def found(**context):
+        data = {"stage_map": str(root / "datasets" / "kvasir-vqa.stages" / "reasoning.yaml")}
+        data |= {"context": {"by": "stage", "order": [1, 2, 3]} | context} if context else {}
+        return checked(data=data, cache={"dir": str(built.folder.parent)}, most=5)
+
+    def lengths(found):
+        return [one.value for one in found.report.results if one.what == "lengths"]
+
+    plain, with_context = found(), found(dropout=0)
+    assert "train records have answers to earlier questions" in str(with_context.report.results)
+    assert lengths(plain) != lengths(with_context) and lengths(found(dropout=1))[0] == lengths(plain)[0]
+    assert found(order=[1, 4]).one("records").value == "`data.context`: no record has stage 4"
+    assert "no predictions at" in found(answers=str(tmp_path / "none.jsonl")).one("records").value
+
+
 def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     """One planted mistake of each kind."""
     monkeypatch.delenv("UNSET", raising=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lookonce.datasets.majority import Majority, MajorityInContext
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Context, Record, Turn
 
 ASKED = [("a", "1"), ("a", "2"), ("a", "2"), ("b", "3"), ("b", "3"), ("b", "3"), ("b", "1"), ("c", "4")]
 
@@ -37,3 +37,16 @@ def test_given_the_context_it_is_the_most_frequent_answer_after_the_same_earlier
     assert [majority.answer((first,), "how many?") for first in (first_yes, first_no)] == ["2", ""]
     assert majority.answer((Turn("text?", "no"),), "how many?") == "2"  # of the question
     assert majority.answer((first_no,), "never asked") == "yes"  # of all
+
+
+def test_the_answers_of_a_context_come_before_the_turns():
+    known = (Turn("a?", "no"),)
+    records = [
+        Record((), (Turn("b?", "none"), Turn("c?", "x")), context=Context(known)),
+        *[Record((), (Turn("b?", "two"),))] * 2,
+    ]
+    found = MajorityInContext(records)
+    assert (found.answer(known, "b?"), found.answer((), "b?"), Majority.of_records(records).answer("b?")) == (
+        *("none", "two", "two"),
+    )
+    assert found.answer((*known, Turn("b?", "none")), "c?") == "x"

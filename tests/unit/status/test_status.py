@@ -14,7 +14,8 @@ YES = Answer("yes", (1, 2), -0.5, "stop")
 
 
 def test_answers_of_all_ranks_are_counted_beside_the_questions_of_the_split(tmp_path):
-    for name, rank, batches in (("test", 0, [3, 2]), ("test", 1, [4]), ("val-untuned", 0, [1]), ("other", 0, [1])):
+    stages = ("test", 0, [3]), ("test-stage-2", 0, [2])
+    for name, rank, batches in (*stages, ("test", 1, [4]), ("val-untuned", 0, [1]), ("other", 0, [1])):
         with PartialAnswers(tmp_path / "predictions", name, "an evaluation", rank) as partial:
             for number, size in enumerate(batches):
                 partial.add(10 * rank + number, [YES] * size)

@@ -45,7 +45,10 @@ class ConversationTokenizer:
             RecordsError: as for `ChatTokenizer.tokens`, of the first record for which it is raised.
         """
         found = self._usual_tokens(records)
-        return [tokens or self._chat.tokens(record) for record, tokens in zip(records, found, strict=True)]
+        return [
+            _without_given(*tokens, record.num_given) if tokens else self._chat.tokens(record)
+            for record, tokens in zip(records, found, strict=True)
+        ]
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Tokens]:
         """The tokens of the prompts of turns, the same as from `ChatTokenizer.prompt`.
@@ -58,12 +61,15 @@ class ConversationTokenizer:
         records = list({id(record): record for record, _ in asked}.values())
         found = dict(zip(map(id, records), self._usual_tokens(records), strict=True))
         return [
-            _before_answer(*tokens, turn) if (tokens := found[id(record)]) else self._chat.prompt(record, turn)
+            _before_answer(*tokens, turn + record.num_given)
+            if (tokens := found[id(record)])
+            else self._chat.prompt(record, turn)
             for record, turn in asked
         ]
 
     def _usual_tokens(self, records: Sequence[Record]) -> list[Tokens | None]:
-        """The tokens of each record that has a layout."""
+        """The tokens of each record that has a layout; answers of contexts are supervised as others."""
+        records = [record.shown for record in records]
         texts = [texts_of(record) for record in records]
         layouts = [self._layout(record, some) for record, some in zip(records, texts, strict=True)]
         usual = [(layout, some) for layout, some in zip(layouts, texts, strict=True) if layout]
@@ -108,5 +114,17 @@ class ConversationTokenizer:
 
 def _before_answer(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], turn: int) -> Tokens:
     """The tokens before the answer of a turn, none of them supervised; answers are what is supervised."""
-    end = np.flatnonzero(np.diff(supervised, prepend=False) & supervised)[turn]
+    end = _starts(supervised)[turn]
     return token_ids[:end], np.zeros(end, np.bool_)
+
+
+def _without_given(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], num_given: int) -> Tokens:
+    """The tokens with the first answers no longer supervised."""
+    if num_given:
+        supervised[: _starts(supervised)[num_given]] = False
+    return token_ids, supervised
+
+
+def _starts(supervised: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where each answer begins."""
+    return np.flatnonzero(np.diff(supervised, prepend=False) & supervised)

@@ -2,6 +2,7 @@
 
 model       the model that is fine-tuned
 data        the records and images of the run
+context     answers to earlier questions in prompts
 cache       the vision-feature cache
 lora        the LoRA adapter
 batch       how records become optimizer steps and forward passes

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from lookonce.datasets.curriculum.selection import Selection
 from lookonce.datasets.formats.registry import FormatName
+from lookonce.run.sections.context import ContextSection
 from lookonce.run.sections.paths import Paths, UserPath
 from lookonce.settings import Section
 
@@ -44,8 +45,11 @@ class DataSection(Section):
     `train.seed`; a larger share has all records of a smaller one. Other training records are as if they did not exist;
     they are counted and named. Validation and test records stay all."""
     replay: Selection | None = None
-    """Of the training records that `where` leaves out, those to train on as well, in the same form: with
+    """Which of the training records that `where` leaves out are used as well, in the same form: with
     {stage: 1, share: 0.1} a tenth of the records of stage 1. By default none."""
+    context: ContextSection | None = None
+    """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
+    {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has no other answers than its record."""
 
     @model_validator(mode="after")
     def _replays_what_is_left_out(self) -> DataSection:

@@ -30,6 +30,9 @@ class EvalSection(Section):
     turns: Annotated[Literal["own", "true"], BeforeValidator(_as_word)] = "own"
     """In records of several turns, whose answers a later question follows: the model's `own`, as when it is used, or
     those of the record, which are `true`. An own answer that is empty or cut off is shown as "(not answered)"."""
+    staged: Annotated[Literal["own", "true", "none"], BeforeValidator(_as_word)] = "own"
+    """With `data.context`, whose answers to earlier questions are in the prompts: the model's `own`, for which the
+    questions are answered stage by stage; those of the records, which are `true`; or `none`."""
     max_new_tokens: Count = 32
     """Longest answer in tokens; longer ones are cut off."""
     candidates: Literal["training"] | UserPath | None = None

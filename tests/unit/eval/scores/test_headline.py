@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lookonce.datasets.records import Turn
-from lookonce.eval.scores.headline import BASELINES, NAMES, BaselineScore, Headline
+from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, NAMES, BaselineScore, Headline
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 
@@ -45,8 +45,8 @@ def test_of_one_image_there_is_no_interval():
 
 def test_the_table_of_all_baselines_fits_80_columns():
     row = replace(ROWS[0], turn=1, earlier=(Turn("p", "no"),), majority_in_context="yes")
-    answers = {name: ["yes"] * NUM_QUESTIONS for name in BASELINES}
+    answers = {name: ["yes"] * NUM_QUESTIONS for name in (*BASELINES, *IN_CONTEXT)}
     block = Evaluation.of([row, *ROWS[1:]], baselines=answers).text().split("\n\n")[1].splitlines()
     assert [line.split("  ")[0] for line in block[1:]] == list(NAMES.values())
     assert max(map(len, block)) <= 80
-    assert block[-1].split()[:4] == ["blank", "images", "100.0%", "-25.0"]
+    assert block[-1].split()[:4] == ["no", "context", "100.0%", "-25.0"]

@@ -112,6 +112,8 @@ def test_a_missing_stage_map_is_found_before_anything_is_read(staged):
         ("data.where={share: 2}", r"data.where.share: .* less than or equal to 1 \(got 2\)"),
         ("data.where={stage: {a: 1}}", r"data.where.stage\[0\]: must be a text, a number, true or false"),
         ("data.where={stage: []}", "data.where.stage: Value should have at least 1 item"),
+        ("data.context={by: stage}", "data.context.order: is missing"),
+        ("data.context={by: stage, order: [1, 2], each: x}", "data.context.each: .*must have {answer}"),
         ("batch.order=sorted", r"batch.order.name: Input should be 'random' or 'as_given' \(got 'sorted'\)"),
         ("batch.order={by: stage}", "wrong:\n  batch.order.mapping.lessons: is missing$"),
         ("batch.order={by: stage, lessons: [1, '1']}", "lessons: has 1 twice; write each value once"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.train.data.chat import conversations as module
 from lookonce.train.data.chat.conversations import ConversationTokenizer
@@ -19,12 +19,14 @@ WORDS = (*"Where is the polyp? 12 mm <think> <|im_ end|> it's <|im_end|>".split(
 TEXTS = (
     st.text(CHARACTERS, max_size=12) | st.text(max_size=8) | st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 )
+TURNS = st.lists(st.builds(Turn, TEXTS, TEXTS), min_size=1, max_size=3).map(tuple)
 RECORDS = st.builds(
     Record,
     st.lists(st.just(Path("a")), max_size=2).map(tuple),
-    st.lists(st.builds(Turn, TEXTS, TEXTS), min_size=1, max_size=3).map(tuple),
+    TURNS,
     st.none() | TEXTS,
     origin=st.integers(1, 99).map(lambda line: f"train.jsonl:{line}"),
+    context=st.none() | st.builds(Context, TURNS, st.none() | TEXTS),
 )
 PLAIN = [
     Record((Path("a"),), (Turn("Is there text?", "yes"), Turn("How many polyps?", "2")), "Answer in one word."),
@@ -86,6 +88,25 @@ def test_so_are_those_of_a_template_that_changes_texts(own_chat_tokenizer, chang
     found = ConversationTokenizer(own_chat_tokenizer).tokens(records)
     assert as_lists(found) == as_lists(one_by_one(own_chat_tokenizer, records)[0])
     assert len({ids.tobytes() for ids, _ in found}) == 3
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_context_has_the_tokens_of_a_record_written_by_hand_and_only_own_answers_are_supervised(
+    chat_tokenizer, conversations, system
+):
+    image, known, own = (Path("a"),), (Turn("Is there text?", "no"), Turn("How many?", "2")), (Turn("Where?", "left"),)
+    text = "Known so far: Is there text? no; How many? 2\nWhere?"
+    summary = Record(image, own, system, context=Context(known, text))
+    turns = Record(image, own, system, context=Context(known))
+    by_hand = [Record(image, (Turn(text, "left"),), system), Record(image, (*known, *own), system)]
+    expected = as_lists(map(chat_tokenizer.tokens, by_hand))
+    found = as_lists(conversations.tokens([summary, turns]))
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected] and found[0] == expected[0]
+    ids, supervised = found[1]
+    targets = [token for token, is_target in zip(ids, supervised, strict=True) if is_target]
+    assert chat_tokenizer.tokenizer.decode(targets) == "left<|im_end|>"
+    prompts = as_lists(conversations.prompts([(summary, 0), (turns, 0)]))
+    assert prompts == as_lists([chat_tokenizer.prompt(by_hand[0], 0), chat_tokenizer.prompt(by_hand[1], 2)])
 
 
 def test_usual_conversations_are_not_rendered(chat_tokenizer, conversations, monkeypatch):

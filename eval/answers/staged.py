@@ -1,0 +1,70 @@
+"""Questions in stages: the prompts of later stages have the model's own answers to the questions of earlier ones.
+
+Design: the questions of a stage are answered as any others, in dialogues and waves. Their prompts follow from the
+answers before, so an interrupted evaluation asks the same ones again. To wait for the last answer of each stage costs
+little, because a stage has questions about nearly every image. An answer is shown to later questions as text, of which
+the tokenizer makes tokens again, as it would of a record that has this text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from lookonce.datasets.curriculum.context import NOT_ANSWERED, as_shown, with_context
+from lookonce.datasets.records import Record, Turn
+from lookonce.eval.answers.dialogues import Asked
+from lookonce.eval.decoding.answer import Answer
+from lookonce.train.loop.session import Session
+
+Staged = Literal["own", "true", "none"]
+"""Whose answers to earlier questions prompts have (`eval.staged`)."""
+
+
+def questions_of(session: Session, records: Iterable[Record], staged: Staged) -> list[Asked]:
+    """The questions of some records, with true answers as context if `staged` says so, otherwise without any."""
+    form, inputs = session.inputs.run.data.context, session.inputs
+    records = [replace(record, context=None) if record.context else record for record in records]
+    if form and staged == "true":
+        records = with_context(records, form, inputs.images.keys_of)
+    return [(record, number) for record in records for number in range(len(record.turns))]
+
+
+def stages_of(session: Session, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
+    """The numbers of the questions that are answered together: those of a stage if contexts have own answers, or all.
+
+    Questions that are in no stage are asked with the first.
+    """
+    form = session.inputs.run.data.context
+    if form is None or staged != "own":
+        return [[*range(len(asked))]]
+    found: dict[int, list[int]] = {}
+    for number, (record, _) in enumerate(asked):
+        found.setdefault(form.stage_of(record) or 0, []).append(number)
+    return [found[stage] for stage in sorted(found)]
+
+
+def in_context(
+    session: Session, asked: Sequence[Asked], numbers: Iterable[int], answers: Mapping[int, Answer]
+) -> list[Asked]:
+    """Some questions by their numbers, with the answers to all questions of earlier stages as context."""
+    form = session.inputs.run.data.context
+    assert form, "without `data.context` no question waits for the answers to others"
+    wanted = [*numbers]
+    records: dict[int, Record] = {}
+    own: dict[int, list[Turn]] = {}
+    for number in sorted({*answers, *wanted}):
+        record, turn = asked[number]
+        records[id(record)] = record
+        own.setdefault(id(record), []).append(Turn(record.turns[turn].question, _shown(session, answers.get(number))))
+    found = with_context([*records.values()], form, session.inputs.images.keys_of, lambda record: own[id(record)])
+    with_id = dict(zip(records, found, strict=True))
+    return [(with_id[id(asked[number][0])], asked[number][1]) for number in wanted]
+
+
+def _shown(session: Session, answer: Answer | None) -> str:
+    """An answer as later prompts have it; one that spells a special token could begin a message there."""
+    if answer is None or any(token in answer.text for token in session.chat_tokenizer.special_tokens):
+        return NOT_ANSWERED
+    return as_shown(answer.text, answer.ended)
