@@ -3,6 +3,7 @@
 scene      what a frame shows, as plain facts drawn from a seed
 draw       a scene as pixels
 questions  the questions about a frame and their answers
+stages     the questions of a sample with stages, whose later answers follow from earlier ones
 sizes      frames in the sizes of a real dataset, for measurements
 tokenizer  a small tokenizer with Qwen's special tokens
 model      a Qwen3-VL with random weights, tiny or of a real size

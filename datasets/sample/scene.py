@@ -101,12 +101,12 @@ _OVERLAYS = [(p, text, box) for p in ("colonoscopy", "gastroscopy") for text in 
 _POLYP_HEIGHTS: dict[int, tuple[float, ...]] = {0: (), 1: (0.5,), 2: (0.27, 0.73), 3: (0.2, 0.5, 0.8)}
 
 
-def make_scenes(seed: int, num_images: int = NUM_IMAGES) -> Iterator[Scene]:
-    """Yield `num_images` scenes; the same seed gives the same scenes."""
+def make_scenes(seed: int, num_images: int = NUM_IMAGES, kinds: Sequence[str] = KINDS) -> Iterator[Scene]:
+    """Yield `num_images` scenes, whose kinds repeat; the same seed gives the same scenes."""
     rng = random.Random(seed)
     maker = _SceneMaker(rng)
     for index in range(num_images):
-        yield maker.make(KINDS[index % len(KINDS)])
+        yield maker.make(kinds[index % len(kinds)])
 
 
 class _SceneMaker:

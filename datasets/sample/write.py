@@ -24,8 +24,9 @@ from typing import Any
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
-from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, KINDS, NUM_IMAGES, Scene, make_scenes
 from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
+from lookonce.datasets.sample.stages import KIND, ask_in_stages
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
@@ -67,12 +68,13 @@ def write_sample(
     num_images: int = NUM_IMAGES,
     sizes: Path | None = None,
     tower_only: bool = False,
+    stages: bool = False,
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
     `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in
     its share. `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the
-    bytes. Does nothing if the same sample already exists.
+    bytes. With `stages` the questions are those of stages.py. Does nothing if the same sample already exists.
 
     Raises:
         UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
@@ -84,6 +86,7 @@ def write_sample(
         "images": num_images,
         "sizes": f"stratified from {sizes}" if sizes else None,
         "tower_only": tower_only,
+        "stages": stages,
     }
     frame_sizes = read_sizes(sizes) if sizes else None
     found = _read_stamp(folder)
@@ -100,7 +103,7 @@ def write_sample(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}") as unfinished:
         _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)  # first: it may be refused
-        content = _write(Path(unfinished), seed, num_images, frame_sizes) | wanted
+        content = _write(Path(unfinished), seed, num_images, frame_sizes, stages) | wanted
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
             os.replace(path, target / path.name)
@@ -115,7 +118,7 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-    found = {"images": NUM_IMAGES, "sizes": None, "tower_only": False} | found  # older samples lack these keys
+    found = {"images": NUM_IMAGES, "sizes": None, "tower_only": False, "stages": False} | found  # older ones lack these
     if found["sizes"]:  # version 0.1.0 wrote another word before the path
         found["sizes"] = re.sub(r"^\w+ from ", "stratified from ", str(found["sizes"]))
     return found
@@ -127,21 +130,22 @@ def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, to
     write_model(folder, model, seed, tokenizer, tower_only=tower_only)
 
 
-def _write(folder: Path, seed: int, num_images: int, sizes: Sequence[FrameSize] | None) -> dict[str, object]:
+def _write(
+    folder: Path, seed: int, num_images: int, sizes: Sequence[FrameSize] | None, stages: bool
+) -> dict[str, object]:
     """Write frames and records; without `sizes`, frames keep the sizes of their scenes."""
     images = folder / "images"
     images.mkdir()
-    splits = split_scenes(list(make_scenes(seed, num_images)), seed)
+    splits = split_scenes(list(make_scenes(seed, num_images, (KIND,) if stages else KINDS)), seed)
     num_questions = {}
     quality = SIZED_JPEG_QUALITY if sizes else JPEG_QUALITY
     for split, scenes in splits.items():
         if sizes:
             scenes = stratify_sizes(scenes, sizes, f"{seed} {split}")
         numbers, members = zip(*scenes, strict=True)
-        frames = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, members)
-        records = [record for frame in frames for record in frame]
-        if split == "train":
-            records += _write_copies(images, scenes)
+        paths = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, members)
+        frames = [*zip(paths, members, strict=True), *(_write_copies(images, scenes) if split == "train" else [])]
+        records = [record for path, scene in frames for record in _records(path, scene, stages)]
         write_records(folder / f"{split}.jsonl", records)
         num_questions[split] = len(records)
     follow_umask(folder)
@@ -162,7 +166,7 @@ def split_scenes(scenes: list[Scene], seed: int) -> dict[str, list[tuple[int, Sc
     return {split: sorted(members, key=lambda member: member[0]) for split, members in splits.items()}
 
 
-def _map_in_processes(function: Callable[..., list[Record]], *arguments: Sequence[Any]) -> list[list[Record]]:
+def _map_in_processes(function: Callable[..., Path], *arguments: Sequence[Any]) -> list[Path]:
     """Map in several processes if there are many frames: drawing a large one takes a tenth of a second."""
     if len(arguments[0]) <= NUM_IMAGES:
         return list(map(function, *arguments))
@@ -170,26 +174,31 @@ def _map_in_processes(function: Callable[..., list[Record]], *arguments: Sequenc
         return list(processes.map(function, *arguments, chunksize=8))
 
 
-def _write_frame(images: Path, quality: int, number: int, scene: Scene) -> list[Record]:
+def _write_frame(images: Path, quality: int, number: int, scene: Scene) -> Path:
     path = images / f"frame-{number:04d}.jpg"
     draw(scene).save(path, quality=quality)
-    return _records(path, scene)
+    return path
 
 
-def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[Record]:
-    """Write byte-identical copies of the first normal frames under other names."""
-    normal = [(number, scene) for number, scene in scenes if scene.kind == "normal"]
-    records = []
-    for number, scene in normal[:NUM_COPIES]:
+def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[tuple[Path, Scene]]:
+    """Write byte-identical copies of the first frames, of normal ones if there are any, under other names."""
+    copies = []
+    for number, scene in sorted(scenes, key=lambda member: member[1].kind != "normal")[:NUM_COPIES]:
         copy = images / f"copy-of-{number:04d}.jpg"
         shutil.copyfile(images / f"frame-{number:04d}.jpg", copy)
-        records += _records(copy, scene)
-    return records
+        copies.append((copy, scene))
+    return copies
 
 
-def _records(path: Path, scene: Scene) -> list[Record]:
+def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
+    """The records of a frame, each with one question."""
     metadata = {"image_id": path.stem, "source": scene.kind}
-    return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
+    if not stages:
+        return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
+    return [
+        Record(images=(path,), turns=(Turn(question, answer),), metadata=metadata | {"stage": stage})
+        for question, answer, stage in ask_in_stages(scene)
+    ]
 
 
 def _report(folder: Path, stamp: dict[str, object], fresh: bool) -> SampleReport:

@@ -36,6 +36,7 @@ from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
     "Kvasir-VQA's sizes.",
 )
 @click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
+@click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
 @JSON
 def sample(
     folder: Path,
@@ -45,6 +46,7 @@ def sample(
     num_images: int,
     sizes: Path | None,
     tower_only: bool,
+    stages: bool,
     as_json: bool,
 ) -> None:
     """Write a small sample dataset and a model to try everything on.
@@ -52,10 +54,20 @@ def sample(
     \b
     Examples:
       lookonce sample data/sample
+      lookonce sample data/stages --stages
       lookonce sample data/speed --model 2b
       lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
     """
     from lookonce.datasets.sample.write import write_sample
 
-    report = write_sample(folder, seed, model, tokenizer, num_images=num_images, sizes=sizes, tower_only=tower_only)
+    report = write_sample(
+        folder,
+        seed,
+        model,
+        tokenizer,
+        num_images=num_images,
+        sizes=sizes,
+        tower_only=tower_only,
+        stages=stages,
+    )
     emit(asdict(report), report.text(), as_json)
