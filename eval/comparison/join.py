@@ -40,7 +40,21 @@ class Joined:
 
 
 def join(runs: Sequence[Run]) -> Joined:
-    """Bring the answers of all runs into one order.
+    """Which answers of each run are right, in one order.
+
+    Raises:
+        UsageError: they answered different questions, or were scored with different references; names the differences.
+    """
+    rows = in_one_order(runs)
+    return Joined(
+        np.array([[one.is_right for one in row] for row in rows], dtype=np.float64).T,
+        np.array([[one.is_majority_right for one in row] for row in rows], dtype=np.float64).T,
+        clusters_of([one.sources for one in rows[0]]),
+    )
+
+
+def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
+    """The predictions of each run, in the order of the first one's.
 
     Raises:
         UsageError: they answered different questions, or were scored with different references; names the differences.
@@ -57,12 +71,7 @@ def join(runs: Sequence[Run]) -> Joined:
             "\n".join(["the runs cannot be compared, because they answered different questions:", *differences])
             + "\nevaluate them on the same records, with: lookonce eval RUN --split SPLIT"
         )
-    rows = [[by_key[key] for key in asked[0]] for by_key in asked]
-    return Joined(
-        np.array([[one.is_right for one in row] for row in rows], dtype=np.float64).T,
-        np.array([[one.is_majority_right for one in row] for row in rows], dtype=np.float64).T,
-        clusters_of([one.sources for one in rows[0]]),
-    )
+    return [[by_key[key] for key in asked[0]] for by_key in asked]
 
 
 def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Prediction]:

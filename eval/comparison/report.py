@@ -72,10 +72,11 @@ def _figures(pair: Pair) -> str:
     """The interval of the difference, in the direction of the sentence, and p."""
     assert pair.interval is not None
     low, high = pair.interval if pair.difference >= 0 else (-pair.interval.high, -pair.interval.low)
-    return f"95% interval {Interval(low, high).in_percent()}, p after Holm {_p(pair.p_holm)}"
+    return f"95% interval {Interval(low, high).in_percent()}, p after Holm {shown_p(pair.p_holm)}"
 
 
-def _p(value: float) -> str:
+def shown_p(value: float) -> str:
+    """A p value as text."""
     if value < 0.0001:
         return "<0.0001"
     return f"{value:.4f}" if value < 0.001 else f"{value:.3f}"
@@ -88,9 +89,9 @@ def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
 
 def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:
     only = "" if pair.only_first is None else f"{pair.only_second:,} : {pair.only_first:,}"
-    mcnemar = "" if pair.p_mcnemar is None else _p(pair.p_mcnemar)
+    mcnemar = "" if pair.p_mcnemar is None else shown_p(pair.p_mcnemar)
     name = f"{letters[pair.second]} - {letters[pair.first]}"
-    return name, f"{100 * pair.difference:+.1f}", _interval(pair.interval), _p(pair.p_holm), only, mcnemar
+    return name, f"{100 * pair.difference:+.1f}", _interval(pair.interval), shown_p(pair.p_holm), only, mcnemar
 
 
 def _interval(interval: Interval | None) -> str:

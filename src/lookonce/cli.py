@@ -33,6 +33,7 @@ from lookonce.commands.predict import predict
 from lookonce.commands.runs.compare import compare
 from lookonce.commands.runs.export import export
 from lookonce.commands.runs.report import report
+from lookonce.commands.runs.route import route
 from lookonce.commands.runs.study import study
 from lookonce.commands.sample import sample
 from lookonce.commands.selftest import selftest
@@ -94,7 +95,7 @@ def main(debug: bool) -> None:
         _hush_libraries()
 
 
-RUNS = (evaluate, study, compare, report, export, predict, ask, fetch, status, bench, selftest)
+RUNS = (evaluate, study, compare, report, route, export, predict, ask, fetch, status, bench, selftest)
 for command in (sample, data, init, check, cache, train, *RUNS):
     main.add_command(command)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+from lookonce.text import duration, size
+
 VOID = {"meta", "img", "link", "br"}
 TAGS = {
     *("html", "head", "title", "meta", "style", "body", "main", "header", "footer", "h1", "h2", "p", "div", "span"),
@@ -68,3 +70,31 @@ def assert_harmless(text: str) -> Page:
     assert "url(" not in text and "@import" not in text and not re.search(r'(?:src|href)="?https?:', text)
     text.encode("utf-8")
     return page
+
+
+def as_text(page: str) -> str:
+    """The text of a page, on one line."""
+    return " ".join("".join(f"{part} " for part in Page(page).text).split())
+
+
+DRAWINGS = ("<figure class=.curves.*?</figure>", "<svg.*?</svg>", "<style>.*?</style>", "<footer>.*?</footer>")
+FIXED = {"95", "100", "0", "25", "3", "0.7", "1", "2", "8"}
+"""Numbers in fixed words: 95 %, a 25th, ROUGE-2."""
+
+
+def numbers_of(page: str) -> set[str]:
+    """The numbers that a page shows as text, without those in fixed words."""
+    text = as_text(re.sub("|".join(DRAWINGS), "", page, flags=re.S))
+    return set(re.findall(r"[\d.,]*\d", text)) - FIXED
+
+
+def numbers_in(value: object) -> set[str]:
+    """The numbers of a JSON value in all forms in which a page may write them, and those in its texts."""
+    if isinstance(value, dict):
+        return set().union(*map(numbers_in, value), *map(numbers_in, value.values()), {str(len(value))})
+    if isinstance(value, list | tuple):
+        return set().union(*map(numbers_in, value), {str(len(value))})
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        forms = [f"{abs(value):,.{digits}f}" for digits in range(6)] + [f"{abs(100 * value):.1f}", f"{value:.2g}"]
+        return set(re.findall(r"[\d.,]*\d", " ".join([*forms, f"{value}", duration(value), size(value)])))
+    return set(re.findall(r"[\d.,]*\d", value)) if isinstance(value, str) else set()

@@ -3,11 +3,12 @@
 file       the study file: one YAML page, read and checked
 expand     the runs of a study: ordinary run files and run folders
 state      what the run folders say: how far each run is, and which belong to an earlier study file
+routing    arms whose answers are those of other arms, by the stage of each question
 workload   steps, answers and tokens of a run, from its records
 jobs       processes, what each waits for, and which is started first
 pool       a process on each GPU, until all jobs have ended
 run        build the caches and train what is missing
 plan       what a study will cost
 table      the runs of a study as a table
-report     the arms compared
+report     the arms compared, as a page and as tables
 """

@@ -60,7 +60,7 @@ def expand(study: StudyFile) -> dict[str, StudyRun]:
     runs: dict[str, StudyRun] = {}
     mistakes: dict[str, None] = {}
     for seed in study.seeds:
-        for arm in study.arms:
+        for arm in study.trained:
             try:
                 found = _run(study, arm, seed)
                 runs[found.name] = found

@@ -7,6 +7,7 @@
       plain:
       classic: {batch.questions_per_image: 1}
       longer: {starts_from: plain, train.epochs: 2}
+      best-of-both: {route: {by: stage, arms: {1: plain, 2: longer}}}
 
 Design: an arm says what `--set` says on the command line, so that the run file stays the only place where keys have a
 meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
@@ -19,13 +20,15 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from lookonce.datasets.curriculum.values import as_text
+from lookonce.eval.comparison.route import Label
 from lookonce.run.sections.paths import UserPath
 from lookonce.settings import Section, read_settings
 from lookonce.text import listed
 
-STARTS_FROM, START_KEY = "starts_from", "train.start_from"
+STARTS_FROM, START_KEY, ROUTE = "starts_from", "train.start_from", "route"
 OWN_KEYS = {"train.seed": "seeds", "output": "output", "eval.split": "evaluate"}
 """Keys of a run that a study sets for all arms, and the key of the study file for each."""
 
@@ -33,24 +36,37 @@ ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Seed = Annotated[int, Field(ge=0)]
 
 
+class RouteSection(Section):
+    """Which arm's adapter answers which questions."""
+
+    by: Label = "stage"
+    """The label of a question that decides."""
+    arms: Annotated[dict[Annotated[str, BeforeValidator(as_text)], ArmName], Field(min_length=1)]
+    """The arm for each value of the label."""
+
+
 class ArmSection(Section):
-    """One way to train: the base run file with changes."""
+    """One way to train: the base run file with changes; or one to answer with the adapters of other arms."""
 
     starts_from: ArmName | None = None
     """The arm with whose adapter of the same seed this one starts; by default a new adapter."""
+    route: RouteSection | None = None
+    """Trains nothing: each question has the answer of another arm with the same seed."""
     changes: dict[str, Any] = {}
-    """Keys of the run file with their values: all keys of the arm but `starts_from`."""
+    """Keys of the run file with their values: all keys of the arm but `starts_from` and `route`."""
 
     @model_validator(mode="before")
     @classmethod
     def _keys_are_changes(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return {} if values is None else values
-        changes = {name: value for name, value in values.items() if name != STARTS_FROM}
-        return {STARTS_FROM: values.get(STARTS_FROM), "changes": changes}
+        own = {name: values.get(name) for name in (STARTS_FROM, ROUTE)}
+        return own | {"changes": {name: value for name, value in values.items() if name not in own}}
 
     @model_validator(mode="after")
     def _leaves_to_the_study(self) -> ArmSection:
+        if self.route and (self.changes or self.starts_from):
+            raise ValueError(f"an arm with `{ROUTE}` is not trained, so it has no other key")
         for key in self.changes:
             if key in OWN_KEYS:
                 raise ValueError(f"{key} is set for all arms; set `{OWN_KEYS[key]}` of the study file instead")
@@ -78,7 +94,8 @@ class StudyFile(Section):
     """The run file that every arm changes."""
     arms: Annotated[dict[ArmName, ArmSection], Field(min_length=1)]
     """The arms by name. Each is a mapping of keys of the run file to values, as `--set` takes them; an arm without any
-    is the base run file itself. `starts_from` names the arm with whose adapter of the same seed training starts."""
+    is the base run file itself. `starts_from` names the arm with whose adapter of the same seed training starts. An arm
+    with `route` is not trained: its answers are those of other arms."""
     output: UserPath
     """The folder of all runs: each run has the folder ARM-SEED in it."""
     seeds: Annotated[list[Seed], Field(min_length=1)] = [42]
@@ -97,6 +114,11 @@ class StudyFile(Section):
         if len(set(self.seeds)) < len(self.seeds):
             yield f"seeds: a seed is there twice (got {self.seeds})"
         named = {f"arms.{name}.{STARTS_FROM}": arm.starts_from for name, arm in self.arms.items()}
+        for arm, route in self.routes.items():
+            named |= {f"arms.{arm}.{ROUTE}.arms.{value}": name for value, name in route.arms.items()}
+        for key, name in named.items():
+            if name in self.routes:
+                yield f"{key}: the arm {name} has a `{ROUTE}` and no adapter; name an arm that is trained"
         named["compare.baseline"] = self.compare.baseline
         named |= {f"compare.arms[{number}]": name for number, name in enumerate(self.compare.arms or [])}
         for key, name in named.items():
@@ -107,6 +129,16 @@ class StudyFile(Section):
         except CycleError as error:
             circle = " -> ".join(reversed(error.args[1]))
             yield f"{STARTS_FROM}: the arms {circle} are a circle; one of them must start with a new adapter"
+
+    @property
+    def trained(self) -> dict[str, ArmSection]:
+        """The arms that are trained."""
+        return {name: arm for name, arm in self.arms.items() if not arm.route}
+
+    @property
+    def routes(self) -> dict[str, RouteSection]:
+        """The arms whose answers are those of other arms."""
+        return {name: arm.route for name, arm in self.arms.items() if arm.route}
 
     def compared(self) -> list[str]:
         """The arms that are compared, the baseline first."""

@@ -9,15 +9,17 @@ run` starts the runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lookonce.errors import LookonceError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.study.expand import StudyRun, expand
 from lookonce.study.file import read_study
 from lookonce.study.jobs import Job, schedule
+from lookonce.study.routing import RoutedRun, routed_runs
 from lookonce.study.state import find_outdated, in_chains, read_state
 from lookonce.study.workload import Workload, measure
 from lookonce.text import count, duration, listed, rows, table
@@ -60,11 +62,13 @@ class Plan:
     seconds: float | None
     """How long all of them take, `num_parallel` at a time; None without a measured rate."""
     outdated: dict[str, str]
+    wrong_routes: list[str]
+    """Routed arms that lack an arm for some questions."""
 
     @property
     def errors(self) -> list[str]:
         """What would stop runs, by arm."""
-        return [f"{one.arm}: {error}" for one in self.arms for error in one.workload.errors]
+        return [f"{one.arm}: {error}" for one in self.arms for error in one.workload.errors] + self.wrong_routes
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"errors": self.errors}
@@ -114,7 +118,20 @@ def plan_study(path: Path, num_parallel: int, given_ms: float | None) -> Plan:
     times = _times(left, {one.arm: one for one in arms}, num_parallel)
     knows_all = all(one.seconds is not None for one in arms if one.num_left)
     total = max((end for _, end in times.values()), default=0.0)
-    return Plan(arms, num_parallel, list(times), total if knows_all else None, outdated)
+    wrong_routes = _wrong_routes(routed_runs(study, runs).values())
+    return Plan(arms, num_parallel, list(times), total if knows_all else None, outdated, wrong_routes)
+
+
+def _wrong_routes(routed: Iterable[RoutedRun]) -> list[str]:
+    found = []
+    for one in {one.arm: one for one in routed}.values():
+        try:
+            one.check()
+        except UsageError as error:
+            found.append(str(error))
+        except LookonceError:
+            continue  # records that cannot be read are errors of the arms
+    return found
 
 
 def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:

@@ -24,6 +24,7 @@ from lookonce.study.expand import LOGS, StudyRun, expand, write_run_files
 from lookonce.study.file import read_study
 from lookonce.study.jobs import Job
 from lookonce.study.pool import Outcome, Pool, slots
+from lookonce.study.routing import routed_runs, write_routed
 from lookonce.study.state import in_chains, read_state, refuse_outdated
 from lookonce.study.workload import num_samples
 from lookonce.text import Notify
@@ -36,9 +37,13 @@ def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify
         Stopped: a signal asked this process to stop; what the runs have done is saved.
         LookonceError: the study file, a run file or records are wrong, or runs are outdated.
     """
-    runs = expand(read_study(path))
+    study = read_study(path)
+    runs = expand(study)
     for one in runs.values():
         check_paths(one.run)
+    routed = routed_runs(study, runs)
+    for arm in routed.values():
+        arm.check()
     outdated = refuse_outdated(runs, again, path)
     jobs = find_jobs(runs, outdated)
     write_run_files(list(runs.values()), path)
@@ -46,6 +51,7 @@ def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify
     outcome = pool.run(jobs)
     for name in (name for name in outcome.done if name in runs and not read_state(runs[name]).is_complete):
         outcome.failed[name] = f"trained, but not evaluated, see {runs[name].log}"  # for lack of memory
+    write_routed(routed.values())
     return outcome
 
 

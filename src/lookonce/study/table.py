@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lookonce.eval.scores.metrics import Score
 from lookonce.run.folder import RECORD
 from lookonce.study.expand import StudyRun, expand
 from lookonce.study.file import read_study
+from lookonce.study.routing import RoutedRun, routed_runs
 from lookonce.study.state import RunState, find_outdated, read_state
 from lookonce.text import count, listed, table
 
@@ -26,6 +28,8 @@ class StudyStatus:
     """Why runs do not belong to the study file any more."""
     others: list[str]
     """Runs in the output folder that are not of this study any more."""
+    routed: Mapping[str, RoutedRun]
+    """The arms whose answers are those of other arms."""
 
     @classmethod
     def read(cls, path: Path) -> StudyStatus:
@@ -38,11 +42,18 @@ class StudyStatus:
         runs = expand(study)
         found = {record.parent.name for record in study.output.glob(f"*/{RECORD}")}
         others = sorted(name for name in found - runs.keys() if ".old-" not in name)
-        return cls(runs, {name: read_state(one) for name, one in runs.items()}, find_outdated(runs), others)
+        states = {name: read_state(one) for name, one in runs.items()}
+        return cls(runs, states, find_outdated(runs), others, routed_runs(study, runs))
 
     def is_current(self, name: str) -> bool:
         """Whether a run is complete, and of this study file."""
         return self.states[name].is_complete and name not in self.outdated
+
+    def has_answered(self, name: str) -> bool:
+        """Whether a run is complete, of this study file, and evaluated; of a routed one, whether its runs are."""
+        if name in self.routed:
+            return all(self.has_answered(one.name) for one in self.routed[name].runs.values())
+        return self.is_current(name) and self.states[name].score is not None
 
     @property
     def num_complete(self) -> int:
@@ -55,10 +66,16 @@ class StudyStatus:
             | {"outdated": self.outdated.get(name)}
             for name, one in self.runs.items()
         ]
-        return {"runs": values, "others": self.others}
+        routed = [one.to_json() | {"score": self._score(one)} for one in self.routed.values()]
+        return {"runs": values, "routed": routed, "others": self.others}
+
+    def _score(self, routed: RoutedRun) -> Score | None:
+        return routed.score() if self.has_answered(routed.name) else None
 
     def text(self) -> str:
-        lines = [table(HEADER, [_row(name, state, name in self.outdated) for name, state in self.states.items()])]
+        runs = [_row(name, state, name in self.outdated) for name, state in self.states.items()]
+        routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
+        lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
         if self.others:
             lines.append(f"not of this study any more, and left alone: {listed(self.others)}")
@@ -66,8 +83,11 @@ class StudyStatus:
 
 
 def _row(name: str, state: RunState, is_outdated: bool) -> tuple[str, ...]:
-    training, score = state.training, state.score
+    training = state.training
     steps = f"{training.step:,} of {training.num_steps:,}" if training.num_steps else ""
     steps = f"{training.num_steps:,}" if state.is_trained else steps
-    scores = (f"{score.exact_match:.1%}", f"{score.majority:.1%}") if score else ("", "")
-    return name, "outdated" if is_outdated else training.state, steps, *scores
+    return name, "outdated" if is_outdated else training.state, steps, *_figures(state.score)
+
+
+def _figures(score: Score | None) -> tuple[str, str]:
+    return (f"{score.exact_match:.1%}", f"{score.majority:.1%}") if score else ("", "")

@@ -5,53 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
-from support.processes import Preloaded, Process
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.folder import RunFolder
 
-STUDY = """
-import os, sys
-import lookonce.study.pool as pool
-from lookonce.cli import main
-
-class Forked:
-    '''A process of the pool, forked from this one, which has imported everything already.'''
-
-    def __init__(self, command, env, stdin, stdout, stderr, start_new_session, preexec_fn):
-        assert command[1:3] == ["-m", "lookonce"] and start_new_session
-        self.returncode, self.pid = None, os.fork()
-        if self.pid == 0:
-            os.setsid()
-            preexec_fn()
-            for descriptor in (1, 2):
-                os.dup2(stdout.fileno(), descriptor)
-            try:
-                main(command[3:])
-            except SystemExit as end:
-                os._exit(end.code or 0)
-            finally:
-                os._exit(99)
-
-    def poll(self):
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
-
-    def send_signal(self, number):
-        os.kill(self.pid, number)
-
-pool.subprocess.Popen, pool.INTERVAL_S = Forked, 0.02
-main(["study", *sys.argv[1:]])
-"""
 ARMS = {
     "later": {"starts_from": "plain", "train.steps": 4},
     "plain": None,
@@ -61,39 +24,12 @@ ARMS = {
 }
 
 
-@dataclass
-class Study:
-    """Runs `lookonce study` on a study file in a folder."""
-
-    preloaded: Preloaded
-    folder: Path
-    base: str
-    number: int = 0
-    """How many commands were started; each has an output of its own."""
-
-    def write(self, name: str, arms: dict) -> Path:
-        (self.folder / "base.yaml").write_text(self.base)
-        study = {"base": "base.yaml", "seeds": [1], "output": name, "arms": arms, "compare": {"baseline": "plain"}}
-        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-        return self.folder / name
-
-    def start(self, *words: str) -> Process:
-        self.number += 1
-        (self.folder / f"started{self.number}.err").touch()  # read before the process has begun to write
-        return self.preloaded.start(STUDY, *words, folder=self.folder, name=f"started{self.number}")
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        process = self.start(*words)
-        assert process.wait() == code, process.error
-        return process.out
-
-
 @pytest.fixture
-def study(preloaded: Preloaded, make_run, built: VisionCache, tmp_path: Path) -> Study:
+def study(study_of, make_run, built: VisionCache):
     options = {"steps": 24, "save_steps": 4}
     data = {"val": [], "test": []}
     run = make_run(data=data, cache={"dir": str(built.folder.parent)}, train=options, batch={"samples_per_step": 4})
-    return Study(preloaded, tmp_path, run.to_yaml())
+    return study_of(run.to_yaml())
 
 
 def adapter(folder: Path) -> dict:

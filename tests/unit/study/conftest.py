@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.start_adapter import start_identity
 from lookonce.study.expand import StudyRun
@@ -37,5 +39,19 @@ def look_trained() -> Callable[[StudyRun], None]:
         (one.folder.adapter / "adapter_model.safetensors").write_text(f"weights of {one.name}")
         figures = {"num_steps": 4, "first_step": 0, "num_samples": 32, "num_too_long": 0, "seconds": 3.2}
         write_json(one.folder.trained, figures | {"wait_share": 0.0})
+
+    return make
+
+
+@pytest.fixture
+def look_complete(look_trained) -> Callable[[StudyRun, list[Prediction]], None]:
+    """Makes a run's folder look as if it had been trained and evaluated with these answers."""
+
+    def make(one: StudyRun, rows: list[Prediction]) -> None:
+        look_trained(one)
+        write_predictions(one.folder.predictions("val"), rows)
+        write_json(one.folder.metrics("val"), Evaluation.of(rows).to_json())
+        write_json(one.folder.answering("val"), {"num_answered": len(rows), "seconds": 1.5})
+        write_json(one.folder.folder / "summary.json", {"cache_bytes": 12_000})
 
     return make

@@ -14,6 +14,13 @@ def test_an_arm_is_a_mapping_of_keys_to_values(write_study):
     assert (study.arms["later"].starts_from, study.arms["later"].changes) == ("plain", {"train.epochs": 2})
 
 
+def test_an_arm_with_a_route_is_not_trained(write_study):
+    arms = {"one": None, "two": None, "both": {"route": {"arms": {1: "one", "2": "two"}}}}
+    study = read_study(write_study(arms))
+    assert list(study.trained) == ["one", "two"] and study.compared() == ["one", "two", "both"]
+    assert (study.routes["both"].by, study.routes["both"].arms) == ("stage", {"1": "one", "2": "two"})
+
+
 @pytest.mark.parametrize(
     ("compare", "compared"),
     [
@@ -45,6 +52,11 @@ def test_the_baseline_is_compared_first(write_study, compare, compared):
             r"the arms (\w) -> \w -> \w -> \1 are a circle; one of them must start with a new adapter",
         ),
         ({"a": None, "b": {"starts_from": "a", "train.start_from": "x"}}, {}, "use one of them"),
+        ({"a": None, "b": {"route": {"arms": {1: "c"}}}}, {}, "arms.b.route.arms.1: there is no arm 'c'"),
+        ({"a": {"route": {"arms": {1: "a"}}}}, {}, "arms.a.route.arms.1: the arm a has a `route` and no adapter"),
+        ({"a": {"starts_from": "b"}, "b": {"route": {"arms": {1: "a"}}}}, {}, "a.starts_from: the arm b has a `route`"),
+        ({"a": {"route": {"arms": {1: "a"}}, "train.epochs": 2}}, {}, "is not trained, so it has no other key"),
+        ({"a": {"route": {"by": "colour", "arms": {1: "a"}}}}, {}, "route.by: .*'stage', 'category' or 'source'"),
         ({"a": None}, {"seeds": [1, 1]}, "seeds: a seed is there twice"),
         ({"a": None}, {"seeds": [-1]}, "seeds.0.: .* greater than or equal to 0"),
         ({"a": None}, {"compare": {"baseline": "z", "arms": ["y"]}}, "(?s)baseline: there is no arm 'z'.*no arm 'y'"),

@@ -62,3 +62,8 @@ def test_what_would_stop_an_arm_is_an_error(write_study):
     plan = plan_study(write_study({"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}}), 1, None)
     assert [error.partition(":")[0] for error in plan.errors] == ["b", "c"]
     assert "c: no record can be trained on" in plan.errors
+
+
+def test_a_route_that_lacks_an_arm_is_an_error(write_study):
+    plan = plan_study(write_study({"a": None, "b": {"route": {"arms": {1: "a"}}}}), 1, None)
+    assert plan.errors[0].startswith("arm b: 69 of 69 questions have no run to be routed to: no stage (69); there are")

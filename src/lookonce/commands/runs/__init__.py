@@ -3,5 +3,6 @@
 compare  lookonce compare
 export   lookonce export
 report   lookonce report
+route    lookonce route
 study    lookonce study plan, run, status, report
 """

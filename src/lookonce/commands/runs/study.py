@@ -11,6 +11,7 @@ import click
 
 from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout
 from lookonce.signals import exit_on_signal
+from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
 PARALLEL = click.option(
@@ -56,7 +57,7 @@ def plan(study_file: Path, num_parallel: int | None, rate: float | None, as_json
     Keys of --json:
       arms       arm, starts_from, num_runs, num_left, seconds, and workload: num_steps, num_samples, num_answers,
                  num_tokens, gpu_gb, errors
-      num_parallel, order, seconds, outdated, errors
+      num_parallel, order, seconds, outdated, wrong_routes, errors
 
     \b
     Examples:
@@ -89,7 +90,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
 
     \b
     Keys of --json:
-      done, failed, skipped, stopped, and runs: see lookonce study status --help
+      done, failed, skipped, stopped, and the keys of lookonce study status --json
 
     \b
     Examples:
@@ -118,6 +119,7 @@ def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
     Keys of --json:
       runs     run, arm, seed, starts_from, folder, training (see lookonce status --help), score, is_trained,
                is_complete, outdated
+      routed   arms with `route`: run, arm, seed, by, runs, folder, score
       others   runs in the output folder that are not of this study any more
 
     \b
@@ -148,21 +150,28 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     """Compare the arms of a study, and write one HTML page about its runs.
 
     The runs of an arm are seeds of one another and count as one. The figures are those of lookonce compare, the page is
-    that of lookonce report. Runs that are not complete are left out, and named.
+    that of lookonce report, with a table of the arms, a sentence about each for a paper, and what chains of arms forget
+    of each stage. The tables are written beside the page, as CSV and as LaTeX. Runs that are not complete are left out,
+    and named.
+
+    \b
+    Keys of --json: those of lookonce compare and lookonce report, and
+      arms         arm, seeds, exact_match, interval, majority, spread, difference, difference_interval, p_holm,
+                   is_distinguishable, sentence; cost: needs (arms), num_records, training_seconds, answering_seconds
+      forgetting   arms, seeds, stages, exact_match (by arm and stage), forgotten (by stage)
+      left_out
 
     \b
     Examples:
       lookonce study report study.yaml
       lookonce study report study.yaml -o study.html --json
     """
-    from lookonce.eval.comparison.report import to_json, to_text
-    from lookonce.files import write_text
-    from lookonce.study.report import report_study
+    from lookonce.study.report.report import report_study
 
     found = report_study(study_file)
     page = output or found.folder / "report.html"
-    write_text(page, found.page.to_page())
+    tables = found.write(page)
     for name in found.left_out:
         notify(f"not complete, and left out: {name}")
-    notify(f"wrote the page to {page}")
-    emit(to_json(found.comparison) | {"left_out": found.left_out}, to_text(found.comparison), as_json)
+    notify(f"wrote the page to {page}, and {count(len(tables), 'file')} of its tables beside it")
+    emit(found.to_json(), found.text(), as_json)

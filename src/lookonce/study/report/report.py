@@ -1,0 +1,104 @@
+"""`lookonce study report`: the arms compared, by `lookonce compare` and on the page of `lookonce report`.
+
+Design: runs of one arm are seeds of one another as the study has them, whatever their records are: a share of the
+records that is drawn by the seed is another one for each. Runs that are not complete are left out, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lookonce.errors import UsageError
+from lookonce.eval.comparison.compare import Comparison, compare
+from lookonce.eval.comparison.report import to_json, to_text
+from lookonce.eval.comparison.runs import Run
+from lookonce.eval.scores.prediction import read_predictions
+from lookonce.files import write_text
+from lookonce.report.report import Report
+from lookonce.report.runs import ReportedRun, open_runs
+from lookonce.study.file import StudyFile, read_study
+from lookonce.study.report.arms import arms_part, arms_table, figures
+from lookonce.study.report.forgetting import find_forgetting, forgetting_part
+from lookonce.study.report.tables import Table, write_tables
+from lookonce.study.routing import RoutedRun
+from lookonce.study.table import StudyStatus
+from lookonce.text import listed, table
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """The comparison of a study's arms, and the page of their runs."""
+
+    folder: Path
+    """The output folder of the study."""
+    comparison: Comparison
+    page: Report
+    tables: list[Table]
+    """The figures of the arms, and what each chain forgets."""
+    left_out: list[str]
+    """Runs that are not complete, and therefore not compared."""
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self.comparison) | {"left_out": self.left_out} | self.page.to_json()
+
+    def text(self) -> str:
+        """The comparison, and what chains forget."""
+        matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in self.tables[1:]]
+        return "\n\n".join([to_text(self.comparison), *matrices])
+
+    def write(self, page: Path) -> list[Path]:
+        """Write the page, and the tables beside it; returns the paths of these."""
+        write_text(page, self.page.to_page())
+        return write_tables(self.tables, page)
+
+
+def report_study(path: Path) -> StudyReport:
+    """Compare the arms of a study, as far as their runs are complete.
+
+    Raises:
+        UsageError: fewer than two arms have a complete run, or the runs answered different questions.
+        LookonceError: the study file, or a file of a run, is wrong.
+    """
+    study, status = read_study(path), StudyStatus.read(path)
+    names = [f"{arm}-{seed}" for arm in study.compared() for seed in study.seeds]
+    wanted = [name for name in names if status.has_answered(name)]
+    left_out = [name for name in names if name not in wanted]
+    _check(study, wanted, left_out, path)
+    runs = _open(status)
+    is_against_one = study.compare.baseline is not None
+    answers = {name: run.answers for name, run in runs.items() if run.answers}
+    comparison = compare([answers[name] for name in wanted], with_first_only=is_against_one)
+    arms, forgetting = figures(comparison, study, runs), find_forgetting(study, answers)
+    page = Report.of([runs[name] for name in wanted], with_first_only=is_against_one)
+    page = replace(page, parts=[arms_part(arms), forgetting_part(forgetting), *page.parts])
+    tables = [arms_table(arms), *(one.table() for one in forgetting)]
+    return StudyReport(study.output, comparison, page, tables, left_out)
+
+
+def _check(study: StudyFile, complete: list[str], left_out: list[str], path: Path) -> None:
+    """Check that there is something to compare."""
+    arms, baseline = {name.rpartition("-")[0] for name in complete}, study.compare.baseline
+    if len(arms) < 2 or (baseline and baseline not in arms):
+        needed = f"two arms with complete runs, {baseline} among them" if baseline else "two arms with complete runs"
+        raise UsageError(
+            f"a report needs {needed}; not complete: {listed(left_out, 9)}; run: lookonce study run {path}"
+        )
+
+
+def _open(status: StudyStatus) -> Mapping[str, ReportedRun]:
+    """The complete runs of a study by name, whose answers have the name of their arm; and the routed ones."""
+    complete = [one for name, one in status.runs.items() if status.has_answered(name)]
+    opened = {}
+    for one, run in zip(complete, open_runs([one.run.output for one in complete]), strict=True):
+        answers = replace(run.answers, name=one.arm, training=one.arm) if run.answers else None
+        opened[one.name] = replace(run, answers=answers)
+    return opened | {one.name: _routed(one) for one in status.routed.values() if status.has_answered(one.name)}
+
+
+def _routed(one: RoutedRun) -> ReportedRun:
+    one.write()  # its runs may have answered again
+    answers = Run(one.arm, read_predictions(one.predictions), one.arm, one.seed)
+    return ReportedRun(one.name, "", answers, None, None)

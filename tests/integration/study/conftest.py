@@ -1,0 +1,83 @@
+"""Commands of `lookonce study` on study files in a folder, with the processes of the pool forked from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+if TYPE_CHECKING:  # pytest rewrites the modules of `support` only if no conftest has imported them
+    from support.processes import Preloaded, Process
+
+STUDY = """
+import os, sys
+import lookonce.study.pool as pool
+from lookonce.cli import main
+
+class Forked:
+    '''A process of the pool, forked from this one, which has imported everything already.'''
+
+    def __init__(self, command, env, stdin, stdout, stderr, start_new_session, preexec_fn):
+        assert command[1:3] == ["-m", "lookonce"] and start_new_session
+        self.returncode, self.pid = None, os.fork()
+        if self.pid == 0:
+            os.setsid()
+            preexec_fn()
+            for descriptor in (1, 2):
+                os.dup2(stdout.fileno(), descriptor)
+            try:
+                main(command[3:])
+            except SystemExit as end:
+                os._exit(end.code or 0)
+            finally:
+                os._exit(99)
+
+    def poll(self):
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+pool.subprocess.Popen, pool.INTERVAL_S = Forked, 0.02
+main(["study", *sys.argv[1:]])
+"""
+
+
+@dataclass
+class Study:
+    """Runs `lookonce study` on a study file in a folder."""
+
+    preloaded: Preloaded
+    folder: Path
+    base: str
+    number: int = 0
+    """How many commands were started; each has an output of its own."""
+
+    def write(self, name: str, arms: dict, baseline: str = "plain") -> Path:
+        (self.folder / "base.yaml").write_text(self.base)
+        study = {"base": "base.yaml", "seeds": [1], "output": name, "arms": arms, "compare": {"baseline": baseline}}
+        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+        return self.folder / name
+
+    def start(self, *words: str) -> Process:
+        self.number += 1
+        (self.folder / f"started{self.number}.err").touch()  # read before the process has begun to write
+        return self.preloaded.start(STUDY, *words, folder=self.folder, name=f"started{self.number}")
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        process = self.start(*words)
+        assert process.wait() == code, process.error
+        return process.out
+
+
+@pytest.fixture
+def study_of(preloaded: Preloaded, tmp_path: Path) -> Callable[[str], Study]:
+    """Studies with this base run file."""
+    return lambda base: Study(preloaded, tmp_path, base)

@@ -1,0 +1,143 @@
+"""The report of a study: arms beside the baseline arm, what chains forget, costs, a routed arm, and tables as files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+from support.answers import questions
+from support.html_page import as_text, numbers_in, numbers_of
+
+from lookonce.eval.scores.prediction import Prediction, read_predictions
+from lookonce.study.expand import expand
+from lookonce.study.file import read_study
+from lookonce.study.report.report import StudyReport, report_study
+from lookonce.study.table import StudyStatus
+
+STAGES = ("1", "2", "3")
+ARMS = {
+    "plain": None,
+    "one": {"data.where": {"stage": 1}},
+    "two": {"starts_from": "one", "data.where": {"stage": 2}},
+    "three": {"starts_from": "two", "data.where": {"stage": 3}},
+    "routed": {"route": {"by": "stage", "arms": {1: "one", 2: "two", 3: "three"}}},
+}
+
+
+def answered(shares: tuple[int, int, int]) -> list[Prediction]:
+    """Of 20 questions of each stage, this many are answered right."""
+    rows = [replace(row, stage=STAGES[place % 3]) for place, row in enumerate(questions())]
+    return [
+        row if place // 3 < shares[place % 3] else replace(row, predicted="perhaps") for place, row in enumerate(rows)
+    ]
+
+
+RIGHT = {"plain": (15, 15, 15), "one": (20, 2, 3), "two": (12, 18, 4), "three": (8, 10, 19)}
+
+
+@pytest.fixture
+def study(write_study, look_complete):
+    """A study in which all runs of these arms are complete."""
+
+    def make(arms: dict[str, object] = ARMS, compare: str | None = "plain"):
+        path = write_study(arms, seeds=[1, 2], compare={"baseline": compare})
+        for one in expand(read_study(path)).values():
+            first, *others = RIGHT[one.arm]
+            look_complete(one, answered((first - one.seed, *others)))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def report(study) -> StudyReport:
+    return report_study(study())
+
+
+def test_the_matrix_has_the_exact_match_of_each_stage_after_each_phase(report):
+    (matrix,) = report.to_json()["forgetting"]
+    assert (matrix["arms"], matrix["stages"], matrix["seeds"]) == (["one", "two", "three"], list(STAGES), [1, 2])
+    expected = [[0.925, 0.1, 0.15], [0.525, 0.9, 0.2], [0.325, 0.5, 0.95]]
+    assert [[round(share, 4) for share in line] for line in matrix["exact_match"]] == expected
+    assert [round(points, 4) for points in matrix["forgotten"]] == [0.6, 0.4, -0.75]
+
+
+def test_a_routed_arm_has_the_answers_of_each_adapter_alone(report):
+    rows = read_predictions(report.folder / "routed-2" / "predictions" / "val.jsonl")
+    alone = {
+        stage: read_predictions(report.folder / f"{arm}-2" / "predictions" / "val.jsonl")
+        for stage, arm in zip(STAGES, ("one", "two", "three"), strict=True)
+    }
+    assert len(rows) == 60 and all(row == alone[row.stage or ""][place] for place, row in enumerate(rows))
+    by_arm = {one["arm"]: one for one in report.to_json()["arms"]}
+    assert by_arm["routed"]["exact_match"] == pytest.approx((18.5 + 18 + 19) / 60)
+
+
+def test_the_cost_of_an_arm_is_that_of_all_that_it_needs(report):
+    costs = {one["arm"]: one["cost"] for one in report.to_json()["arms"]}
+    assert {arm: cost["needs"] for arm, cost in costs.items()} == {
+        "plain": ["plain"],
+        "one": ["one"],
+        "two": ["one", "two"],
+        "three": ["one", "two", "three"],
+        "routed": ["one", "two", "three"],
+    }
+    assert [round(cost["training_seconds"], 1) for cost in costs.values()] == [3.2, 3.2, 6.4, 9.6, 9.6]
+    assert [cost["num_records"] for cost in costs.values()] == [32, 32, 64, 96, 96]
+    assert [cost["answering_seconds"] for cost in costs.values()] == [1.5, 1.5, 1.5, 1.5, 4.5]
+
+
+def test_each_arm_has_a_sentence_with_its_figures(report):
+    plain, one, *_, routed = [one["sentence"] for one in report.to_json()["arms"]]
+    assert plain.startswith("plain answers 72.5% of 60 questions about 12 images exactly right (95% interval ")
+    assert plain.endswith(", mean of 2 seeds, 1.7 points apart), after training on 32 records in 3.2 s.")
+    low, high = (100 * end for end in report.to_json()["arms"][1]["difference_interval"])
+    assert f"points fewer than plain (95% interval {-high:.1f} to {-low:.1f}, p after Holm " in one
+    assert "20.0 points more than plain (95% interval " in routed and "96 records in 9.6 s" in routed
+
+
+def test_the_json_has_every_number_of_the_page(report):
+    known = numbers_in(json.loads(json.dumps(report.to_json(), default=str)))
+    page = report.page.to_page()
+    assert numbers_of(page) - known == set()
+    assert "Arms against plain" in as_text(page) and "Forgetting in chains" in as_text(page)
+
+
+def test_tables_are_written_beside_the_page_with_the_figures_of_the_json(report, tmp_path):
+    written = report.write(tmp_path / "page.html")
+    names = ["page-arms.csv", "page-arms.tex", "page-forgetting-three.csv", "page-forgetting-three.tex"]
+    assert [path.name for path in written] == names and (tmp_path / "page.html").exists()
+    with written[0].open() as file:
+        rows = list(csv.DictReader(file))
+    for row, figures in zip(rows, report.to_json()["arms"], strict=True):
+        assert (row["arm"], float(row["exact_match"])) == (figures["arm"], figures["exact_match"])
+        assert float(row["training_seconds"]) == figures["cost"]["training_seconds"]
+        assert row["p_holm"] == ("" if figures["p_holm"] is None else str(figures["p_holm"]))
+    latex = written[3].read_text()
+    assert r"one & 92.5\% & 10.0\% & 15.0\% \\" in latex and r"forgotten & +60.0 & +40.0 & -75.0 \\" in latex
+
+
+def test_without_a_baseline_all_arms_are_compared_and_the_figures_are_against_the_first(study):
+    found = report_study(study({name: ARMS[name] for name in ("plain", "one", "two")}, None)).to_json()
+    assert len(found["pairs"]) == 3 and [one["difference"] is None for one in found["arms"]] == [True, False, False]
+
+
+def test_the_cost_of_an_arm_whose_first_phase_has_no_answers_is_not_known(study):
+    path = study()
+    for seed in (1, 2):
+        folder = expand(read_study(path))[f"one-{seed}"].folder
+        folder.metrics("val").unlink()
+    costs = {one["arm"]: one["cost"] for one in report_study(path).to_json()["arms"]}
+    assert list(costs) == ["plain", "two", "three"]
+    assert (costs["plain"]["num_records"], costs["two"]["num_records"]) == (32, None)
+
+
+def test_runs_that_are_not_complete_are_left_out_with_all_that_needs_them(study):
+    path = study()
+    (expand(read_study(path))["three-2"].folder.folder / "summary.json").unlink()
+    found = report_study(path)
+    assert found.left_out == ["three-2", "routed-2"] and found.to_json()["forgetting"][0]["seeds"] == [1]
+    routed = StudyStatus.read(path).to_json()["routed"]
+    assert [one["score"] is None for one in routed] == [False, True]

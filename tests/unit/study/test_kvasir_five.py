@@ -1,0 +1,64 @@
+"""The study of Kvasir-VQA, on made-up records with its questions: it can be planned, and its arms are matched."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.curriculum.stage_map import read_stage_map
+from lookonce.datasets.records import Record, Turn, write_records
+from lookonce.study.file import StudyFile, read_study
+from lookonce.study.plan import plan_study
+
+STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
+NUM_RECORDS = {1: 192, 2: 155, 3: 153}
+"""Records of each stage, in the proportions of the dataset."""
+
+
+@pytest.fixture
+def study_file(root: Path, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The study file in a folder with such records, on the sample's model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "datasets").symlink_to(root / "datasets")
+    (tmp_path / "experiments").mkdir()
+    for name in ("kvasir-five.yaml", "kvasir-vqa.yaml"):
+        text = (root / "experiments" / name).read_text().replace("Qwen/Qwen3-VL-8B-Instruct", f"{sample}/model")
+        (tmp_path / "experiments" / name).write_text(text.replace("samples_per_step: 128", "samples_per_step: 4"))
+    folder = tmp_path / "data" / "kvasir-vqa"
+    shutil.copytree(sample / "images", folder / "images")
+    records = made_up(sorted((folder / "images").iterdir()))
+    for split in ("train", "val", "test"):
+        write_records(folder / f"{split}.jsonl", records)
+    return Path("experiments/kvasir-five.yaml")
+
+
+def made_up(images: list[Path]) -> list[Record]:
+    stages = {text: one.stage for text, one in read_stage_map(Path(STAGE_MAP)).questions.items()}
+    asked = {
+        stage: [(image, text) for image in images for text, its in stages.items() if its == stage]
+        for stage in NUM_RECORDS
+    }
+    return [
+        Record(images=(image,), turns=(Turn(text, "yes"),), metadata={})
+        for stage, number in NUM_RECORDS.items()
+        for image, text in asked[stage][:number]
+    ]
+
+
+def needed(arm: str, study: StudyFile) -> set[str]:
+    """The arms that an arm consists of, in its chain or its route."""
+    if arm in study.routes:
+        return set(study.routes[arm].arms.values())
+    before = study.arms[arm].starts_from
+    return {arm} | (needed(before, study) if before else set())
+
+
+def test_the_arms_are_trained_on_as_many_answers_as_the_first(study_file):
+    study, plan = read_study(study_file), plan_study(study_file, 1, None)
+    assert plan.errors == []
+    answers = {one.arm: one.workload.num_answers for one in plan.arms}
+    assert answers["exp1"] == 1500
+    found = {arm: sum(answers[one] for one in needed(arm, study)) for arm in study.compared()}
+    assert found == {arm: pytest.approx(1500, rel=0.01) for arm in found}
