@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.engines import Engine
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import NOT_ANSWERED, Dialogue, is_shown
+from lookonce.eval.decoding.dialogue import Dialogue, is_shown
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.loop.session import Session

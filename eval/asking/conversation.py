@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.images import read_bytes
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import UsageError
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.asking.asked import absolute
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import NOT_ANSWERED
 from lookonce.eval.decoding.talk import Talk
 from lookonce.text import count
 

@@ -15,7 +15,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.errors import ModelError
 from lookonce.eval.decoding.answer import Answer
 from lookonce.train.data.tokenize import ChatTokenizer, Example

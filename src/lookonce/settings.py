@@ -62,7 +62,11 @@ def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settin
         raise UsageError(f"{called} is wrong:\n{problems}") from None
 
 
-class _Loader(yaml.SafeLoader):
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader with libyaml is ten times as fast; not every build of PyYAML has it."""
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
     """PyYAML's safe loader, which refuses a key that is there twice; PyYAML itself keeps the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -70,7 +74,8 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, number in keys.items() if number > 1):
             problem = f"the key {key!r} is there twice"
             raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        return values
 
 
 def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, Any]:

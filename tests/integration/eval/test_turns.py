@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import NOT_ANSWERED, Dialogue
+from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.talk import Talk
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run

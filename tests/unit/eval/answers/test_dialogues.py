@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.dialogues import together, turns_before, without_answers
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import NOT_ANSWERED
 
 FIRST = Record((Path("a"),), (Turn("a?", "1"), Turn("b?", "2"), Turn("c?", "3")))
 OTHER = Record((Path("a"),), (Turn("d?", "4"),))

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError
 from lookonce.eval.answers.dialogues import dialogues_of, without_answers
 from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import NOT_ANSWERED, Dialogue
+from lookonce.eval.decoding.dialogue import Dialogue
 
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps?", "2"), Turn("Où?", "in the centre; left"))
 RECORDS = (
