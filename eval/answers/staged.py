@@ -23,7 +23,7 @@ Staged = Literal["own", "true", "none"]
 
 
 def questions_of(session: Session, records: Iterable[Record], staged: Staged) -> list[Asked]:
-    """The questions of some records, with true answers as context if `staged` says so, otherwise without any."""
+    """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
     form, inputs = session.inputs.run.data.context, session.inputs
     records = [replace(record, context=None) if record.context else record for record in records]
     if form and staged == "true":

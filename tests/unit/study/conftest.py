@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,26 @@ from lookonce.run.start_adapter import start_identity
 from lookonce.study.expand import StudyRun
 
 
-@pytest.fixture
-def write_study(make_run, tmp_path) -> Callable[..., Path]:
-    """Writes a study file; `base` are changes of its base run file, as `make_run` takes them."""
+@pytest.fixture(scope="session")
+def write_study_in(make_run_in) -> Callable[..., Path]:
+    """Writes a study file into a folder; `base` are changes of its base run file, as `make_run_in` takes them."""
 
-    def write(arms: dict[str, Any], base: dict[str, Any] | None = None, **values: Any) -> Path:
-        (tmp_path / "base.yaml").write_text(make_run(**base or {}).to_yaml())
-        study = {"base": str(tmp_path / "base.yaml"), "output": str(tmp_path / "study"), "arms": arms} | values
-        (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-        return tmp_path / "study.yaml"
+    def write(folder: Path, arms: dict[str, Any], base: dict[str, Any] | None = None, **values: Any) -> Path:
+        (folder / "base.yaml").write_text(make_run_in(folder, **base or {}).to_yaml())
+        study = {"base": str(folder / "base.yaml"), "output": str(folder / "study"), "arms": arms} | values
+        (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+        return folder / "study.yaml"
 
     return write
 
 
 @pytest.fixture
+def write_study(write_study_in, tmp_path) -> Callable[..., Path]:
+    """Writes a study file into the test's folder."""
+    return functools.partial(write_study_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
 def look_trained() -> Callable[[StudyRun], None]:
     """Makes a run's folder look as if it had been trained."""
 
@@ -43,7 +50,7 @@ def look_trained() -> Callable[[StudyRun], None]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def look_complete(look_trained) -> Callable[[StudyRun, list[Prediction]], None]:
     """Makes a run's folder look as if it had been trained and evaluated with these answers."""
 

@@ -40,7 +40,7 @@ class Forgetting:
     exact_match: list[list[float]]
     """After each phase, of each stage."""
     forgotten: list[float]
-    """Of each stage, the best of the earlier phases less the last one."""
+    """The best of the earlier phases less the last one, of each stage."""
 
     def table(self) -> Table:
         """A line for each phase, and one for what is forgotten."""

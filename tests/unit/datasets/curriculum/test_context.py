@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm, as_shown, with_context, without_some
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
-from lookonce.eval.decoding import dialogue
 
 FORM = ContextForm(by="stage", order=[1, 2, 3])
 TURNS = ContextForm(by="stage", order=[1, 2, 3], form="turns")
@@ -101,7 +100,6 @@ def test_an_answer_that_is_empty_or_cut_off_is_not_shown():
     assert [as_shown(" two ", "stop"), as_shown("a", None), as_shown(" ", "stop"), as_shown("a", "length")] == [
         *("two", "a", NOT_ANSWERED, NOT_ANSWERED)
     ]
-    assert NOT_ANSWERED == dialogue.NOT_ANSWERED
 
 
 def test_a_stage_that_no_record_is_in_is_refused():

@@ -1,4 +1,4 @@
-"""Which questions are answered together, and which answers later ones are told."""
+"""Which questions are answered together, and which answers the prompts of later ones have."""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.answers import questions
@@ -27,7 +29,7 @@ ARMS = {
 
 
 def answered(shares: tuple[int, int, int]) -> list[Prediction]:
-    """Of 20 questions of each stage, this many are answered right."""
+    """Answers to 20 questions of each stage, this many of which are right."""
     rows = [replace(row, stage=STAGES[place % 3]) for place, row in enumerate(questions())]
     return [
         row if place // 3 < shares[place % 3] else replace(row, predicted="perhaps") for place, row in enumerate(rows)
@@ -37,12 +39,12 @@ def answered(shares: tuple[int, int, int]) -> list[Prediction]:
 RIGHT = {"plain": (15, 15, 15), "one": (20, 2, 3), "two": (12, 18, 4), "three": (8, 10, 19)}
 
 
-@pytest.fixture
-def study(write_study, look_complete):
-    """A study in which all runs of these arms are complete."""
+@pytest.fixture(scope="module")
+def study_in(write_study_in, look_complete):
+    """A study in a folder, in which all runs of these arms are complete."""
 
-    def make(arms: dict[str, object] = ARMS, compare: str | None = "plain"):
-        path = write_study(arms, seeds=[1, 2], compare={"baseline": compare})
+    def make(folder: Path, arms: dict[str, object] = ARMS, compare: str | None = "plain") -> Path:
+        path = write_study_in(folder, arms, seeds=[1, 2], compare={"baseline": compare})
         for one in expand(read_study(path)).values():
             first, *others = RIGHT[one.arm]
             look_complete(one, answered((first - one.seed, *others)))
@@ -52,8 +54,14 @@ def study(write_study, look_complete):
 
 
 @pytest.fixture
-def report(study) -> StudyReport:
-    return report_study(study())
+def study(study_in, tmp_path):
+    return functools.partial(study_in, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def report(study_in, tmp_path_factory) -> StudyReport:
+    """The report of all arms; tests must not change it."""
+    return report_study(study_in(tmp_path_factory.mktemp("study")))
 
 
 def test_the_matrix_has_the_exact_match_of_each_stage_after_each_phase(report):
