@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from lookonce.checks.images import CheckedImages, check_images
 from lookonce.checks.model import CheckedModel, check_model
-from lookonce.checks.records import CheckedRecords, check_records
+from lookonce.checks.records import CheckedRecords, check_context, check_records
 from lookonce.checks.report import Result
 from lookonce.checks.settings import check_settings
 from lookonce.datasets.records import Record
@@ -54,7 +54,8 @@ def measure(run: RunFile) -> Workload:
     records, of_records = check_records(run, None)
     model, of_model = check_model(run)
     images, of_images = check_images(run, records, model)
-    errors = _errors([*check_settings(run), *of_records, *of_model, *of_images])
+    of_context = check_context(run, records, images.keys)
+    errors = _errors([*check_settings(run), *of_records, *of_model, *of_images, *of_context])
     kept = _kept(run, records, model.counter, images) if model.counter else []
     if not kept or model.counter is None:
         return Workload(0, 0, 0, 0, None, (*errors, *(() if errors else ("no record can be trained on",))))

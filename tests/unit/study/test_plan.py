@@ -12,6 +12,7 @@ from lookonce.study.workload import measure, num_samples
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.session import Session
 
+STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
 ARMS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own": {"train.learning_rate": 0.1}}
 
 
@@ -28,9 +29,19 @@ def test_the_last_step_of_an_epoch_is_smaller(make_run, train, found):
     assert num_samples(make_run(train=train), 100) == found
 
 
-@pytest.mark.parametrize("batch", [{}, {"mode": "separate"}, {"questions_per_image": 1, "max_tokens": 37}], ids=str)
-def test_the_counts_are_those_of_the_training_itself(make_cached_run, batch):
-    run = make_cached_run(batch=batch, train={"steps": None, "epochs": 1})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch": {"mode": "separate"}},
+        {"batch": {"questions_per_image": 1, "max_tokens": 37}},
+        {"data": {"context": {"by": "stage", "order": [1, 2, 3], "dropout": 0.5}, "stage_map": STAGE_MAP}},
+    ],
+    ids=str,
+)
+def test_the_counts_are_those_of_the_training_itself(make_cached_run, root, monkeypatch, changes):
+    monkeypatch.chdir(root)
+    run = make_cached_run(train={"steps": None, "epochs": 1}, **changes)
     session = Session.open(RunInputs.from_cache(run))
     examples, _ = session.examples("train")
     sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, run.batch, run.train.seed)
