@@ -63,7 +63,9 @@ INTERVALS = {"train.eval_steps", "train.save_steps"}
 DECIDE_BEST = {
     None: set[str](),
     "loss": INTERVALS,
-    "exact_match": {"train.save_steps", "eval.every", "eval.max_questions", "eval.max_new_tokens"},
+    "exact_match": {
+        *("train.save_steps", "eval.every", "eval.max_questions", "eval.max_new_tokens", "eval.turns", "eval.staged")
+    },
 }
 """Keys that may not change after all, by `train.best`, because they decide which checkpoint is the result."""
 LENGTH = {"train.epochs", "train.steps"}
