@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -90,6 +90,8 @@ class Comparison:
     """Images that were drawn; images that share a question count as one."""
     candidates: list[Candidate]
     pairs: list[Pair]
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Whose answers stand in the prompts of each run, if runs differ in it."""
 
 
 def compare(runs: Sequence[Run], *, with_first_only: bool = False) -> Comparison:
@@ -119,7 +121,17 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False) -> Comparison
         for (first, second), interval, p, p_holm in tested
     ]
     num_images = int(joined.clusters.max(initial=-1)) + 1
-    return Comparison(len(joined.clusters), num_images, candidates, pairs)
+    prompts = {run.name: _prompts(run) for run in runs}
+    differing = prompts if len({*prompts.values()}) > 1 else {}
+    return Comparison(len(joined.clusters), num_images, candidates, pairs, differing)
+
+
+def _prompts(run: Run) -> str:
+    """Whose answers stand in the prompts of a run: its own, or true ones, as those of earlier versions all were."""
+    rows = run.predictions
+    whose = {one.earlier_answers or "true" for one in rows if one.earlier}
+    whose |= {one.context_answers or "true" for one in rows if one.context}
+    return " and ".join(sorted(whose)) or "none"
 
 
 def _groups(runs: Sequence[Run]) -> list[list[int]]:

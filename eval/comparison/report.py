@@ -10,7 +10,7 @@ from typing import Any
 
 from lookonce.eval.comparison.compare import LEVEL, Candidate, Comparison, Pair
 from lookonce.eval.statistics.bootstrap import RESAMPLES, Interval
-from lookonce.text import count, table, terminal_width
+from lookonce.text import count, listed, table, terminal_width
 
 WIDTH = 80
 RUNS = ("run", "exact match", "95% interval", "majority", "seeds differ by")
@@ -104,6 +104,11 @@ def _notes(comparison: Comparison) -> list[str]:
         f"Intervals: {RESAMPLES:,} resamples of the images with all their questions. p: sign flips by image, corrected "
         f"for {count(len(comparison.pairs), 'pair')} (Holm). McNemar takes questions of one image as independent."
     ]
+    if comparison.prompts:
+        whose = listed([f"{name}: {answers}" for name, answers in comparison.prompts.items()], len(comparison.prompts))
+        notes.append(
+            f"The prompts have earlier answers of different kinds ({whose}), so models are not compared alone."
+        )
     if comparison.num_images == 1:
         notes.append(f"No intervals: {ONE_IMAGE}.")
     knows_seeds = any(one.spread is not None for one in comparison.candidates)

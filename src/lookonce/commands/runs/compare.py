@@ -33,6 +33,7 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, a
       candidates   name, runs, seeds, exact_match, interval, majority, spread
       pairs        first, second, difference (second less first), interval, p, p_holm, only_first, only_second,
                    p_mcnemar, spread, are_seeds, better (a name or null), sentence
+      prompts      whose answers stand in the prompts of each run, if runs differ
 
     \b
     Examples:

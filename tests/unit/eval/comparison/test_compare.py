@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from lookonce.datasets.records import Turn
 from lookonce.eval.comparison import report
 from lookonce.eval.comparison.compare import Comparison, compare
 from lookonce.eval.comparison.runs import Run
@@ -126,3 +128,17 @@ def test_9000_questions_of_975_images_are_compared_in_seconds():
     start = time.perf_counter()
     compare(runs)
     assert time.perf_counter() - start < 5
+
+
+def test_runs_whose_prompts_have_answers_of_different_kinds_are_compared_with_a_note():
+    turns = (Turn("before?", "no"),)
+
+    def asked(name: str, whose: str | None) -> Run:
+        one = run(name, answers(0.8))
+        return replace(one, predictions=[replace(row, earlier=turns, earlier_answers=whose) for row in one.predictions])
+
+    own, true, older = asked("a", "own"), asked("b", "true"), asked("c", None)
+    found = compare([own, older])
+    assert found.prompts == {"a": "own", "c": "true"}
+    assert "different kinds (a: own; c: true)" in " ".join(report.to_text(found).replace(",", ";").split())
+    assert compare([true, older]).prompts == {} and "different kinds" not in report.to_text(compare([true, older]))
