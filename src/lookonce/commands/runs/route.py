@@ -16,8 +16,9 @@ from lookonce.eval.comparison.route import Label
 @click.option("--by", default="stage", show_default=True, type=click.Choice(get_args(Label)), help="What decides.")
 @SPLIT
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Predictions file to write (JSONL).")
+@click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
 @JSON
-def route(runs: tuple[str, ...], by: Label, split: str | None, output: Path, as_json: bool) -> None:
+def route(runs: tuple[str, ...], by: Label, split: str | None, output: Path, overwrite: bool, as_json: bool) -> None:
     """Route each question to the adapter of its stage: one predictions file from several runs.
 
     Each RUN, a run folder, a run file or a file of predictions, has answered all questions. Of each question the answer
@@ -38,6 +39,8 @@ def route(runs: tuple[str, ...], by: Label, split: str | None, output: Path, as_
     from lookonce.eval.scores.metrics import Evaluation
     from lookonce.eval.scores.prediction import write_predictions
 
+    if output.exists() and not overwrite:
+        raise UsageError(f"{output} exists; name another file, or replace it with --overwrite")
     values, paths = [one.partition("=")[0] for one in runs], [Path(one.partition("=")[2]) for one in runs]
     if wrong := [one for one in runs if not all(one.partition("="))]:
         raise UsageError(f"{wrong[0]}: name the run of each {by}, such as 1=runs/first")

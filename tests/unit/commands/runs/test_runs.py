@@ -86,6 +86,8 @@ def test_route_writes_the_answers_of_each_run_to_the_questions_of_its_stage(runs
     assert value["overall"]["exact_match"] == 0.75
     rows = read_predictions(Path("routed.jsonl"))
     assert [one.is_right for one in rows] == [place % 2 == 0 or place >= 30 for place in range(60)]
+    assert "routed.jsonl exists; name another file" in invoke("route", "0=a", "1=c", "-o", "routed.jsonl").output
+    assert invoke("route", "0=a", "1=c", "-o", "routed.jsonl", "--overwrite").exit_code == 0
     assert "B routed 75.0%" in " ".join(invoke("compare", "b", "routed.jsonl").output.split())
 
 
