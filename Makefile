@@ -50,8 +50,8 @@ eval: $(READY)  ## Evaluate what RUN has trained on its test split
 test: $(READY)  ## Run all tests except those of slurm/, in parallel
 	$(PYTEST) $(LONGEST_FIRST)
 
-unit: $(READY)  ## Run only the unit tests, with fewer drawn examples
-	LOOKONCE_HYPOTHESIS_PROFILE=quick $(PYTEST) tests/unit
+unit: $(READY)  ## Run only the unit tests
+	$(PYTEST) tests/unit
 
 coverage: $(READY)  ## Run all tests and list the modules with uncovered lines (subprocesses do not count)
 	$(PYTEST) --cov --cov-report=term $(LONGEST_FIRST)

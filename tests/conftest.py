@@ -32,12 +32,11 @@ def limit_threads() -> None:
 
 
 def limit_examples() -> None:
-    """Half as many examples as hypothesis draws by default, fewer in `make unit`; a test may ask for other numbers."""
+    """Half as many examples as hypothesis draws by default; a test may ask for other numbers."""
     from hypothesis import settings
 
-    for name, number in (("quick", 20), ("usual", 50)):
-        settings.register_profile(name, max_examples=number, deadline=None, database=None)
-    settings.load_profile(os.environ.get("LOOKONCE_HYPOTHESIS_PROFILE", "usual"))
+    settings.register_profile("quick", max_examples=50, deadline=None, database=None)
+    settings.load_profile("quick")
 
 
 def pytest_collection_finish() -> None:
