@@ -42,14 +42,16 @@ DESCRIPTION = (
 )
 
 
-def segments() -> list[tuple[str, str, int, int]]:
-    """Name, colour, number of tokens and prefix of each segment of the pack, in order."""
+def parts_of_pack() -> list[tuple[str, str, int, int]]:
+    """Name, colour and number of tokens of each part of the pack, and the index that its tokens are seen until."""
     found: list[tuple[str, str, int, int]] = []
+    end = 0
     for number, (image, (num_tokens, questions)) in enumerate(IMAGES.items(), start=1):
-        prefix = len(found)
-        found.append((image, f"image{number}", num_tokens, prefix))
+        found.append((image, f"image{number}", num_tokens, end + num_tokens + sum(questions)))
+        end += num_tokens
         for question, length in enumerate(questions, start=1):
-            found.append((f"question {question}", f"question{number}", length, prefix))
+            end += length
+            found.append((f"question {question}", f"question{number}", length, end))
     return found
 
 
@@ -71,7 +73,7 @@ def sequences(x: int, y: int) -> tuple[list[str], int, int]:
         for num_question in questions:
             shapes += strip(x, y, [(f"image{number}", num_image), (f"question{number}", num_question)])
             num_stock, y = num_stock + num_image + num_question, y + 22
-    pack = [(colour, num_tokens) for _, colour, num_tokens, _ in segments()]
+    pack = [(colour, num_tokens) for _, colour, num_tokens, _ in parts_of_pack()]
     num_pack = sum(num_tokens for _, num_tokens in pack)
     shapes.append(
         f'<text class="quiet" x="{x}" y="{y + 12}">{num_stock} tokens; the image again for every question</text>'
@@ -89,10 +91,9 @@ def sequences(x: int, y: int) -> tuple[list[str], int, int]:
 
 def attention(x: int, y: int) -> list[str]:
     """The right half: a row for each token, coloured where it attends to the token of the column."""
-    parts = segments()
+    parts = parts_of_pack()
     of_token = [number for number, (_, _, num_tokens, _) in enumerate(parts) for _ in range(num_tokens)]
-    segment = torch.tensor(of_token)
-    allowed = dense_mask(segment, torch.tensor([parts[number][3] for number in of_token]))[0, 0]
+    allowed = dense_mask(torch.tensor([parts[number][3] for number in of_token]))[0, 0]
     shapes = [f'<text class="head" x="{x}" y="{y - 26}">Each row attends to the coloured columns</text>']
     for row, columns in enumerate(allowed.tolist()):
         for column, seen in enumerate(columns):

@@ -8,13 +8,21 @@ passes overwrite its last token until it leaves the wave.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 
 UNUSED = -1
 """The segment of a place that belongs to nothing, such as that of padding."""
+
+
+def attends(segment_q: Any, prefix_q: Any, place_q: Any, segment_k: Any, place_k: Any) -> Any:
+    """Whether a token at `place_q`, of a branch and its prefix, attends to the one at `place_k`.
+
+    It is the rule of training for places that have room between them. Takes numbers or tensors.
+    """
+    return (place_k <= place_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
 
 
 @dataclass

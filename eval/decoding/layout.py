@@ -41,7 +41,7 @@ class Spans:
 class PackLayout:
     """Where the tokens of a pack lie in the buffer, and the branches of the pack.
 
-    Segments are numbered as the collator of packs numbers them, after those of the packs before.
+    A segment is a prefix, or a branch with the room behind it. They are numbered after those of the packs before.
     """
 
     places: NDArray[np.int64]

@@ -1,9 +1,10 @@
 """Collator of packs: each group's prefix once, then its branches, in one row.
 
 Design: the positions of a branch continue from the end of its prefix, so each token has the position that it has in a
-conversation of its own. Which token attends to which follows from the segments (attention.py). If the first token of a
-branch is a target, it is predicted from the last token of the prefix. Several branches may do so, and `logits_to_keep`
-then lists that index several times.
+conversation of its own. A branch that shares its first tokens with the one before it adds the others only, so the pack
+is a tree in depth-first order: the tokens that continue a token are those behind it, up to where it is closed. If the
+first own token of a branch is a target, it is predicted from the last token before it, which may be in the prefix.
+Several branches may do so, and `logits_to_keep` then lists that index several times.
 
 Shapes: `L` tokens of the pack with padding, `K` targets.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ from lookonce.train.data.mrope import prefix_positions
 from lookonce.train.data.tokenize import Example
 
 Column = NDArray[np.int64]
+NO_TOKEN = -1
+"""Stands before the first token of a conversation without images, which no token predicts."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,15 @@ class PackCollator:
 
         `target_weights` has one weight per example, in the order of `groups`, for each of the example's targets.
 
-        `input_ids` `[1, L]`; `position_ids` `[3, 1, L]`; `segment`, `prefix` `[L]`: each token's segment, and the
-        segment that is its prefix; `logits_to_keep` `[K]`: indices of the tokens to predict from; `targets`, `weights`
-        `[1, K]`: the tokens to predict there and their weights.
+        `input_ids` `[1, L]`; `position_ids` `[3, 1, L]`; `seen_until` `[L]`: the index before which later tokens attend
+        to each token; `logits_to_keep` `[K]`: indices of the tokens to predict from; `targets`, `weights` `[1, K]`: the
+        tokens to predict there and their weights.
         """
-        pack = _PackBuilder()
+        pack = _PackBuilder(length, self.pad_token_id)
         weights = iter(target_weights)
         for group in groups:
             self._add(pack, group, examples, [next(weights) for _ in group.examples])
-        return pack.batch(length, self.pad_token_id)
+        return pack.batch()
 
     def _add(self, pack: _PackBuilder, group: Group, examples: Sequence[Example], weights: Sequence[float]) -> None:
         first = examples[group.examples[0]]
@@ -59,55 +63,54 @@ class PackCollator:
         positions, start = prefix_positions(prefix_ids, self.image_token_id, grids, self.merge_size)
         repeats = np.ones(len(prefix_ids), dtype=np.int64)
         repeats[prefix_ids == self.image_token_id] = first.num_image_tokens
-        prefix = pack.add_segment(np.repeat(prefix_ids, repeats).astype(np.int64), positions)
-        last = pack.length - 1
-        for index, weight in zip(group.examples, weights, strict=True):
-            branch = examples[index].token_ids[group.len_prefix :].astype(np.int64)
-            positions = np.broadcast_to(np.arange(start, start + len(branch)), (3, len(branch)))
+        prefix = pack.add(np.repeat(prefix_ids, repeats), positions)
+        path = np.append(NO_TOKEN, prefix)[-1:]  # what a branch continues: the last token of the prefix, and its own
+        shared_tokens = chain(group.shared_tokens, repeat(0))
+        for index, weight, shared in zip(group.examples, weights, shared_tokens, strict=False):
+            branch = examples[index].token_ids[group.len_prefix :]
+            pack.close(path[1 + shared :])
+            own = pack.add(branch[shared:], np.arange(start + shared, start + len(branch)))
+            path = np.concatenate([path[: 1 + shared], own])
             targets = np.flatnonzero(examples[index].supervised[group.len_prefix :])
-            predict_from = np.where(targets > 0, pack.length + targets - 1, last)
-            pack.add_targets(predict_from, branch[targets], weight)
-            pack.add_segment(branch, positions, prefix)
+            pack.add_targets(path[targets], branch[targets], weight)
+        pack.close(path[1:])
+        pack.close(prefix)
 
 
 class _PackBuilder:
-    """The columns of a pack while segments are added."""
+    """The columns of a pack while tokens are added. What is not added is padding, which attends to padding alone."""
 
-    def __init__(self) -> None:
-        self.length = self._num_segments = 0
-        self._tokens: list[Column] = []
-        self._positions: list[Column] = []
-        self._segments: list[tuple[int, int, int]] = []
-        """Each segment's length, number, and the number of its prefix."""
+    def __init__(self, length: int, pad_token_id: int) -> None:
+        self._num_tokens = 0
+        self._token_ids = np.full(length, pad_token_id, dtype=np.int64)
+        self._positions = np.zeros((3, length), dtype=np.int64)
+        self._seen_until = np.full(length, length, dtype=np.int32)
         self._predict_from: list[Column] = []
         self._targets: list[Column] = []
         self._weights: list[NDArray[np.float32]] = []
 
-    def add_segment(self, tokens: Column, positions: Column, prefix: int | None = None) -> int:
-        """Add a segment and return its number. Without `prefix` it is its own prefix."""
-        number = self._num_segments
-        self._num_segments += 1
-        self._tokens.append(tokens)
-        self._positions.append(positions)
-        self._segments.append((len(tokens), number, number if prefix is None else prefix))
-        self.length += len(tokens)
-        return number
+    def add(self, tokens: NDArray[np.int32], positions: Column) -> Column:
+        """Add tokens and return their indices."""
+        start, self._num_tokens = self._num_tokens, self._num_tokens + len(tokens)
+        assert self._num_tokens <= len(self._token_ids), (self._num_tokens, len(self._token_ids))
+        added = slice(start, self._num_tokens)
+        self._token_ids[added], self._positions[:, added] = tokens, positions
+        return np.arange(start, self._num_tokens)
 
-    def add_targets(self, predict_from: Column, targets: Column, weight: float) -> None:
+    def close(self, indices: Column) -> None:
+        """Let no token that is added from now on attend to these."""
+        self._seen_until[indices] = self._num_tokens
+
+    def add_targets(self, predict_from: Column, targets: NDArray[np.int32], weight: float) -> None:
         self._predict_from.append(predict_from)
-        self._targets.append(targets)
+        self._targets.append(targets.astype(np.int64))
         self._weights.append(np.full(len(targets), weight, dtype=np.float32))
 
-    def batch(self, length: int, pad_token_id: int) -> Batch:
-        assert self.length <= length, (self.length, length)
-        padding = length - self.length
-        self.add_segment(np.full(padding, pad_token_id), np.zeros((3, padding), dtype=np.int64))
-        lengths, segments, prefixes = np.array(self._segments).T
+    def batch(self) -> Batch:
         return {
-            "input_ids": torch.from_numpy(np.concatenate(self._tokens))[None],
-            "position_ids": torch.from_numpy(np.concatenate(self._positions, axis=1))[:, None],
-            "segment": torch.from_numpy(np.repeat(segments, lengths).astype(np.int32)),
-            "prefix": torch.from_numpy(np.repeat(prefixes, lengths).astype(np.int32)),
+            "input_ids": torch.from_numpy(self._token_ids)[None],
+            "position_ids": torch.from_numpy(self._positions)[:, None],
+            "seen_until": torch.from_numpy(self._seen_until),
             "logits_to_keep": torch.from_numpy(np.concatenate(self._predict_from)),
             "targets": torch.from_numpy(np.concatenate(self._targets))[None],
             "weights": torch.from_numpy(np.concatenate(self._weights))[None],

@@ -73,7 +73,7 @@ def _split_to_fit(group: Group, tokens_per_pack: int) -> list[Group]:
     longest = group.num_prefix_tokens + max(group.branch_tokens)
     if longest > tokens_per_pack:
         raise ValueError(f"an example of {longest} tokens does not fit into a pack of {tokens_per_pack} tokens")
-    num_groups = math.ceil(sum(group.branch_tokens) / (tokens_per_pack - group.num_prefix_tokens))
+    num_groups = math.ceil((group.num_tokens - group.num_prefix_tokens) / (tokens_per_pack - group.num_prefix_tokens))
     while _most_tokens(split := _split_evenly(group, num_groups)) > tokens_per_pack:
         num_groups += 1
     return split

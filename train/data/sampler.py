@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 
 from lookonce.run.sections.batch import BatchSection
-from lookonce.train.data.groups import Group, group_examples
+from lookonce.train.data.groups import Group, group_examples, nested
 from lookonce.train.data.packing import Pack, pack_step, row_batches
 from lookonce.train.data.steps import epoch_steps, num_steps
 from lookonce.train.data.tokenize import Example
@@ -51,7 +51,7 @@ class Sampler:
         cls, examples: Sequence[Example], image_token_id: int, batch: BatchSection, seed: int, **ranks: int
     ) -> Sampler:
         """The sampler of some examples; `ranks` are `rank` and `num_ranks`."""
-        groups = group_examples(examples, image_token_id)
+        groups = [nested(group, examples) for group in group_examples(examples, image_token_id)]
         return cls(examples, groups, batch, seed, shuffle=batch.order != "as_given", **ranks)
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ class Chunk:
     lesson: int
     group: int
     members: range
-    """Positions of the examples in their group. Splitting a range costs the same at any length."""
+    """Positions in the random order of the group. Splitting a range costs the same at any length."""
 
 
 def num_steps(num_samples: int, samples_per_step: int) -> int:
@@ -68,11 +68,11 @@ def epoch_steps(
         return _in_order(groups, samples_per_step)
     # A string seed is hashed with sha512, so the order is the same in every process; hash() differs between processes.
     rng = random.Random(f"seed {seed}, epoch {epoch}")
-    groups = [_shuffled(group, rng) for group in groups]
+    orders = [_shuffled(group, rng) for group in groups]
     chunks = _chunks(groups, questions_per_image or sys.maxsize)
     rng.shuffle(chunks)
     chunks.sort(key=lambda chunk: chunk.lesson)
-    return _fill(groups, chunks, samples_per_step)
+    return [_join(groups, orders, step) for step in _fill(chunks, samples_per_step)]
 
 
 def _in_order(groups: Sequence[Group], samples_per_step: int) -> list[list[Group]]:
@@ -80,13 +80,15 @@ def _in_order(groups: Sequence[Group], samples_per_step: int) -> list[list[Group
     places = [(index, n, member) for n, group in enumerate(groups) for member, index in enumerate(group.examples)]
     chunks = [Chunk(groups[n].lesson, n, range(member, member + 1)) for _, n, member in sorted(places)]
     starts = range(0, len(chunks), samples_per_step)
-    return [_join(groups, chunks[start : start + samples_per_step]) for start in starts]
+    orders = [range(len(group.examples)) for group in groups]
+    return [_join(groups, orders, chunks[start : start + samples_per_step]) for start in starts]
 
 
-def _shuffled(group: Group, rng: random.Random) -> Group:
-    members = list(range(len(group.examples)))
+def _shuffled(group: Group, rng: random.Random) -> list[int]:
+    """The positions of a group's examples in a random order, which does not depend on their order in the group."""
+    members = sorted(range(len(group.examples)), key=group.examples.__getitem__)
     rng.shuffle(members)
-    return group.subset(members)
+    return members
 
 
 def _chunks(groups: Sequence[Group], size: int) -> list[Chunk]:
@@ -99,7 +101,7 @@ def _chunks(groups: Sequence[Group], size: int) -> list[Chunk]:
     ]
 
 
-def _fill(groups: Sequence[Group], chunks: Sequence[Chunk], samples_per_step: int) -> list[list[Group]]:
+def _fill(chunks: Sequence[Chunk], samples_per_step: int) -> list[list[Chunk]]:
     """Steps of equal size. A step starts with the first chunk that is left, whatever its size, so none waits long."""
     queue, steps = deque(chunks), []
     while queue:
@@ -108,7 +110,7 @@ def _fill(groups: Sequence[Group], chunks: Sequence[Chunk], samples_per_step: in
         while queue and room:
             step.append(_take(queue, _best_fit(queue, room), room))
             room -= len(step[-1].members)
-        steps.append(_join(groups, step))
+        steps.append(step)
     return steps
 
 
@@ -135,9 +137,9 @@ def _best_fit(queue: deque[Chunk], room: int) -> int:
     return sizes.index(largest)
 
 
-def _join(groups: Sequence[Group], chunks: Sequence[Chunk]) -> list[Group]:
-    """The chunks as groups; chunks of the same group are joined."""
+def _join(groups: Sequence[Group], orders: Sequence[Sequence[int]], chunks: Sequence[Chunk]) -> list[Group]:
+    """The chunks as groups; chunks of the same group are joined. `orders` are those of the groups' examples."""
     members: dict[int, list[int]] = {}
     for chunk in chunks:
-        members.setdefault(chunk.group, []).extend(chunk.members)
+        members.setdefault(chunk.group, []).extend(orders[chunk.group][member] for member in chunk.members)
     return [groups[number].subset(joined) for number, joined in members.items()]

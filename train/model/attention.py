@@ -1,12 +1,14 @@
 """Attention over packs: which token attends to which, with FlexAttention or a dense mask.
 
-The rule: a token attends to itself and to the tokens before it in its own segment and in its segment's prefix. A
-segment is a prefix (which is its own prefix), a branch, or the padding at the end of a pack. So each question about an
-image attends to the image and not to the other questions, and images do not attend to one another.
+The rule: a token attends to itself and to the tokens that it continues: those before it in its branch, what its branch
+shares with the branches before, and its prefix. A pack is a tree in depth-first order, so the tokens that continue a
+token lie behind it without a gap, up to an index that the collator knows, `seen_until`. So each question about an image
+attends to the image and not to the other questions, images do not attend to one another, and prefixes may have any
+number of levels.
 
 Design: on a GPU, FlexAttention computes only the blocks of 128 x 128 tokens in which at least one pair attends;
 elsewhere PyTorch's SDPA takes a dense mask. Both reach transformers' layers through its AttentionInterface
-(https://huggingface.co/docs/transformers/attention_interface), so no model code is copied. The segments are in buffers
+(https://huggingface.co/docs/transformers/attention_interface), so no model code is copied. `seen_until` is in a buffer
 that each pack overwrites. The mask function that FlexAttention was compiled for therefore stays the same, and a new
 pack causes no recompilation. Blocks are counted in the dense mask. PyTorch's `create_block_mask` gives the same blocks,
 but keeps the CPU busy for 10 milliseconds per pack while the GPU is idle.
@@ -39,18 +41,15 @@ WHOLE_BLOCKS: dict[str, Any] = {"IS_DIVISIBLE": True}
 Mask = torch.Tensor | BlockMask
 
 
-def attends(segment_q: Any, prefix_q: Any, position_q: Any, segment_k: Any, position_k: Any) -> Any:
-    """Whether a query token attends to a key token.
-
-    The query is at `position_q` in segment `segment_q`, whose prefix is segment `prefix_q`. Takes numbers or tensors.
-    """
-    return (position_k <= position_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
+def attends(position_q: Any, position_k: Any, seen_until_k: Any) -> Any:
+    """Whether the token at index `position_q` attends to the one at `position_k`. Takes numbers or tensors."""
+    return (position_k <= position_q) & (position_q < seen_until_k)
 
 
-def dense_mask(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, L, L]`, true where the row's token attends to the column's. `segment` and `prefix` are `[L]`."""
-    position = torch.arange(len(segment), device=segment.device)
-    allowed: torch.Tensor = attends(segment[:, None], prefix[:, None], position[:, None], segment[None], position[None])
+def dense_mask(seen_until: torch.Tensor) -> torch.Tensor:
+    """`[1, 1, L, L]`, true where the row's token attends to the column's. `seen_until` is `[L]`."""
+    position = torch.arange(len(seen_until), device=seen_until.device)
+    allowed: torch.Tensor = attends(position[:, None], position[None], seen_until[None])
     return allowed[None, None]
 
 
@@ -63,27 +62,26 @@ class PackMask:
         Without `flex`, and always without a GPU, masks are dense.
         """
         self.is_dense = device.type != "cuda" or not flex
-        segment, prefix = (torch.zeros(max_tokens, dtype=torch.int32, device=device) for _ in range(2))
+        buffer = torch.zeros(max_tokens, dtype=torch.int32, device=device)
 
         def pack_attends(batch: Any, head: Any, position_q: Any, position_k: Any) -> Any:
-            return attends(segment[position_q], prefix[position_q], position_q, segment[position_k], position_k)
+            return attends(position_q, position_k, buffer[position_k])
 
-        self._segment, self._prefix, self._attends = segment, prefix, pack_attends
+        self._seen_until, self._attends = buffer, pack_attends
 
-    def __call__(self, segment: torch.Tensor, prefix: torch.Tensor) -> Mask:
+    def __call__(self, seen_until: torch.Tensor) -> Mask:
         """The model's `attention_mask`. It invalidates the mask of the previous pack.
 
-        `segment`, `prefix` `[L]`: each token's segment, and the segment that is its prefix.
+        `seen_until` `[L]`: the index before which later tokens attend to each token.
         """
-        return dense_mask(segment, prefix) if self.is_dense else self.blocks(segment, prefix)
+        return dense_mask(seen_until) if self.is_dense else self.blocks(seen_until)
 
-    def blocks(self, segment: torch.Tensor, prefix: torch.Tensor) -> BlockMask:
+    def blocks(self, seen_until: torch.Tensor) -> BlockMask:
         """FlexAttention's mask of a pack of whole blocks."""
-        length = len(segment)
+        length = len(seen_until)
         assert length % BLOCK == 0, length  # otherwise kernels would read past the end
-        self._segment[:length].copy_(segment, non_blocking=True)
-        self._prefix[:length].copy_(prefix, non_blocking=True)
-        allowed = dense_mask(segment, prefix)[0, 0]
+        self._seen_until[:length].copy_(seen_until, non_blocking=True)
+        allowed = dense_mask(seen_until)[0, 0]
         partial, full = partial_and_full_blocks(allowed)
         by_row = (*_block_indices(partial), *_block_indices(full))
         by_column = (*_block_indices(partial.T), *_block_indices(full.T))

@@ -20,8 +20,8 @@ from lookonce.train.model.attention import PackMask
 
 LOSS_KEYS = ("targets", "weights")
 """Keys of a batch that the loss takes, and not the model."""
-MASK_KEYS = ("segment", "prefix")
-"""Keys of a pack that its mask is made of."""
+MASK_KEY = "seen_until"
+"""The key of a pack that its mask is made of."""
 
 
 def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -35,8 +35,8 @@ def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 
 def forward_loss(model: Any, batch: Batch, mask: PackMask) -> torch.Tensor:
     """A batch's share of the loss of its step, with gradients."""
-    inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, *MASK_KEYS)}
-    if "segment" in batch:
-        inputs["attention_mask"] = mask(batch["segment"], batch["prefix"])
+    inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
+    if MASK_KEY in batch:
+        inputs["attention_mask"] = mask(batch[MASK_KEY])
     logits = model(**inputs, use_cache=False).logits
     return weighted_loss(logits, batch["targets"], batch["weights"])

@@ -19,13 +19,13 @@ from torch.nn.functional import cross_entropy
 from lookonce.errors import TrainingError
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs
-from lookonce.train.data.groups import group_examples
+from lookonce.train.data.groups import Group, group_examples, nested
 from lookonce.train.data.packing import Pack, pack_step, padded_length
 from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.loss import LOSS_KEYS, MASK_KEYS
+from lookonce.train.model.loss import LOSS_KEYS, MASK_KEY
 
 NUM_AHEAD = 2
 """Packs that are made before they are asked for."""
@@ -82,8 +82,12 @@ class Likelihood:
     def _packs(self, examples: Sequence[Example]) -> list[Pack]:
         """The packs of some examples; they are longer if an example is."""
         longest = max(example.num_tokens for example in examples)
-        [packs] = pack_step(group_examples(examples, self._image_token_id), max(self._tokens_per_pack, longest))
+        [packs] = pack_step(self._groups(examples), max(self._tokens_per_pack, longest))
         return packs
+
+    def _groups(self, examples: Sequence[Example]) -> list[Group]:
+        """Candidates share their question, and questions their image."""
+        return [nested(group, examples) for group in group_examples(examples, self._image_token_id)]
 
     def _make(self, of_pack: OfPack) -> Batch:
         examples, pack = of_pack
@@ -116,8 +120,8 @@ class Likelihood:
 
     def _of_targets(self, batch: Batch) -> torch.Tensor:
         """The log-probability of each target of a pack, on the CPU."""
-        inputs = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, *MASK_KEYS)}
-        mask = self._mask(batch["segment"], batch["prefix"])
+        inputs = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
+        mask = self._mask(batch[MASK_KEY])
         logits = self._model(**inputs, attention_mask=mask, use_cache=False).logits[0]
         rows = zip(*(torch.split(one, ROWS_AT_A_TIME) for one in (logits, batch["targets"][0])), strict=True)
         return torch.cat([-cross_entropy(some.float(), right, reduction="none") for some, right in rows]).double().cpu()
@@ -135,7 +139,7 @@ class Likelihood:
         half = len(examples) // 2
         for part in (examples[:half], examples[half:]):
             some = [example for _, example in part]
-            pack = Pack(tuple(group_examples(some, self._image_token_id)))
+            pack = Pack(tuple(self._groups(some)))
             sums = self._of_pack((some, pack), self._make((some, pack)))
             found |= {part[place][0]: value for place, value in sums.items()}
         return found

@@ -23,10 +23,11 @@ from lookonce.train.data.packing import padded_length
 from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.attention import PackMask
+from lookonce.train.model.loss import MASK_KEY
 
 NUM_AHEAD = 2
 """Packs that are made before they are asked for."""
-KEPT = ("input_ids", "position_ids", "segment", "prefix")
+KEPT = ("input_ids", "position_ids", MASK_KEY)
 """What passes need of a collated pack."""
 
 
@@ -68,8 +69,8 @@ class Prompts:
         """The logits of each answer's first token `[N, vocabulary]`, and its position `[N]`."""
         logits, positions = [], []
         for batch in batches:
-            self._reserve(len(batch["segment"]))
-            attention_mask = self._mask(batch.pop("segment"), batch.pop("prefix"))
+            self._reserve(len(batch[MASK_KEY]))
+            attention_mask = self._mask(batch.pop(MASK_KEY))
             logits.append(self._model(**batch, attention_mask=attention_mask, use_cache=False).logits[0])
             positions.append(batch["position_ids"][0, 0, batch["logits_to_keep"]] + 1)
         return torch.cat(logits), torch.cat(positions)

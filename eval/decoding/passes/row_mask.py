@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask
 
-from lookonce.eval.decoding.branches import UNUSED, Queries
+from lookonce.eval.decoding.branches import UNUSED, Queries, attends
 from lookonce.eval.decoding.layout import PADDING, Spans
 from lookonce.eval.decoding.passes.attention import QUERIES
 from lookonce.train.data.packing import BLOCK
-from lookonce.train.model.attention import attends
 
 
 @dataclass(frozen=True)

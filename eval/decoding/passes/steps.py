@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from lookonce.eval.decoding.branches import Branches, Queries
+from lookonce.eval.decoding.branches import Branches, Queries, attends
 from lookonce.eval.decoding.passes.attention import STEPS
-from lookonce.train.model.attention import attends
 from lookonce.train.model.compile import other_attention
 
 

@@ -9,6 +9,7 @@ attends to the other: two products in the forward and five in the backward pass 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from lookonce.train.data.groups import Group
@@ -36,7 +37,8 @@ def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) 
 def num_pairs(group: Group) -> int:
     """Pairs of tokens of which one attends to the other; a token attends to itself."""
     prefix = group.num_prefix_tokens
-    return _triangle(prefix) + sum(branch * prefix + _triangle(branch) for branch in group.branch_tokens)
+    branches = zip_longest(group.branch_tokens, group.shared_tokens, fillvalue=0)
+    return _triangle(prefix) + sum(_triangle(prefix + end) - _triangle(prefix + shared) for end, shared in branches)
 
 
 def _triangle(number: int) -> int:

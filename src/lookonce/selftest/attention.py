@@ -99,7 +99,7 @@ def attention_checks(
         allowed = layout.allowed(device)
         expected = reference(allowed, tensors, direction, heads)
         with for_all_lengths():
-            computed = attended(mask(*layout.columns(device)), tensors, direction, heads)
+            computed = attended(mask(layout.seen_until(device)), tensors, direction, heads)
         others = [pytorchs(allowed, tensors, direction, heads)]
         with sdpa_kernel(SDPBackend.MATH):
             others.append(pytorchs(allowed, tensors, direction, heads))
@@ -127,7 +127,7 @@ def mask_checks(layouts: Sequence[Layout], device: torch.device) -> list[Check]:
     mask = PackMask(max(layout.length for layout in layouts), device)
     wrong = {"mask function": 0, "block lists by row": 0, "block lists by column": 0}
     for layout in layouts:
-        allowed, blocks = layout.allowed(device), mask.blocks(*layout.columns(device))
+        allowed, blocks = layout.allowed(device), mask.blocks(layout.seen_until(device))
         function = create_mask(blocks.mask_mod, None, None, layout.length, layout.length, str(device))[0, 0]
         expected = _kinds(allowed)
         wrong["mask function"] += int((function != allowed).sum())

@@ -2,8 +2,8 @@
 
 Design: examples are made of token ids and features are drawn, so that no tokenizer, image or cache is needed. From
 there on they take the path of training: sampler, packing, collator. The questions of an image begin alike, so the
-prefix reaches into them; there are images of few and of 2,000 tokens, several in one question, and questions without
-one.
+prefix reaches into them; some of them share more than that. There are images of few and of 2,000 tokens, several in one
+question, and questions without one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def random_examples(questions: Questions, seed: int = 0) -> list[Example]:
 def _example(rng: random.Random, images: tuple[ImageSizes, ...]) -> Example:
     first = IDS["<|im_end|>"], *range(10, 14)
     image = [IDS[f"<|{name}|>"] for name in ("vision_start", "image_pad", "vision_end")]
-    question = [20, 21, *_words(rng, rng.randint(1, 20))]
+    known = range(22, 22 + rng.choice([0, 0, 3, 7]))  # questions that begin alike have one more level of prefix, or two
+    question = [20, 21, *known, *_words(rng, rng.randint(1, 20))]
     answer = [*_words(rng, rng.randint(1, 6)), IDS["<|im_end|>"]]
     token_ids = np.array([*first, *image * len(images), *question, *answer], dtype=np.int32)
     supervised = np.arange(len(token_ids)) >= len(token_ids) - len(answer)

@@ -18,7 +18,7 @@ import torch
 
 from lookonce.errors import TrainingError
 from lookonce.selftest.attention import Heads, attention_checks, mask_checks
-from lookonce.selftest.layouts import Layout, random_layout
+from lookonce.selftest.layouts import Layout, Lengths, random_layout
 from lookonce.selftest.model import ModelSize
 from lookonce.selftest.model_checks import ModelChecks
 from lookonce.selftest.note import combination
@@ -53,8 +53,9 @@ def gpu_sizes(precision: str = "bf16") -> Sizes:
 
     What takes most memory is the reference of the attention in float64, for packs of 2,560 tokens.
     """
-    rng, long = random.Random(0), (2000, (33, 128, 1, 60, 17))
-    layouts = Layout((long,)), Layout(((90, (5, 40)), long, (129, (1, 2)))), Layout(((0, (70, 300)),))
+    rng, long = random.Random(0), Lengths(2000, (33, 128, 1, 60, 17))
+    around = Lengths(90, (5, 40)), long, Lengths(129, (1, 2))
+    layouts = Layout((long,)), Layout(around), Layout((Lengths(0, (70, 300)),))
     questions = Questions(((5, 6), (12, 10), (40, 50), (16, 20), (4, 4)), (9, 5, 3, 17, 4, 2), 4096, 7)
     models = {"fp32": ModelSize(256, 4, Heads(8, 2, 64))}
     models.setdefault(precision, ModelSize(256, 4, Heads(8, 2, 128)))
@@ -65,7 +66,8 @@ def cpu_sizes() -> Sizes:
     """The same with small heads, images and packs."""
     rng, size = random.Random(0), ModelSize(64, 4, Heads(4, 2, 16))
     questions = Questions(((3, 4), (6, 5), (12, 16), (2, 3)), (7, 4, 3, 2, 2), 512, 6)
-    layouts = Layout(((200, (33, 1, 60)), (129, (5,)))), Layout(((0, (70, 20)),)), random_layout(rng, 400)
+    two = Lengths(200, (33, 20, 60), (0, 9, 19)), Lengths(129, (5,))
+    layouts = Layout(two), Layout((Lengths(0, (70, 20)),)), random_layout(rng, 400)
     return Sizes(layouts, questions, {"fp32": size, "bf16": size})
 
 

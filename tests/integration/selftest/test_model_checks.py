@@ -48,15 +48,15 @@ def test_several_packs_have_one_shape_so_that_buffers_are_used_again(sizes):
 
 
 def test_branches_that_see_each_other_are_found(small, monkeypatch):
-    monkeypatch.setattr(attention, "dense_mask", lambda segment, prefix: dense_mask(prefix, prefix))
+    monkeypatch.setattr(attention, "dense_mask", lambda seen_until: dense_mask(seen_until.cummax(0).values))
     assert passed(small) == [False, False]
 
 
 def test_a_mask_that_is_off_by_one_where_a_prefix_ends_is_found(small, monkeypatch):
-    def shorter(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-        """The last token of a prefix counts as one of the first branch."""
-        last = (prefix == segment) & (torch.cat([segment[1:], segment[-1:]]) != segment)
-        return dense_mask(segment + last.int(), prefix)
+    def shorter(seen_until: torch.Tensor) -> torch.Tensor:
+        """The last token of a prefix counts as one of the branch that follows."""
+        following = torch.cat([seen_until[1:], seen_until[-1:]])
+        return dense_mask(torch.where(following < seen_until, following, seen_until))
 
     monkeypatch.setattr(attention, "dense_mask", shorter)
     assert passed(small)[1] is False
@@ -82,7 +82,7 @@ def test_wrong_positions_are_found(small, monkeypatch):
 
 
 BUFFERS = [
-    *("input_ids", "position_ids", "segment", "prefix"),
+    *("input_ids", "position_ids", "seen_until"),
     *("logits_to_keep", "targets", "weights", FEATURES),
 ]
 

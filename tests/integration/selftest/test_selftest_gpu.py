@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lookonce.selftest.attention import Heads, attention_checks
-from lookonce.selftest.layouts import Layout, random_layout
+from lookonce.selftest.layouts import Layout, Lengths, random_layout
 from lookonce.selftest.model_checks import ModelChecks
 from lookonce.selftest.note import VARIABLE, combination, is_noted_exact
 from lookonce.selftest.run import gpu_sizes, run_selftest
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda")
-LAYOUTS = (Layout(((600, (33, 1, 260)), (129, (5,)))), random_layout(random.Random(1), 900))
+LAYOUTS = (Layout((Lengths(600, (33, 20, 260), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 900))
 BLOCK_INDICES, COPY_INTO = attention._block_indices, cuda_graphs.copy_into
 
 
@@ -76,10 +76,10 @@ def test_block_lists_that_are_not_contiguous_are_found_in_the_gradients(monkeypa
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_branches_that_see_each_other_are_found(checks, monkeypatch, recorded):
-    def all_of_an_image(segment_q, prefix_q, q, segment_k, k):
-        return (k <= q) & (segment_k >= prefix_q) & (segment_k <= segment_q)
+    def all_before(q, k, seen_until_k):
+        return k <= q
 
-    monkeypatch.setattr(attention, "attends", all_of_an_image)
+    monkeypatch.setattr(attention, "attends", all_before)
     torch._dynamo.reset()  # the right mask function is compiled in
     found = checks.checks(Way(recorded=recorded))
     monkeypatch.undo()
@@ -87,7 +87,7 @@ def test_branches_that_see_each_other_are_found(checks, monkeypatch, recorded):
     assert not all(check.ok for check in found)
 
 
-@pytest.mark.parametrize("stale", ["input_ids", "segment", "pixel_values", "targets", "weights"])
+@pytest.mark.parametrize("stale", ["input_ids", "seen_until", "pixel_values", "targets", "weights"])
 def test_a_graph_that_is_replayed_with_an_old_input_is_found(checks, monkeypatch, stale):
     def forgetful(inputs, batch):
         before = inputs["weights"].clone()

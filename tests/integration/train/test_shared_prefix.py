@@ -64,7 +64,8 @@ def records(sample: Path) -> list[Record]:
     images = list(dict.fromkeys(record.images for record in everything))
     rng, found = random.Random(0), []
     for shown, num_questions in zip(images, (1, 17, 4), strict=False):
-        found += [Record(shown, (turn,)) for turn in rng.sample(turns, num_questions)]
+        chosen = rng.sample(turns, num_questions)
+        found += [Record(shown, (turn,), metadata={"stage": number % 3}) for number, turn in enumerate(chosen)]
     first, second = images[:2]
     found += [Record(first, (turn,), system="Answer briefly.") for turn in turns[:3]]
     found += [Record(first, (turns[4], turns[5])), Record(first, (turns[4], turns[6]))]
@@ -81,12 +82,12 @@ def make_session(
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
-    def make(model: Path = sample / "model") -> Session:
-        data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    def make(model: Path = sample / "model", **changes: Any) -> Session:
+        data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)} | changes
         lora = {"modules_to_save": ["embed_tokens"]}
         inputs = RunInputs.open(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora))
         inputs.build()
-        return Session.open(inputs)
+        return Session.open(RunInputs.from_cache(inputs.run))
 
     return make
 
@@ -183,6 +184,19 @@ def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_wit
     assert bench.session.cache.fingerprint.num_levels == 1
     [found] = bench.steps(bench.batch_maker(samples_per_step=ALL))
     assert_same(found, bench.expected(samples_per_step=ALL)[0])
+
+
+@pytest.mark.parametrize("form", ["summary", "turns"])
+def test_prefixes_of_several_levels_are_exact(make_session, random_lora, form):
+    """An image, then answers of stage 0, then of stage 1, then a question of stage 2."""
+    session = make_session(context={"by": "stage", "order": [0, 1, 2], "form": form})
+    bench = Bench(session, random_lora(session.inputs))
+    batch_maker = bench.batch_maker(samples_per_step=ALL)
+    [shared] = [group.shared_tokens for group in batch_maker.sampler.groups if len(group.examples) > 10]
+    assert len({number for number in shared if number > 20}) > 1
+    assert sum(batch_maker.sampler.pack_lengths(0)) < 0.3 * sum(example.num_tokens for example in bench.examples)
+    [found] = bench.steps(batch_maker)
+    assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
 
 
 def test_a_pack_may_be_full_to_the_last_token(bench):

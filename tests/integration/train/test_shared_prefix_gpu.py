@@ -221,7 +221,7 @@ def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_stat
 
 
 def test_a_wrong_mask_would_be_noticed(sessions, session, random_lora, measured):
-    """The wrong mask lets questions attend to the questions before them."""
+    """The wrong mask lets questions attend to all that is before them."""
     batch_maker, micro_batch = next(
         (batch_maker, micro_batch)
         for batch_maker, micro_batch in packs(sessions)
@@ -229,7 +229,9 @@ def test_a_wrong_mask_would_be_noticed(sessions, session, random_lora, measured)
     )
     rounded, batch = Computation(session, "bf16", random_lora), batch_maker.batch(micro_batch)
     with training_on_packs(rounded.model, compiled=True):
-        wrong = rounded.outcome([batch | {"segment": batch["prefix"]}])
+        wrong = rounded.outcome(
+            [batch | {"seen_until": torch.full_like(batch["seen_until"], len(batch["seen_until"]))}]
+        )
     found = wrong.distance(rounded.rows(batch_maker, micro_batch))
     print(f"a wrong mask: loss {found[0]:.2e}, gradient {found[1]:.2e}")
     # The loss would not show it: the model is untrained, so its loss hardly depends on what a question sees.

@@ -9,12 +9,12 @@ import torch
 
 from lookonce.selftest import attention as checked
 from lookonce.selftest.attention import Heads, attention_checks, mask_checks
-from lookonce.selftest.layouts import Layout, random_layout
+from lookonce.selftest.layouts import Layout, Lengths, random_layout
 from lookonce.train.model import attention
 
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 16)
-LAYOUTS = (Layout(((200, (33, 1, 60)), (129, (5,)))), random_layout(random.Random(1), 300))
+LAYOUTS = (Layout((Lengths(200, (33, 20, 60), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 300))
 LISTS = ("block lists by row: wrong entries", "block lists by column: wrong entries")
 ORIGINAL = {name: getattr(attention, name) for name in ("_block_indices", "dense_mask", "attends")}
 
@@ -63,28 +63,24 @@ def test_lists_that_are_not_contiguous_are_found(monkeypatch):
     assert not found[LISTS[0]] and not found[LISTS[1]]
 
 
-def one_late(segment: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-    """A mask whose segments begin one token too late: the first token of a branch belongs to what is before it."""
-    late = torch.cat([segment[:1], segment[:-1]])
-    position = torch.arange(len(segment))
-    query, key = (late[:, None], prefix[:, None], position[:, None]), (late[None], position[None])
-    return ORIGINAL["attends"](*query, *key)[None, None]
+def one_late(seen_until: torch.Tensor) -> torch.Tensor:
+    """A mask in which what is seen ends one token too late: the next branch begins with a token of the one before."""
+    return ORIGINAL["dense_mask"](torch.where(seen_until < len(seen_until), seen_until + 1, seen_until))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [one_late, lambda segment, prefix: ORIGINAL["dense_mask"](prefix, prefix)],
-    ids=["off by one where a prefix ends", "branches see each other"],
-)
+def branches_see_each_other(seen_until: torch.Tensor) -> torch.Tensor:
+    """A mask in which all that is seen at all is seen to the end of its image."""
+    return ORIGINAL["dense_mask"](seen_until.flip(0).cummax(0).values.flip(0).clamp(min=int(seen_until[0])))
+
+
+@pytest.mark.parametrize("wrong", [one_late, branches_see_each_other], ids=lambda wrong: wrong.__name__)
 def test_wrong_masks_are_found_in_all_results(monkeypatch, wrong):
     monkeypatch.setattr(attention, "dense_mask", wrong)
     assert set(results().values()) == {False}
 
 
 def test_a_wrong_mask_function_is_found(monkeypatch):
-    monkeypatch.setattr(
-        attention, "attends", lambda segment_q, prefix_q, q, segment_k, k: (k <= q) & (segment_k <= segment_q)
-    )
+    monkeypatch.setattr(attention, "attends", lambda q, k, seen_until_k: (k <= q) & (q <= seen_until_k))
     assert not masks()["mask function: wrong entries"]
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.decoding.branches import UNUSED
+from lookonce.eval.decoding.branches import UNUSED, attends
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.layout import WaveLayout
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.tokenize import Example
+from lookonce.train.model.attention import dense_mask
 
 quick = settings(deadline=None, database=None, max_examples=40)
 START, IMAGE, END = 97, 98, 99
@@ -65,10 +67,13 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
         batch = PackCollator(IMAGE, 0, 2, GRIDS.__getitem__)(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
-        segments = batch["segment"].numpy() + num_segments
-        assert (layout.segments[layout.places - num_places] == segments).all(), "as the collator numbers them"
-        assert (layout.branch == segments[layout.last]).all()
-        assert (layout.prefix == batch["prefix"].numpy()[layout.last] + num_segments).all()
+        segments = torch.from_numpy(layout.segments[layout.places - num_places])
+        prefix_of = dict(zip(layout.branch.tolist(), layout.prefix.tolist(), strict=True))
+        prefixes = torch.tensor([prefix_of.get(segment, segment) for segment in segments.tolist()])
+        places = torch.from_numpy(layout.places)
+        found = attends(segments[:, None], prefixes[:, None], places[:, None], segments[None], places[None])
+        assert torch.equal(found, dense_mask(batch["seen_until"])[0, 0]), "each token attends to what it does in a pack"
+        assert (layout.branch == segments.numpy()[layout.last]).all()
         assert len(set(layout.places)) == len(layout.places) == pack.num_tokens
         for place, branch, number in zip(layout.places[layout.last], layout.branch, layout.examples, strict=True):
             longest = sum(max(room.max_new_tokens, 3) + len(piece) for piece in dialogues[number].later)

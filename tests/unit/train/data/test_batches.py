@@ -20,7 +20,7 @@ TOKENS_OF = {"a": 2, "b": 3}
 CHAT_TOKENIZER = SimpleNamespace(image_token_id=IMAGE, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=PAD))
 MODES = ("shared", "packed", "separate")
 ROW_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids"}
-PACK_KEYS = {"input_ids", "position_ids", "segment", "prefix"}
+PACK_KEYS = {"input_ids", "position_ids", "seen_until"}
 TARGET_KEYS = {"logits_to_keep", "targets", "weights"}
 IMAGE_KEYS = {"pixel_values", "image_grid_thw"}
 

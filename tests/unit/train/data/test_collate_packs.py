@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.data.collate_packs import PackCollator
-from lookonce.train.data.groups import group_examples
+from lookonce.train.data.groups import group_examples, nested
 from lookonce.train.data.mrope import prefix_positions
 from lookonce.train.data.tokenize import Example
+from lookonce.train.model.attention import dense_mask
 
 START, IMAGE, END, PAD = 97, 98, 99, 0
 GRIDS = {"a": (1, 4, 4), "b": (1, 2, 6)}
@@ -31,7 +34,7 @@ def example(keys: str, *turns: tuple[list[int], list[int]]) -> Example:
 
 
 def pack_of(examples: list[Example], length: int | None = None, weights: list[float] | None = None):
-    groups = group_examples(examples, IMAGE)
+    groups = [nested(group, examples) for group in group_examples(examples, IMAGE)]
     length = length or sum(group.num_tokens for group in groups)
     return COLLATOR(groups, examples, weights or [1.0] * len(examples), length), groups
 
@@ -49,19 +52,30 @@ def test_a_pack_has_each_prefix_followed_by_its_branches():
         example("", ([5], [9])),
     ]
     batch, groups = pack_of(examples, 20, [0.5, 0.25, 2.0, 4.0])
-    assert [group.examples for group in groups] == [(0, 1, 2), (3,)]
+    assert [group.examples for group in groups] == [(1, 2, 0), (3,)]
     found = as_lists(batch)
-    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 5, 6, 7, 8, 9, 7, 5, 9, *[PAD] * 6]]
-    assert found["segment"] == [0] * 7 + [1] * 3 + [2] + [3] + [5] * 2 + [6] * 6
-    assert found["prefix"] == [0] * 7 + [0] * 3 + [0] + [0] + [4] * 2 + [6] * 6
-    assert found["logits_to_keep"] == [7, 8, 6, 6, 12]
-    assert found["targets"] == [[7, 8, 9, 7, 9]]
-    assert found["weights"] == [[0.5, 0.5, 0.25, 2.0, 4.0]]
+    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 5, 9, 7, 6, 7, 8, 5, 9, *[PAD] * 6]]
+    assert found["seen_until"] == [12] * 7 + [8, 9] + [12] * 3 + [14] * 2 + [20] * 6
+    assert found["logits_to_keep"] == [6, 6, 9, 10, 12]
+    assert found["targets"] == [[9, 7, 7, 8, 9]]
+    assert found["weights"] == [[0.5, 0.25, 2.0, 2.0, 4.0]]
     assert batch["position_ids"].shape == (3, 1, 20)
     time, height, width = batch["position_ids"][:, 0].tolist()
-    assert time == [0, 1, 1, 1, 1, 3, 4, 5, 6, 7, 5, 5, 0, 1] + [0] * 6
-    assert height == [0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 5, 5, 0, 1] + [0] * 6
-    assert width == [0, 1, 2, 1, 2, 3, 4, 5, 6, 7, 5, 5, 0, 1] + [0] * 6
+    assert time == [0, 1, 1, 1, 1, 3, 4, 5, 5, 5, 6, 7, 0, 1] + [0] * 6
+    assert height == [0, 1, 1, 2, 2, 3, 4, 5, 5, 5, 6, 7, 0, 1] + [0] * 6
+    assert width == [0, 1, 2, 1, 2, 3, 4, 5, 5, 5, 6, 7, 0, 1] + [0] * 6
+
+
+def test_what_branches_share_is_there_once():
+    """A question without earlier answers, two with the same, and one that continues these."""
+    examples = [example("a", (question, [9])) for question in ([1], [2, 3, 4], [2, 3, 5, 6], [2, 3, 5, 7])]
+    batch, groups = pack_of(examples)
+    assert groups[0].shared_tokens == (0, 0, 2, 3)
+    found = as_lists(batch)
+    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 1, 9, 2, 3, 4, 9, 5, 6, 9, 7, 9]]
+    assert found["seen_until"] == [17] * 6 + [8, 8] + [17, 17] + [12, 12] + [17] + [15, 15] + [17, 17]
+    assert found["logits_to_keep"] == [6, 10, 13, 15]
+    assert found["position_ids"][0][0][6:] == [4, 5, 4, 5, 6, 7, 6, 7, 8, 7, 8]
 
 
 def test_the_last_token_of_a_prefix_predicts_every_branch_that_begins_with_an_answer():
@@ -82,14 +96,13 @@ EXAMPLES = st.lists(
 
 
 def tokens_of(batch, groups) -> list[tuple[int, torch.Tensor]]:
-    """Each example's index and the indices of its tokens in the pack: those of its prefix and of its branch."""
-    found, segment = [], 0
+    """Each example's index and the indices of its tokens in the pack: those that its last token attends to."""
+    found, end, allowed = [], 0, dense_mask(batch["seen_until"])[0, 0]
     for group in groups:
-        prefix = batch["segment"] == segment
-        for number in group.examples:
-            segment += 1
-            found.append((number, (prefix | (batch["segment"] == segment)).nonzero().flatten()))
-        segment += 1
+        end += group.num_prefix_tokens
+        for number, length, shared in zip_longest(group.examples, group.branch_tokens, group.shared_tokens):
+            end += length - (shared or 0)
+            found.append((number, allowed[end - 1].nonzero().flatten()))
     return found
 
 
@@ -118,26 +131,28 @@ def test_every_supervised_token_is_predicted_once_from_the_token_before_it(examp
 
 
 @given(EXAMPLES)
-def test_the_segments_of_a_pack_are_contiguous_and_follow_their_prefix(examples):
-    batch, _ = pack_of(examples)
-    segment, prefix = batch["segment"], batch["prefix"]
-    assert (segment.diff() >= 0).all() and (prefix <= segment).all()
-    assert all((prefix[segment == number] == number).all() for number in prefix.unique())
+def test_a_token_attends_to_those_of_its_example_alone(examples):
+    batch, groups = pack_of(examples)
+    allowed = dense_mask(batch["seen_until"])[0, 0]
+    expected = torch.zeros_like(allowed)
+    for _, indices in tokens_of(batch, groups):
+        expected[indices[:, None], indices] = torch.ones(len(indices), len(indices), dtype=torch.bool).tril()
+    assert torch.equal(allowed, expected)
 
 
 @given(EXAMPLES, st.integers(0, 7))
-def test_padding_is_a_segment_of_its_own_without_targets(examples, num_padding):
+def test_padding_attends_to_itself_and_has_no_targets(examples, num_padding):
     whole, groups = pack_of(examples)
     length = whole["input_ids"].shape[1]
     padded, _ = pack_of(examples, length + num_padding)
     for name in ("logits_to_keep", "targets", "weights"):
         assert torch.equal(padded[name], whole[name])
-    for name in ("input_ids", "position_ids", "segment", "prefix"):
+    for name in ("input_ids", "position_ids", "seen_until"):
         assert padded[name].shape[-1] == length + num_padding
         assert torch.equal(padded[name][..., :length], whole[name])
     assert (padded["input_ids"][0, length:] == PAD).all()
-    own = padded["segment"][length:]
-    assert torch.equal(padded["prefix"][length:], own) and not torch.isin(own, whole["segment"]).any()
+    assert (padded["seen_until"][length:] == length + num_padding).all()
+    assert whole["seen_until"].max() <= length
 
 
 def test_a_pack_longer_than_its_padded_length_fails_an_assertion():
@@ -148,6 +163,6 @@ def test_a_pack_longer_than_its_padded_length_fails_an_assertion():
 def test_dtypes_of_a_batch():
     batch, _ = pack_of([example("a", ([5], [6]))])
     kinds = {name: tensor.dtype for name, tensor in batch.items()}
-    assert {kinds.pop("segment"), kinds.pop("prefix")} == {torch.int32}
+    assert kinds.pop("seen_until") == torch.int32
     assert kinds.pop("weights") == torch.float32
     assert set(kinds.values()) == {torch.int64}

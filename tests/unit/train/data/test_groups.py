@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
+from os.path import commonprefix
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data.groups import Group, group_examples
+from lookonce.train.data.groups import Group, group_examples, nested
 from lookonce.train.data.tokenize import Example
 
 START, IMAGE, END = 97, 98, 99
@@ -154,9 +156,38 @@ def test_later_turns_are_in_the_branch():
 
 def test_a_subset_has_the_groups_prefix_and_the_chosen_branches():
     group = Group((3, 5, 8), 4, 100, (10, 20, 30))
-    assert group.subset([2, 0]) == Group((8, 3), 4, 100, (30, 10))
+    assert group.subset([2, 0]) == Group((3, 8), 4, 100, (10, 30))
     assert group.subset(range(3)) == group
     assert group.subset([1]).num_tokens == 120
+
+
+@given(EXAMPLES.filter(bool), st.data())
+def test_some_of_a_nested_group_share_as_much_as_any_two_of_them(examples, data):
+    for flat in group_examples(examples, IMAGE):
+        group = nested(flat, examples)
+        assert Counter(group.examples) == Counter(flat.examples)
+        some = group.subset(data.draw(st.sets(st.sampled_from(range(len(group.examples))), min_size=1)))
+        rows = [shareable(examples[number])[flat.len_prefix :] for number in some.examples]
+        assert rows == sorted(rows, key=lambda row: np.array(row, np.int32).tobytes())
+        expected = [len(commonprefix(pair)) for pair in pairwise(rows)]
+        assert list(some.shared_tokens or [0] * len(rows))[1:] == expected
+        assert some.num_tokens == flat.num_prefix_tokens + sum(some.branch_tokens) - sum(expected)
+        assert all(shared < length for shared, length in zip(some.shared_tokens, some.branch_tokens, strict=False))
+
+
+def shareable(e: Example) -> list[int]:
+    """The tokens that an example may share: those before its answer, or all but the last."""
+    end = int(e.supervised.argmax()) if e.supervised.any() else len(e.token_ids) - 1
+    return e.token_ids[:end].tolist()
+
+
+def test_what_is_shared_is_counted_once():
+    examples = [example("a", [5, *known, number], [8]) for number, known in enumerate([[], [1, 2], [1, 2], [1, 2, 3]])]
+    [flat] = group_examples(examples, IMAGE)
+    group = nested(flat, examples)
+    assert (group.examples, group.branch_tokens, group.shared_tokens) == ((0, 1, 2, 3), (2, 4, 4, 5), (0, 0, 2, 2))
+    assert flat.num_tokens - group.num_tokens == 4
+    assert group.subset([3, 1]).shared_tokens == (0, 2)
 
 
 def test_an_answer_before_the_last_image_fails_an_assertion():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import count, permutations
 from statistics import mean
 
@@ -153,7 +154,20 @@ def test_another_seed_or_epoch_is_another_order():
 
 def test_the_order_is_the_same_in_every_process():
     steps = epoch_steps(groups_of([3, 1, 2]), 2, None, 7, 1)
-    assert [[group.examples for group in step] for step in steps] == [[(1, 2)], [(0,), (3,)], [(5, 4)]]
+    assert [[group.examples for group in step] for step in steps] == [[(1, 2)], [(0,), (3,)], [(4, 5)]]
+
+
+@given(SIZES, SAMPLES, QUESTIONS, st.randoms(use_true_random=False))
+def test_the_order_of_examples_in_their_groups_does_not_matter(of_sizes, samples, questions, rng):
+    groups = groups_of(of_sizes)
+    others = []
+    for group in groups:
+        examples = rng.sample(group.examples, len(group.examples))
+        others.append(
+            replace(group, examples=tuple(examples), branch_tokens=tuple(1000 + number for number in examples))
+        )
+    expected, found = (epoch_steps(some, samples, questions, 7, 1) for some in (groups, others))
+    assert [set(order([step])) for step in found] == [set(order([step])) for step in expected]
 
 
 def test_one_question_per_image_gives_all_orders_about_equally_often():

@@ -29,27 +29,27 @@ IMAGES = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(1, 4), min_s
 PADDING = st.integers(0, 5)
 
 
-def columns(images: Images, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Segment and prefix of each token, for images with a prefix and branches of these lengths."""
-    segments: list[tuple[int, int, int]] = []
+def seen_until(images: Images, padding: int) -> torch.Tensor:
+    """The column of a pack of images with a prefix and branches of these lengths: prefixes end with their image."""
+    ends: list[int] = []
     for len_prefix, branches in images:
-        first = len(segments)
-        segments += [(length, first + number, first) for number, length in enumerate([len_prefix, *branches])]
-    segments.append((padding, len(segments), len(segments)))
-    segment, prefix = ([segment[part] for segment in segments for _ in range(segment[0])] for part in (1, 2))
-    return torch.tensor(segment, dtype=torch.int32), torch.tensor(prefix, dtype=torch.int32)
+        start = len(ends)
+        ends += [start + len_prefix + sum(branches)] * len_prefix
+        for length in branches:
+            ends += [len(ends) + length] * length
+    return torch.tensor([*ends, *[len(ends) + padding] * padding], dtype=torch.int32)
 
 
 def num_tokens(images: Images) -> int:
     return sum(len_prefix + sum(branches) for len_prefix, branches in images)
 
 
-def padded(images: Images, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return columns(images, length - num_tokens(images))
+def padded(images: Images, length: int) -> torch.Tensor:
+    return seen_until(images, length - num_tokens(images))
 
 
 def mask_by_the_rule(images: Images, padding: int) -> torch.Tensor:
-    """A token attends to itself and to the tokens before it in its own segment and in its segment's prefix."""
+    """A token attends to itself, to the tokens before it in its own part, and to those in the prefix of its image."""
     tokens: list[tuple[int, int]] = []
     for number, (len_prefix, branches) in enumerate(images):
         for part_number, length in enumerate([len_prefix, *branches]):
@@ -63,19 +63,19 @@ def mask_by_the_rule(images: Images, padding: int) -> torch.Tensor:
 
 @given(IMAGES, PADDING)
 def test_the_dense_mask_follows_the_rule(images, padding):
-    assert torch.equal(dense_mask(*columns(images, padding))[0, 0], mask_by_the_rule(images, padding))
+    assert torch.equal(dense_mask(seen_until(images, padding))[0, 0], mask_by_the_rule(images, padding))
 
 
 @given(IMAGES)
 def test_the_block_mask_follows_the_rule(images):
-    segment, prefix = padded(images, BLOCK)
-    found = create_mask(PackMask(BLOCK, CPU).blocks(segment, prefix).mask_mod, None, None, BLOCK, BLOCK, "cpu")
+    blocks = PackMask(BLOCK, CPU).blocks(padded(images, BLOCK))
+    found = create_mask(blocks.mask_mod, None, None, BLOCK, BLOCK, "cpu")
     assert torch.equal(found[0, 0], mask_by_the_rule(images, BLOCK - num_tokens(images)))
 
 
 def test_a_pack_of_incomplete_blocks_is_refused():
     with pytest.raises(AssertionError):
-        PackMask(2 * BLOCK, CPU).blocks(*padded([(100, [20, 8])], BLOCK + BLOCK // 2))
+        PackMask(2 * BLOCK, CPU).blocks(padded([(100, [20, 8])], BLOCK + BLOCK // 2))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,9 @@ TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
 def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
     torch.manual_seed(seed)
     images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
-    segment, prefix = padded(images, padded_length(num_tokens(images)) + seed * BLOCK)
-    mask = PackMask(len(segment), CPU)
-    ours = mask.blocks(segment, prefix)
-    pytorchs = create_block_mask(ours.mask_mod, None, None, len(segment), len(segment), "cpu", BLOCK)
+    column = padded(images, padded_length(num_tokens(images)) + seed * BLOCK)
+    ours = PackMask(len(column), CPU).blocks(column)
+    pytorchs = create_block_mask(ours.mask_mod, None, None, len(column), len(column), "cpu", BLOCK)
     assert ours.seq_lengths == pytorchs.seq_lengths and ours.BLOCK_SIZE == pytorchs.BLOCK_SIZE
     for name in TENSORS:
         found, expected = getattr(ours, name), getattr(pytorchs, name)
@@ -108,12 +107,12 @@ def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
 @given(IMAGES, PADDING)
 def test_every_token_attends_to_itself_so_no_row_is_empty(images, padding):
     """Padding too: a row that attends to nothing gives NaN, which reaches every gradient."""
-    assert dense_mask(*columns(images, padding))[0, 0].diagonal().all()
+    assert dense_mask(seen_until(images, padding))[0, 0].diagonal().all()
 
 
 def test_a_token_attends_only_to_its_image_and_its_own_question():
     """Two images of two tokens, the first with two questions of two tokens, the second with one of one."""
-    assert dense_mask(*columns([(2, [2, 2]), (2, [1])], 1))[0, 0].int().tolist() == [
+    assert dense_mask(seen_until([(2, [2, 2]), (2, [1])], 1))[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
@@ -142,18 +141,18 @@ def test_flex_attention_equals_sdpa_for_one_pack_after_another(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     mask, layer = PackMask(3 * BLOCK, CPU), SimpleNamespace(num_key_value_groups=2, is_causal=True)
     for images, length in PACKS:
-        segment, prefix = padded(images, length)
+        column = padded(images, length)
         query, key, value = (torch.randn(1, heads, length, 16, generator=generator) for heads in (4, 2, 2))
-        found, _ = shared_prefix_attention(layer, query, key, value, mask.blocks(segment, prefix), scaling=0.3)
-        expected, _ = shared_prefix_attention(layer, query, key, value, dense_mask(segment, prefix), scaling=0.3)
+        found, _ = shared_prefix_attention(layer, query, key, value, mask.blocks(column), scaling=0.3)
+        expected, _ = shared_prefix_attention(layer, query, key, value, dense_mask(column), scaling=0.3)
         assert found.shape == (1, length, 4, 16)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_blocks_in_which_a_pair_attends_are_computed():
-    segment, prefix = padded(*PACKS[0])
-    blocks = dense_mask(segment, prefix)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    computed = PackMask(len(segment), CPU).blocks(segment, prefix).to_dense()[0, 0].bool()
+    column = padded(*PACKS[0])
+    blocks = dense_mask(column)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    computed = PackMask(len(column), CPU).blocks(column).to_dense()[0, 0].bool()
     assert torch.equal(computed, blocks.any(dim=3).any(dim=1)) and not computed.all()
 
 

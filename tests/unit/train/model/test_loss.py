@@ -55,12 +55,11 @@ class FakeModel:
         return SimpleNamespace(logits=torch.zeros(1, 2, 4))
 
 
-def test_the_model_gets_the_mask_instead_of_segments_and_no_targets():
-    segment, prefix = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0])
+def test_the_model_gets_the_mask_and_no_targets():
+    seen_until = torch.tensor([3, 2, 3])
     batch = {
         "input_ids": torch.tensor([[5, 6, 7]]),
-        "segment": segment,
-        "prefix": prefix,
+        "seen_until": seen_until,
         "targets": torch.tensor([[1, 2]]),
         "weights": torch.tensor([[0.5, 0.25]]),
     }
@@ -68,7 +67,7 @@ def test_the_model_gets_the_mask_instead_of_segments_and_no_targets():
     loss = forward_loss(model, batch, PackMask(3, torch.device("cpu")))
     torch.testing.assert_close(loss, 0.75 * torch.log(torch.tensor(4.0)))
     assert model.given.keys() == {"input_ids", "attention_mask", "use_cache"}
-    assert torch.equal(model.given["attention_mask"], dense_mask(segment, prefix)) and model.given["use_cache"] is False
+    assert torch.equal(model.given["attention_mask"], dense_mask(seen_until)) and model.given["use_cache"] is False
 
 
 def test_rows_keep_the_mask_of_their_padding():
