@@ -63,7 +63,7 @@ class Layout:
 
 def _attend(allowed: torch.Tensor, row: Sequence[int]) -> None:
     """Make a row causal, whose tokens have these indices in the pack."""
-    indices = torch.tensor(row, device=allowed.device)
+    indices = torch.tensor(row, dtype=torch.long, device=allowed.device)
     allowed[indices[:, None], indices] = torch.ones(len(row), len(row), dtype=torch.bool, device=allowed.device).tril()
 
 

@@ -47,6 +47,11 @@ def test_a_row_sees_what_it_shares_with_the_row_before():
     ]
 
 
+def test_a_pack_may_be_full_to_its_last_token():
+    layout = Layout((Lengths(BLOCK, (BLOCK - 2, 2)),))
+    assert layout.length == 2 * BLOCK and int(layout.seen_until(CPU)[-1]) == 2 * BLOCK
+
+
 def test_random_layouts_have_one_image_several_or_none_and_many_lengths():
     rng = random.Random(0)
     layouts = [random_layout(rng, 2000) for _ in range(40)]
