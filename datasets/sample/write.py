@@ -15,18 +15,18 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.records import Record, Turn, write_records
+from lookonce.datasets.sample import stages as staged
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
-from lookonce.datasets.sample.scene import DEFAULT_SEED, KINDS, NUM_IMAGES, Scene, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
 from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
-from lookonce.datasets.sample.stages import KIND, ask_in_stages
 from lookonce.errors import UsageError
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
@@ -65,7 +65,7 @@ def write_sample(
     model: str = "tiny",
     tokenizer: Path | None = None,
     *,
-    num_images: int = NUM_IMAGES,
+    num_images: int | None = None,
     sizes: Path | None = None,
     tower_only: bool = False,
     stages: bool = False,
@@ -74,11 +74,13 @@ def write_sample(
 
     `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in
     its share. `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the
-    bytes. With `stages` the questions are those of stages.py. Does nothing if the same sample already exists.
+    bytes. With `stages` the questions are those of stages.py. There are 64 frames, or 128 with stages, unless
+    `num_images` says otherwise. Does nothing if the same sample already exists.
 
     Raises:
         UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
     """
+    num_images = num_images or (staged.NUM_IMAGES if stages else NUM_IMAGES)
     wanted = {
         "seed": seed,
         "model": model,
@@ -136,15 +138,19 @@ def _write(
     """Write frames and records; without `sizes`, frames keep the sizes of their scenes."""
     images = folder / "images"
     images.mkdir()
-    splits = split_scenes(list(make_scenes(seed, num_images, (KIND,) if stages else KINDS)), seed)
+    if stages:
+        scenes = [staged.with_three_polyps(scene) for scene in make_scenes(seed, num_images, (staged.KIND,))]
+        splits = split_scenes(scenes, seed, staged.SPLIT_SHARES)
+    else:
+        splits = split_scenes(list(make_scenes(seed, num_images)), seed)
     num_questions = {}
     quality = SIZED_JPEG_QUALITY if sizes else JPEG_QUALITY
-    for split, scenes in splits.items():
+    for split, numbered in splits.items():
         if sizes:
-            scenes = stratify_sizes(scenes, sizes, f"{seed} {split}")
-        numbers, members = zip(*scenes, strict=True)
+            numbered = stratify_sizes(numbered, sizes, f"{seed} {split}")
+        numbers, members = zip(*numbered, strict=True)
         paths = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, members)
-        frames = [*zip(paths, members, strict=True), *(_write_copies(images, scenes) if split == "train" else [])]
+        frames = [*zip(paths, members, strict=True), *(_write_copies(images, numbered) if split == "train" else [])]
         records = [record for path, scene in frames for record in _records(path, scene, stages)]
         write_records(folder / f"{split}.jsonl", records)
         num_questions[split] = len(records)
@@ -152,17 +158,19 @@ def _write(
     return {"num_files": num_images + NUM_COPIES, "num_images": num_images, "num_questions": num_questions}
 
 
-def split_scenes(scenes: list[Scene], seed: int) -> dict[str, list[tuple[int, Scene]]]:
-    """Return the numbered scenes of each split; each kind of frame is split in the proportions of `SPLIT_SHARES`."""
+def split_scenes(
+    scenes: list[Scene], seed: int, shares: Mapping[str, float] = SPLIT_SHARES
+) -> dict[str, list[tuple[int, Scene]]]:
+    """Return the numbered scenes of each split; each kind of frame is split in the same proportions."""
     rng = random.Random(seed)
-    splits: dict[str, list[tuple[int, Scene]]] = {split: [] for split in SPLIT_SHARES}
+    splits: dict[str, list[tuple[int, Scene]]] = {split: [] for split in shares}
     for kind in sorted({scene.kind for scene in scenes}):
         alike = [(number, scene) for number, scene in enumerate(scenes) if scene.kind == kind]
         rng.shuffle(alike)
-        num_held_out = round(len(alike) * SPLIT_SHARES["val"])
-        splits["val"] += alike[:num_held_out]
-        splits["test"] += alike[num_held_out : 2 * num_held_out]
-        splits["train"] += alike[2 * num_held_out :]
+        num_val, num_test = (round(len(alike) * shares[split]) for split in ("val", "test"))
+        splits["val"] += alike[:num_val]
+        splits["test"] += alike[num_val : num_val + num_test]
+        splits["train"] += alike[num_val + num_test :]
     return {split: sorted(members, key=lambda member: member[0]) for split, members in splits.items()}
 
 
@@ -197,7 +205,7 @@ def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
         return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
     return [
         Record(images=(path,), turns=(Turn(question, answer),), metadata=metadata | {"stage": stage})
-        for question, answer, stage in ask_in_stages(scene)
+        for question, answer, stage in staged.ask_in_stages(scene)
     ]
 
 

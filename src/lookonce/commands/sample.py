@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from lookonce.commands.options import JSON, PATH, emit
-from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
+from lookonce.datasets.sample.scene import DEFAULT_SEED
 
 
 @click.command()
@@ -27,7 +27,7 @@ from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES
     help="Folder of a tokenizer for the model; by default the sample's own.",
 )
 @click.option(
-    "--images", "num_images", default=NUM_IMAGES, show_default=True, type=click.IntRange(8), help="Number of images."
+    "--images", "num_images", type=click.IntRange(8), help="Number of images; by default 64, with --stages 128."
 )
 @click.option(
     "--sizes",

@@ -72,7 +72,7 @@ def test_report_counts_what_was_written(sample: Path) -> None:
         ({"num_images": 128}, r"\(images: 64\); wanted images: 128\. "),
         ({"sizes": KVASIR_SIZES}, r"\(sizes: None\); wanted sizes: stratified from kvasir\. "),
         ({"tower_only": True}, r"\(tower_only: False\); wanted tower_only: True\. "),
-        ({"stages": True}, r"\(stages: False\); wanted stages: True\. "),
+        ({"stages": True, "num_images": 64}, r"\(stages: False\); wanted stages: True\. "),
     ],
     ids=lambda value: [*value][0] if isinstance(value, dict) else "",
 )

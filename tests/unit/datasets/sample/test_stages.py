@@ -8,18 +8,19 @@ import pytest
 
 from lookonce.datasets.sample.scene import make_scenes
 from lookonce.datasets.sample.stages import (
+    BOX,
     CLASS,
-    COLOR,
     FORM,
     KIND,
-    NUMBER,
     PROCEDURE,
     PROTOCOL,
+    SIDE,
     TEXT,
     ask_in_stages,
+    with_three_polyps,
 )
 
-SCENES = list(make_scenes(3, 288, (KIND,)))
+SCENES = [with_three_polyps(scene) for scene in make_scenes(3, 288, (KIND,))]
 ANSWERS = [{question: answer for question, answer, _ in ask_in_stages(scene)} for scene in SCENES]
 
 
@@ -32,7 +33,7 @@ def answers_after(question: str, earlier: tuple[str, ...]) -> dict[tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("question", "earlier"), [(PROTOCOL, (PROCEDURE, TEXT)), (CLASS, (NUMBER, COLOR)), (FORM, (PROTOCOL, CLASS))]
+    ("question", "earlier"), [(PROTOCOL, (PROCEDURE, TEXT)), (CLASS, (BOX, SIDE)), (FORM, (PROTOCOL, CLASS))]
 )
 def test_both_earlier_answers_tell_a_later_one_and_one_of_them_does_not(question, earlier):
     assert all(len(set(answers)) == 1 for answers in answers_after(question, earlier).values())
