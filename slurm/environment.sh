@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The environment that submit.sh and all jobs share, with the reason for each setting. Sourced, never run.
+# The environment that submit.sh, study.sh and all jobs share, with the reason for each setting. Sourced, never run.
 # TF32 is not an environment variable here but a key of the run file: train.tf32.
 
 LOOKONCE_SLURM=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

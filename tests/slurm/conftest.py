@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -24,7 +25,21 @@ from lookonce.run.config import RunFile
 HERE = Path(__file__).parent
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 TIMEOUT_S = 240
-KINDS = ("cache", "finalize", "train", "eval", "experiments", "study")
+MEGABYTE = 20_000
+"""The value of slow_lookonce.py."""
+KINDS = ("cache", "finalize", "train", "eval", "report", "experiments", "study")
+BY_HAND = """
+from pathlib import Path
+from lookonce.run import records as content
+from lookonce.run.inputs import RunInputs
+from lookonce.workflow.train import train
+from lookonce.run.config import read_run_file
+content.MEGABYTE = {megabyte}
+run = read_run_file(Path("run.yaml"))
+RunInputs.open(run).build()
+train(run)
+"""
+"""Builds the cache and trains in one process, which takes half as long as two processes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,8 +112,8 @@ class Project:
     folder: Path
     slurm: Slurm
 
-    def submit(self, *options: str, run: str = "run.yaml") -> subprocess.CompletedProcess[str]:
-        command = [str(self.folder / "slurm" / "submit.sh"), run, *options]
+    def submit(self, *options: str, script: str = "submit.sh", file: str = "run.yaml") -> CompletedProcess[str]:
+        command = [str(self.folder / "slurm" / script), file, *options]
         environment = self.slurm.environment
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -106,7 +121,7 @@ class Project:
 
     def sbatch(self, kind: str, *arguments: str, options: str = "") -> str:
         (self.folder / "logs").mkdir(exist_ok=True)
-        script = next((self.folder / "slurm").glob(f"{kind}.*"))
+        script = min((self.folder / "slurm").glob(f"{kind}.*"))  # x.sbatch before x.sh
         options = f"--cpus-per-task=1 --mem=500M {options}"
         return self.slurm.ask("sbatch", "--parsable", *options.split(), str(script), *arguments, cwd=self.folder)
 
@@ -181,3 +196,13 @@ def make_project(
         return project
 
     return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed(make_project: Callable[..., Project], root: Path) -> Project:
+    """A run without Slurm and without interruption."""
+    project = make_project("undisturbed", steps=30, save_steps=100)
+    program = [sys.executable, "-c", BY_HAND.format(megabyte=MEGABYTE)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")}
+    subprocess.run(program, cwd=project.folder, env=environment, check=True, capture_output=True)
+    return project

@@ -1,8 +1,8 @@
 """`lookonce` as the jobs of these tests run it: with shards of some kilobytes, and slow enough to be interrupted.
 
 knobs.json in the working directory has the seconds per image (`encode_s`), step (`step_s`) and batch of answers
-(`answer_s`), and the worker that exits with code 7 at its second image (`fails`). Each encoding process writes a byte
-per image to encoded-JOB-PID.
+(`answer_s`), the worker that exits with code 7 at its second image (`fails`), and the run file whose training exits
+with it at once (`breaks`). Each encoding process writes a byte per image to encoded-JOB-PID.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ if sys.argv[1:3] == ["cache", "build"]:
         return encode(self, *arguments)
 
     Tower.encode = encode_slowly
+
+if sys.argv[1] == "train" and Path(sys.argv[2]).name == knobs.get("breaks"):
+    sys.exit(7)
 
 if sys.argv[1] == "train":
     from lookonce.train.loop.metrics_log import MetricsLog

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +17,8 @@ import yaml
 
 ONE, TWO = "127.0.1.1", "127.0.1.2"
 TWO_NODES = "--nodes=2 --ntasks-per-node=1"
-MEGABYTE = 20_000
-"""The value of slow_lookonce.py."""
 Make = Callable[..., Any]
 Slurm = Project = Any  # of conftest.py
-
-
-BY_HAND = """
-from pathlib import Path
-from lookonce.run import records as content
-from lookonce.run.inputs import RunInputs
-from lookonce.workflow.train import train
-from lookonce.run.config import read_run_file
-content.MEGABYTE = {megabyte}
-run = read_run_file(Path("run.yaml"))
-RunInputs.open(run).build()
-train(run)
-"""
-"""Builds the cache and trains in one process, which takes half as long as two processes."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +30,6 @@ class Limited:
     cache_job: str
     training: Project
     train_job: str
-
-
-@pytest.fixture(scope="session")
-def undisturbed(make_project: Make, root: Path) -> Project:
-    """A run without Slurm and without interruption."""
-    project = make_project("undisturbed", steps=30, save_steps=100)
-    program = [sys.executable, "-c", BY_HAND.format(megabyte=MEGABYTE)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")}
-    subprocess.run(program, cwd=project.folder, env=environment, check=True, capture_output=True)
-    return project
 
 
 @pytest.fixture(scope="session", autouse=True)
