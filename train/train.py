@@ -203,7 +203,7 @@ def open_training(
     start = ranks.first_decides(lambda: Start.of(folder, run, restart, notify))
     if other := start.other:
         ranks.first_decides(lambda: check_same_model(other, identity))
-    if note := start.note():
+    if note := start.note(run):
         notify(note)
     examples = {} if start.is_trained else _make_examples(session, startup, notify)
     ranks.first_decides(before_claim)

@@ -6,4 +6,5 @@ selection   the records that a run is trained on, and those that it leaves out
 lessons     the parts of an epoch that are trained on one after another
 context     answers to earlier questions in the prompts of later ones
 given       the answers of a model in predictions files, as contexts have them
+folds       images that training leaves out, for answers about images that a model never saw
 """

@@ -53,7 +53,7 @@ class Start:
         checkpoint = None if restart else find_checkpoint(folder, notify)
         return cls(False, checkpoint, None if checkpoint else find_start(run))
 
-    def note(self) -> str:
+    def note(self, run: RunFile) -> str:
         """What a user should know of the start; empty for a new adapter."""
         if self.is_trained:
             return "adapter already trained; running evaluation"
@@ -61,9 +61,12 @@ class Start:
             return f"resuming from {self.checkpoint.name}"
         if self.other is None:
             return ""
+        adapter = f"the adapter of {self.other.folder}"
+        if not run.train.has_steps:
+            return f"nothing is trained: {adapter} answers as it is"
         num_steps = self.other.read_trained().num_steps
         return (
-            f"training starts with the adapter of {self.other.folder}, as it is after its {count(num_steps, 'step')}, "
+            f"training starts with {adapter}, as it is after its {count(num_steps, 'step')}, "
             "and continues as an adapter of its own, with a new optimizer and schedule; that run stays as it is, and "
             "nothing is merged"
         )

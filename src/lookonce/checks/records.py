@@ -18,7 +18,7 @@ from lookonce.datasets.records import Record, RecordsFile
 from lookonce.errors import LookonceError, RecordsError
 from lookonce.run.config import RunFile
 from lookonce.run.contexts.training import with_contexts
-from lookonce.run.records import SPLITS, for_training
+from lookonce.run.records import SPLITS, for_training, without_fold
 from lookonce.text import count, listed, located
 
 NUM_NAMED = 3
@@ -52,11 +52,12 @@ class CheckedRecords:
 def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
     """Read the records of all splits, at most `most` of each file; None for all."""
     records, results = CheckedRecords(), []
-    is_selective = bool(run.data.stage_map or run.data.where or run.data.context or run.batch.lesson_order)
+    data = run.data
+    is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.lesson_order)
     most = None if is_selective else most
     for split in SPLITS:
         problems = []
-        for path in getattr(run.data, split):
+        for path in getattr(data, split):
             problems += _read(run, path, split, records, most)
         results += problems
         if records.by_split[split] and not problems:
@@ -77,10 +78,12 @@ def _select(run: RunFile, records: CheckedRecords) -> list[Result]:
 
 
 def check_context(run: RunFile, records: CheckedRecords, keys: Mapping[Path, str]) -> list[Result]:
-    """Give the records their contexts, as training does; `keys` are those of the images that are known."""
+    """Hold a fold out and give the records their contexts, as training does; `keys` are those of known images."""
     notes: list[str] = []
+    images = ImageIndex({**keys}, {})
     try:
-        records.by_split = with_contexts(run, records.by_split, ImageIndex({**keys}, {}), notes.append)
+        records.by_split = without_fold(run, records.by_split, images, notes.append)
+        records.by_split = with_contexts(run, records.by_split, images, notes.append)
     except LookonceError as error:
         return [_refused(error)]
     return [Result("ok", "records", note) for note in notes]

@@ -43,9 +43,14 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
 
 
 def hash_context(records: Iterable[Record], context: ContextSection) -> str:
-    """The sha256 over the stages of some records and the answers that a context has; a lost file has no content."""
-    files = [hash_file(path) for path in context.given if path.exists()]
-    return hashlib.sha256(repr(([context.stage_of(record) for record in records], files)).encode()).hexdigest()
+    """The sha256 over the stages of some records."""
+    return hashlib.sha256(repr([context.stage_of(record) for record in records]).encode()).hexdigest()
+
+
+def answers_identity(context: ContextSection | None) -> dict[str, list[str] | None]:
+    """The recorded input of the predictions that contexts have: the hash of each file that exists; None without any."""
+    files = context.given if context else []
+    return {"answers": [hash_file(path) for path in files if path.exists()] or None}
 
 
 def hash_lessons(records: Iterable[Record], order: LessonOrder) -> str:

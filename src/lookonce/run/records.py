@@ -20,6 +20,7 @@ from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
+from lookonce.datasets.curriculum.folds import hold_out
 from lookonce.datasets.curriculum.selection import select_training
 from lookonce.datasets.curriculum.stage_map import read_stage_map, with_stages
 from lookonce.datasets.images import ImageIndex, index_images
@@ -31,12 +32,14 @@ from lookonce.environment import without_garbage_collection
 from lookonce.errors import FeaturesMissing, ImageError, RecordsError
 from lookonce.hub import check_name
 from lookonce.run.config import RunFile
-from lookonce.run.identity import hash_context, hash_lessons, hash_records
+from lookonce.run.identity import answers_identity, hash_context, hash_lessons, hash_records
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.text import Notify, count, quiet
 
 MEGABYTE = 1_000_000
 SPLITS = ("train", "val", "test")
+HELD_OUT = "held_out"
+"""The split of the training records that `data.held_out` leaves out; it has no files of its own."""
 GONE_ADVICE = f"there is no such file either; correct the records or `data.image_root`, then run: {BUILD_COMMAND}"
 UNUSABLE_ADVICE = "repair the file, or leave its records out with `data.skip_unusable: true`"
 
@@ -48,7 +51,8 @@ class RunRecords:
     run: RunFile
     fingerprint: Fingerprint
     records: dict[str, list[Record]]
-    """Records by split (train, val, test); a split that the run file does not name is empty."""
+    """Records by split (train, val, test); a split that the run file does not name is empty. With `data.held_out` there
+    is one more, once the image keys are known."""
     images: ImageIndex
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     """What a user should know of how the records were read, such as those that were left out."""
@@ -70,6 +74,7 @@ class RunRecords:
         notes = [*self.notes]
         unusable = find_unusable(self.run, self.fingerprint, self.records)
         records = leave_out_unusable(self.records, unusable, notes.append)
+        records = without_fold(self.run, records, self.images, notes.append)
         return replace(self, records=records, notes=tuple(notes))
 
     def all_records(self) -> Iterator[Record]:
@@ -84,15 +89,13 @@ class RunRecords:
         order, context = self.run.batch.lesson_order, self.run.data.context
         found = {
             "cache": self.fingerprint.sha256,
-            "records": {
-                split: hash_records(records, self.key_of) for split, records in self.records.items() if split != "test"
-            },
+            "records": {split: hash_records(self.records[split], self.key_of) for split in ("train", "val")},
         }
         if order:
             found["lessons"] = hash_lessons(self.records["train"], order)
         if context:
             found["context"] = hash_context([*self.records["train"], *self.records["val"]], context)
-        return found
+        return found | answers_identity(context)
 
 
 def open_records(run: RunFile) -> RunRecords:
@@ -133,6 +136,25 @@ def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify 
     if order:
         notify(f"each epoch trains on {order.check(records['train'])}")
     return records
+
+
+def without_fold(
+    run: RunFile, records: dict[str, list[Record]], images: ImageIndex, notify: Notify = quiet
+) -> dict[str, list[Record]]:
+    """The records, those that `data.held_out` leaves out of training as a split of their own; `notify` gets how many.
+
+    Raises:
+        RecordsError: there are fewer images than folds.
+    """
+    if not run.data.held_out:
+        return records
+    used, left_out = hold_out(records["train"], run.data.held_out, run.train.seed, images.keys_of)
+    num_images = len({key for record in left_out for key in images.keys_of(record)})
+    notify(
+        f"`data.held_out` leaves out {len(left_out):,} of {count(len(records['train']), 'train record')}, which are "
+        f"about {count(num_images, 'image')}"
+    )
+    return records | {"train": used, HELD_OUT: left_out}
 
 
 def read_split(run: RunFile, split: str, notify: Notify = quiet) -> Iterator[Record]:

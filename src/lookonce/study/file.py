@@ -8,6 +8,9 @@
       classic: {batch.questions_per_image: 1}
       longer: {starts_from: plain, train.epochs: 2}
       best-of-both: {route: {by: stage, arms: {1: plain, 2: longer}}}
+      half-1: {data.held_out: {fold: 1, of: 2}}
+      half-2: {data.held_out: {fold: 2, of: 2}}
+      staged: {answers_of: [half-1, half-2], data.context: {by: stage, order: [1, 2]}}
 
 Design: an arm says what `--set` says on the command line, so that the run file stays the only place where keys have a
 meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
@@ -28,7 +31,10 @@ from lookonce.run.sections.paths import UserPath
 from lookonce.settings import Section, read_settings
 from lookonce.text import listed
 
-STARTS_FROM, START_KEY, ROUTE = "starts_from", "train.start_from", "route"
+STARTS_FROM, ANSWERS_OF, ROUTE = "starts_from", "answers_of", "route"
+START_KEY, ANSWERS_KEY = "train.start_from", "data.context.answers"
+SET_BY = {START_KEY: STARTS_FROM, ANSWERS_KEY: ANSWERS_OF}
+"""Keys of a run that name other runs, and the key of an arm that names arms instead."""
 OWN_KEYS = {"train.seed": "seeds", "output": "output", "eval.split": "evaluate"}
 """Keys of a run that a study sets for all arms, and the key of the study file for each."""
 
@@ -50,31 +56,40 @@ class ArmSection(Section):
 
     starts_from: ArmName | None = None
     """The arm with whose adapter of the same seed this one starts; by default a new adapter."""
+    answers_of: Annotated[list[ArmName], Field(min_length=2)] = []
+    """The arms whose answers the contexts of training and validation records have, with the same seed. Each leaves out
+    another fold of the images, so no answer is of a model that was trained on the image."""
     route: RouteSection | None = None
     """Trains nothing: each question has the answer of another arm with the same seed."""
     changes: dict[str, Any] = {}
-    """Keys of the run file with their values: all keys of the arm but `starts_from` and `route`."""
+    """Keys of the run file with their values: all keys of the arm but `starts_from`, `answers_of` and `route`."""
 
     @model_validator(mode="before")
     @classmethod
     def _keys_are_changes(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return {} if values is None else values
-        own = {name: values.get(name) for name in (STARTS_FROM, ROUTE)}
+        own = {name: values[name] for name in (STARTS_FROM, ANSWERS_OF, ROUTE) if name in values}
         return own | {"changes": {name: value for name, value in values.items() if name not in own}}
 
     @model_validator(mode="after")
     def _leaves_to_the_study(self) -> ArmSection:
-        if self.route and (self.changes or self.starts_from):
+        if self.route and (self.changes or self.needs):
             raise ValueError(f"an arm with `{ROUTE}` is not trained, so it has no other key")
         for key in self.changes:
             if key in OWN_KEYS:
                 raise ValueError(f"{key} is set for all arms; set `{OWN_KEYS[key]}` of the study file instead")
             if "." not in key:  # a whole section would replace that of the base run file
                 raise ValueError(f"{key}: name single keys of the run file, such as train.epochs, or {STARTS_FROM}")
-        if self.starts_from and START_KEY in self.changes:
-            raise ValueError(f"{STARTS_FROM} names an arm, and {START_KEY} another run; use one of them")
+        for key, own in SET_BY.items():
+            if key in self.changes and getattr(self, own):
+                raise ValueError(f"{own} names arms, and {key} other runs; use one of them")
         return self
+
+    @property
+    def needs(self) -> list[str]:
+        """The arms that must have been trained, and have answered, before this one is trained."""
+        return [*filter(None, [self.starts_from]), *self.answers_of]
 
 
 class CompareSection(Section):
@@ -94,8 +109,9 @@ class StudyFile(Section):
     """The run file that every arm changes."""
     arms: Annotated[dict[ArmName, ArmSection], Field(min_length=1)]
     """The arms by name. Each is a mapping of keys of the run file to values, as `--set` takes them; an arm without any
-    is the base run file itself. `starts_from` names the arm with whose adapter of the same seed training starts. An arm
-    with `route` is not trained: its answers are those of other arms."""
+    is the base run file itself. `starts_from` names the arm with whose adapter of the same seed training starts,
+    `answers_of` those whose answers `data.context` has. An arm with `route` is not trained: its answers are those of
+    other arms."""
     output: UserPath
     """The folder of all runs: each run has the folder ARM-SEED in it."""
     seeds: Annotated[list[Seed], Field(min_length=1)] = [42]
@@ -113,22 +129,30 @@ class StudyFile(Section):
     def _mistakes(self) -> Iterator[str]:
         if len(set(self.seeds)) < len(self.seeds):
             yield f"seeds: a seed is there twice (got {self.seeds})"
-        named = {f"arms.{name}.{STARTS_FROM}": arm.starts_from for name, arm in self.arms.items()}
-        for arm, route in self.routes.items():
-            named |= {f"arms.{arm}.{ROUTE}.arms.{value}": name for value, name in route.arms.items()}
+        named = self._named_by_arms()
         for key, name in named.items():
             if name in self.routes:
                 yield f"{key}: the arm {name} has a `{ROUTE}` and no adapter; name an arm that is trained"
-        named["compare.baseline"] = self.compare.baseline
+        named |= {"compare.baseline": self.compare.baseline} if self.compare.baseline else {}
         named |= {f"compare.arms[{number}]": name for number, name in enumerate(self.compare.arms or [])}
         for key, name in named.items():
-            if name is not None and name not in self.arms:
+            if name not in self.arms:
                 yield f"{key}: there is no arm {name!r}; the arms are {listed(list(self.arms), 9)}"
         try:
-            TopologicalSorter({name: filter(None, [arm.starts_from]) for name, arm in self.arms.items()}).prepare()
+            TopologicalSorter({name: arm.needs for name, arm in self.arms.items()}).prepare()
         except CycleError as error:
             circle = " -> ".join(reversed(error.args[1]))
-            yield f"{STARTS_FROM}: the arms {circle} are a circle; one of them must start with a new adapter"
+            yield f"the arms {circle} are a circle of {STARTS_FROM} and {ANSWERS_OF}; one of them must need no other"
+
+    def _named_by_arms(self) -> dict[str, str]:
+        """The names of arms in other arms, by their keys."""
+        found: dict[str, str] = {}
+        for name, arm in self.arms.items():
+            found |= {f"arms.{name}.{STARTS_FROM}": arm.starts_from} if arm.starts_from else {}
+            found |= {f"arms.{name}.{ANSWERS_OF}[{place}]": other for place, other in enumerate(arm.answers_of)}
+            routed = arm.route.arms if arm.route else {}
+            found |= {f"arms.{name}.{ROUTE}.arms.{value}": other for value, other in routed.items()}
+        return found
 
     @property
     def trained(self) -> dict[str, ArmSection]:

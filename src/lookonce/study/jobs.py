@@ -18,7 +18,7 @@ class Job:
 
     name: str
     command: tuple[str, ...]
-    """Arguments of lookonce."""
+    """Arguments of lookonce; the last one is the run file."""
     log: Path
     cost: float = 0
     """How much work it is, in any unit: the samples that are trained on."""

@@ -5,6 +5,8 @@ measured rate: that of an arm of which a run has been trained, or one that the u
 without a rate of their own get that of another one, by their tokens a sample. It is the time of training alone: what
 precedes the first step and the answers afterwards are not in it. The time of all follows from the order in which `study
 run` starts the runs.
+
+Answers that other runs must give first are counted as if they were the true ones, which are about as long.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class ArmPlan:
 
     arm: str
     starts_from: str | None
+    answers_of: list[str]
     num_runs: int
     num_left: int
     """Runs that are not complete."""
@@ -45,7 +48,8 @@ class ArmPlan:
     def row(self) -> tuple[str, ...]:
         one = self.workload
         memory = "not measured" if one.gpu_gb is None else f"{one.gpu_gb:.0f} GB"
-        name = f"{self.arm} (after {self.starts_from})" if self.starts_from else self.arm
+        needs = [*filter(None, [self.starts_from]), *self.answers_of]
+        name = f"{self.arm} (after {listed(needs)})" if needs else self.arm
         figures = (f"{number:,}" for number in (one.num_steps, one.num_answers, one.num_tokens))
         runs = f"{self.num_left} of {self.num_runs}"
         return name, runs, *figures, memory, "no rate" if self.seconds is None else duration(self.seconds)
@@ -108,6 +112,7 @@ def plan_study(path: Path, num_parallel: int, given_ms: float | None) -> Plan:
         ArmPlan(
             arm,
             study.arms[arm].starts_from,
+            study.arms[arm].answers_of,
             len(study.seeds),
             sum(one.arm == arm for one in left),
             workload,
@@ -140,10 +145,20 @@ def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:
     by_arm: dict[str, Workload] = {}
     for one in runs.values():
         if one.arm not in by_arm:
-            key = _trained_on(one.run)
-            found[key] = found.get(key) or measure(one.run)
+            run = _countable(one)
+            key = _trained_on(run)
+            found[key] = found.get(key) or measure(run)
             by_arm[one.arm] = found[key]
     return by_arm
+
+
+def _countable(one: StudyRun) -> RunFile:
+    """The run; with true answers if those in its contexts are other runs', which may not have answered yet."""
+    data = one.run.data
+    if not (one.answers_of and data.context):
+        return one.run
+    context = data.context.model_copy(update={"answers": "true"})
+    return one.run.model_copy(update={"data": data.model_copy(update={"context": context})})
 
 
 def _trained_on(run: RunFile) -> str:
@@ -181,7 +196,7 @@ def _times(left: list[StudyRun], arms: Mapping[str, ArmPlan], num_parallel: int)
             (),
             one.log,
             arms[one.arm].workload.num_samples,
-            tuple(name for name in [one.start] if name in names),
+            tuple(name for name in one.needs if name in names),
         )
         for one in left
     ]

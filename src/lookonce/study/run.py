@@ -2,13 +2,12 @@
 
 Design: each job is a command that a person could give, with the run file of its run: `lookonce cache build`, `lookonce
 train --resume`, and `lookonce eval` where a trained run lacks the split. What is missing is read from the run folders
-and the cache, again right before a job is started. Runs with the same model, records and cache share one build, and a
-run waits for its own only. Several builds may write to one cache: they are workers, which share its shards.
+and the cache, again right before a job is started. One build serves all runs whose images it has (builds.py), and a run
+waits for its own only. Several builds may write to one cache: they are workers, which share its shards.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -16,17 +15,18 @@ from pathlib import Path
 
 from lookonce.claim_file import holder, is_living
 from lookonce.errors import LookonceError
+from lookonce.report.contexts import OPTIONS, asked_beside
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM
-from lookonce.run.records import check_paths, read_splits
+from lookonce.run.records import check_paths
 from lookonce.status.status import RunStatus
+from lookonce.study.builds import find_builders, read_contents
 from lookonce.study.expand import LOGS, StudyRun, expand, write_run_files
 from lookonce.study.file import read_study
 from lookonce.study.jobs import Job
 from lookonce.study.pool import Outcome, Pool, slots
-from lookonce.study.routing import routed_runs, write_routed
-from lookonce.study.state import in_chains, read_state, refuse_outdated
-from lookonce.study.workload import num_samples
+from lookonce.study.routing import RoutedRun, routed_runs, write_routed
+from lookonce.study.state import Runs, in_chains, read_state, refuse_outdated
 from lookonce.text import Notify
 
 
@@ -39,14 +39,8 @@ def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify
     """
     study = read_study(path)
     runs = expand(study)
-    for one in runs.values():
-        check_paths(one.run)
     routed = routed_runs(study, runs)
-    for arm in routed.values():
-        arm.check()
-    outdated = refuse_outdated(runs, again, path)
-    jobs = find_jobs(runs, outdated)
-    write_run_files(list(runs.values()), path)
+    jobs = prepare(path, runs, routed, again)
     pool = Pool(slots(visible_gpus() if jobs else [], num_parallel), notify, lambda name: _achieved(runs.get(name)))
     outcome = pool.run(jobs)
     for name in (name for name in outcome.done if name in runs and not read_state(runs[name]).is_complete):
@@ -55,56 +49,88 @@ def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify
     return outcome
 
 
-def find_jobs(runs: Mapping[str, StudyRun], outdated: Collection[str]) -> list[Job]:
-    """The jobs of what is missing: builds of caches, and runs.
+def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: Iterable[str]) -> list[Job]:
+    """Check a study, and write its run files; the jobs of what is missing.
+
+    Raises:
+        LookonceError: a run file or records are wrong, or runs are outdated.
+    """
+    for one in runs.values():
+        check_paths(one.run)
+    for arm in routed.values():
+        arm.check()
+    jobs = find_jobs(runs, refuse_outdated(runs, again, path))
+    write_run_files(list(runs.values()), path)
+    return jobs
+
+
+def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
+    """The jobs of what is missing: builds of caches, runs, and their answers with true and with no context.
 
     Raises:
         LookonceError: records are missing or broken.
     """
-    missing = [one for one in in_chains(runs) if one.name in outdated or not read_state(one).is_complete]
-    builds: dict[str, Job] = {}
-    counts: dict[str, int] = {}
+    states = {name: read_state(one) for name, one in runs.items()}
+    missing = {name for name, state in states.items() if name in outdated or not state.is_complete}
+    left = [one for one in in_chains(runs) if one.name in missing or states[one.name].not_asked]
+    contents = read_contents(left)
+    builders = find_builders(left, contents)
+    builds = {one.name: _build(one) for one in left if builders[one.name] is one}
     jobs = []
-    for one in missing:
-        if (key := _features(one.run)) not in builds:
-            builds[key] = _build(one)
-        if (records := one.run.data.model_dump_json()) not in counts:
-            counts[records] = len(read_splits(one.run)["train"])
-        _, cost = num_samples(one.run, counts[records])
-        jobs.append(_job(one, cost, builds[key].name, one.name in outdated, {other.name for other in missing}))
+    for one in left:
+        cost = _cost(one.run, contents[one.name].num_train)
+        build = builds[builders[one.name].name].name
+        if one.name in missing:
+            jobs.append(_job(one, cost, build, one.name in outdated, missing))
+        if asked_beside(one.run):
+            jobs.append(_context_job(one, (one.name if one.name in missing else build,)))
     return [*builds.values(), *jobs]
 
 
-def _features(run: RunFile) -> str:
-    """What the features of a run depend on, and the records whose images have them."""
-    return json.dumps([part.model_dump(mode="json") for part in (run.model, run.cache, run.data)])
-
-
 def _build(one: StudyRun) -> Job:
-    def is_built() -> bool:
-        try:
-            cache = RunStatus.open(one.run).read().cache
-        except LookonceError:
-            return False  # the build says what is wrong
-        return cache.is_planned and not cache.num_pending
-
-    name = f"cache of {one.arm}"
     log = one.run.output.parent / LOGS / "cache.log"
-    return Job(name, ("cache", "build", str(one.run_file)), log, is_done=is_built)
+    command = ("cache", "build", str(one.run_file))
+    return Job(f"cache of {one.name}", command, log, is_done=lambda: _is_built(one))
 
 
-def _job(one: StudyRun, cost: int, build: str, is_outdated: bool, missing: Collection[str]) -> Job:
-    """The job of a run; it waits for its features, and for the run that it starts from if that is missing too."""
-    train = ("train", str(one.run_file), "--restart" if is_outdated else "--resume")
+def _is_built(one: StudyRun) -> bool:
+    try:
+        cache = RunStatus.open(one.run).read().cache
+    except LookonceError:
+        return False  # the build says what is wrong
+    return cache.is_planned and not cache.num_pending
+
+
+def _cost(run: RunFile, num_train: int) -> float:
+    """About how many samples a run trains on; without the sampler, which is slow to import."""
+    return run.train.steps * run.batch.samples_per_step if run.train.steps else run.train.epochs * num_train
+
+
+def _job(one: StudyRun, cost: float, build: str, is_outdated: bool, missing: Collection[str]) -> Job:
+    """The job of a run; it waits for its features, and for the runs that it needs if these are missing too."""
+    train = ("train", "--restart" if is_outdated else "--resume", str(one.run_file))
     is_finished = one.folder.is_finished and not is_outdated
     return Job(
         one.name,
-        ("eval", str(one.run.output), "--split", one.run.eval.split) if is_finished else train,
+        ("eval", "--split", one.run.eval.split, str(one.run_file)) if is_finished else train,
         one.log,
         cost,
-        tuple(name for name in (build, one.start) if name and name in {build, *missing}),
+        tuple(name for name in (build, *one.needs) if name in {build, *missing}),
         (lambda: False) if is_outdated else (lambda: read_state(one).is_complete),
         partial(_used_by, one),
+    )
+
+
+def _context_job(one: StudyRun, after: tuple[str, ...]) -> Job:
+    """The job of a run's answers with true and with no context, in one process that loads the model once."""
+    options = [OPTIONS[kind] for kind in asked_beside(one.run)]
+    return Job(
+        f"{one.name}-contexts",
+        ("eval", *options, "--split", one.run.eval.split, str(one.run_file)),
+        one.log,
+        after=after,
+        is_done=lambda: not read_state(one).not_asked,
+        used_by=partial(_used_by, one),
     )
 
 

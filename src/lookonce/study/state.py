@@ -2,19 +2,22 @@
 
 Design: what was done is recorded nowhere else. A run is what its folder records, so a study continues after any crash,
 and runs that were trained or evaluated by other commands count as well. A run whose record differs from the study file,
-or that starts from such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
+or that needs such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lookonce.errors import UsageError
 from lookonce.eval.scores.metrics import Score
+from lookonce.report.contexts import asked_beside
 from lookonce.run.folder import RECORD
+from lookonce.run.identity import answers_identity
 from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import TrainingPhase
 from lookonce.status.status import find_scores, find_training
@@ -34,39 +37,57 @@ class RunState:
     is_trained: bool
     is_complete: bool
     """Whether it is trained, and evaluated if it has questions."""
+    not_asked: list[str]
+    """With whose answers to earlier questions it is not asked yet beside its own evaluation: `true`, `none`."""
 
 
 def read_state(one: StudyRun) -> RunState:
     """The state of a run now."""
     folder, split = one.folder, one.run.eval.split
-    score = find_scores(folder, split).get(split)
-    is_evaluated = score is not None or not getattr(one.run.data, split)
+    scores = find_scores(folder, split)
+    is_evaluated = split in scores or not getattr(one.run.data, split)
     training = find_training(folder, one.run.cache.claim_s)
-    return RunState(training, score, folder.trained.exists(), folder.is_finished and is_evaluated)
+    not_asked = [kind for kind in asked_beside(one.run) if f"{split}-{kind}" not in scores]
+    is_complete = folder.is_finished and is_evaluated
+    return RunState(training, scores.get(split), folder.trained.exists(), is_complete, not_asked)
 
 
 def find_outdated(runs: Runs) -> dict[str, str]:
-    """Why runs do not belong to the study file any more, by name; those that start from such a run are among them."""
+    """Why runs do not belong to the study file any more, by name; those that need such a run are among them."""
     found: dict[str, str] = {}
     for one in in_chains(runs):
         if not (one.folder.holds_work and (one.folder.folder / RECORD).exists()):
             continue
-        if one.start in found:
-            found[one.name] = f"starts from {one.start}, which is outdated"
-        elif one.start and not runs[one.start].folder.trained.exists():
-            found[one.name] = f"starts from {one.start}, which is not trained any more"
-        elif changed := one.folder.differences(one.run, start_identity(one.run, one.folder.recorded_inputs())):
+        if reason := _lacks(one, runs, found):
+            found[one.name] = reason
+        elif changed := one.folder.differences(one.run, _needed(one)):
             found[one.name] = listed([f"{name}: now {now!r}, trained with {then!r}" for name, now, then in changed])
     return found
 
 
+def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
+    """Why a run that has begun is outdated by those that it needs; empty if it is not."""
+    for name in one.needs:
+        how = f"starts from {name}, which" if name == one.start else f"has the answers of {name}, which"
+        if name in outdated:
+            return f"{how} is outdated"
+        if not runs[name].folder.trained.exists():
+            return f"{how} is not trained any more"
+    return ""
+
+
+def _needed(one: StudyRun) -> dict[str, Any]:
+    """The recorded inputs of a run that are the results of others."""
+    return start_identity(one.run, one.folder.recorded_inputs()) | answers_identity(one.run.data.context)
+
+
 def in_chains(runs: Runs) -> list[StudyRun]:
-    """The runs, each after the one that it starts from."""
+    """The runs, each after those that it needs."""
     ordered: dict[str, StudyRun] = {}
 
     def add(one: StudyRun) -> None:
-        if one.start:
-            add(runs[one.start])
+        for name in one.needs:
+            add(runs[name])
         ordered.setdefault(one.name, one)
 
     for one in runs.values():

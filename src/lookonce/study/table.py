@@ -15,6 +15,8 @@ from lookonce.study.routing import RoutedRun, routed_runs
 from lookonce.study.state import RunState, find_outdated, read_state
 from lookonce.text import count, listed, table
 
+WORDS = {"true": "true", "none": "no"}
+"""Whose answers stand in a context, as they are named in a sentence."""
 HEADER = ("run", "state", "steps", "exact match", "majority")
 
 
@@ -59,9 +61,20 @@ class StudyStatus:
     def num_complete(self) -> int:
         return sum(map(self.is_current, self.runs))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.num_complete == len(self.runs) and not self._not_asked()
+
+    def _not_asked(self) -> list[tuple[str, str]]:
+        """The complete runs that lack answers beside their own evaluation, and with which context."""
+        absent = {name: state.not_asked for name, state in self.states.items() if self.is_current(name)}
+        return [(name, " and ".join(WORDS[kind] for kind in kinds)) for name, kinds in absent.items() if kinds]
+
     def to_json(self) -> dict[str, Any]:
         values = [
-            {"run": name, "arm": one.arm, "seed": one.seed, "starts_from": one.start, "folder": one.run.output}
+            {"run": name, "arm": one.arm, "seed": one.seed, "starts_from": one.start, "answers_of": one.answers_of}
+            | {"folder": one.run.output}
             | asdict(self.states[name])
             | {"outdated": self.outdated.get(name)}
             for name, one in self.runs.items()
@@ -77,6 +90,7 @@ class StudyStatus:
         routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
+        lines += [f"{name} is not asked with {said} context yet" for name, said in self._not_asked()]
         if self.others:
             lines.append(f"not of this study any more, and left alone: {listed(self.others)}")
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])

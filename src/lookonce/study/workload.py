@@ -85,7 +85,7 @@ def _kept(
         except RecordsError:
             continue
         if example.num_tokens <= run.batch.longest_record:
-            found.append((record, replace(example, lesson=order.lesson_of(record)) if order else example))
+            found.append((record, replace(example, lesson=order.find(record) or 0) if order else example))
     return found
 
 

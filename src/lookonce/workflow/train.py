@@ -5,8 +5,10 @@ Design: this is above training and evaluation, so that training does not import 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from lookonce.report.report import report_training
 from lookonce.run.claim import TRAIN, RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
+from lookonce.run.records import HELD_OUT
 from lookonce.status.summary import Summary, summarise
 from lookonce.text import Notify, first_line
 from lookonce.train.loop.checkpoints import KEPT, OTHER_BYTES
@@ -106,24 +109,30 @@ def _report(training: Training, summary: Summary) -> str | None:
 
 
 def _evaluate(training: Training, model: Any) -> Evaluation | None:
-    """Evaluate the trained model, or the adapter in the run folder; None without questions or without enough memory."""
-    session, folder = training.session, training.folder
-    inputs, split = session.inputs, session.inputs.run.eval.split
-    if not inputs.records[split]:
-        return None
-    questions = Questions.of(session, split)
+    """Evaluate the trained model, or the adapter in the run folder; None without questions or without enough memory.
+
+    A run that holds records out first answers the questions of these and of val, because contexts of another run have
+    their answers.
+    """
+    inputs, run = training.session.inputs, training.session.inputs.run
+    trained = cache(lambda: model or load_trained(inputs.model_folder, run, training.folder.adapter))
     try:
-        return evaluate(
-            questions,
-            training.owner,
-            lambda: nullcontext(model or load_trained(inputs.model_folder, inputs.run, folder.adapter)),
-            notify=training.notify,
-        )
+        for split in sorted({HELD_OUT, "val"} - {run.eval.split}) if run.data.held_out else ():
+            _answer(training, split, trained, reuses=True)
+        return _answer(training, run.eval.split, trained)
     except torch.OutOfMemoryError:
-        if not inputs.run.train.fsdp:
+        if not run.train.fsdp:
             raise
         training.notify(
             "out of memory: the model does not fit on one GPU, so no questions were answered; "
-            f"on a larger one run: lookonce eval {folder.folder}"
+            f"on a larger one run: lookonce eval {training.folder.folder}"
         )
         return None
+
+
+def _answer(training: Training, split: str, trained: Callable[[], Any], *, reuses: bool = False) -> Evaluation | None:
+    """The answers of a model to the questions of a split; None without any."""
+    if not training.session.inputs.records[split]:
+        return None
+    questions, open_model = Questions.of(training.session, split), lambda: nullcontext(trained())
+    return evaluate(questions, training.owner, open_model, notify=training.notify, reuses=reuses)

@@ -73,7 +73,7 @@ def test_a_study_is_planned_run_changed_and_reported(study, tmp_path):
     study.write("asked", arms)
     assert "2 runs, " in study("plan", "asked.yaml", "--rate", "5")
     said = json.loads(study("run", "asked.yaml", "--json"))
-    assert said["done"] == ["cache of plain", "plain-1", "later-1"]
+    assert said["done"] == ["cache of plain-1", "plain-1", "later-1"]
     assert all(one["is_complete"] and one["score"]["num_questions"] > 0 for one in said["runs"])
     report = json.loads(study("report", "asked.yaml", "--json"))
     assert [(pair["first"], pair["second"]) for pair in report["pairs"]] == [("plain", "later")]

@@ -93,6 +93,7 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL, ("train.epoch=3",), r"did you mean `epochs`\?"),
         (MINIMAL, ("output.a=3",), "output is not a section"),
         (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
+        (MINIMAL, ("train.epochs=0",), "without `epochs` there is nothing to train, so `start_from` must"),
     ],
 )
 def test_a_mistake_is_refused_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):

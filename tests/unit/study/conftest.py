@@ -13,6 +13,7 @@ import yaml
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
+from lookonce.run.identity import answers_identity
 from lookonce.run.start_adapter import start_identity
 from lookonce.study.expand import StudyRun
 
@@ -41,7 +42,7 @@ def look_trained() -> Callable[[StudyRun], None]:
     """Makes a run's folder look as if it had been trained."""
 
     def make(one: StudyRun) -> None:
-        one.folder.claim(one.run, start_identity(one.run, {}))
+        one.folder.claim(one.run, start_identity(one.run, {}) | answers_identity(one.run.data.context))
         one.folder.adapter.mkdir()
         (one.folder.adapter / "adapter_model.safetensors").write_text(f"weights of {one.name}")
         figures = {"num_steps": 4, "first_step": 0, "num_samples": 32, "num_too_long": 0, "seconds": 3.2}

@@ -11,6 +11,8 @@ from lookonce.datasets.curriculum.stage_map import read_stage_map
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.plan import plan_study
+from lookonce.study.report.arms import needs_of
+from lookonce.study.report.forgetting import chains
 
 STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
 NUM_RECORDS = {1: 192, 2: 155, 3: 153}
@@ -62,3 +64,12 @@ def test_the_arms_are_trained_on_as_many_answers_as_the_first(study_file):
     assert answers["exp1"] == 1500
     found = {arm: sum(answers[one] for one in needed(arm, study)) for arm in study.compared()}
     assert found == {arm: pytest.approx(1500, rel=0.01) for arm in found}
+    assert answers["fold-1"] + answers["fold-2"] == 1500 and answers["exp5-inference"] == 0
+
+
+def test_folds_are_a_cost_of_the_arm_and_an_arm_of_no_epochs_is_no_phase(root, monkeypatch):
+    monkeypatch.chdir(root)
+    study = read_study(Path("experiments/kvasir-five.yaml"))
+    assert needs_of("exp5", study) == ["fold-1", "fold-2", "exp5"]
+    assert ["stage-1", "exp4-2", "exp4"] in chains(study)
+    assert not any("exp5-inference" in chain for chain in chains(study))

@@ -70,8 +70,10 @@ def test_a_trained_arm_gives_the_rate_of_the_others(write_study, built, look_tra
 
 
 def test_what_would_stop_an_arm_is_an_error(write_study):
-    plan = plan_study(write_study({"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}}), 1, None)
-    assert [error.partition(":")[0] for error in plan.errors] == ["b", "c"]
+    stages = {"batch.order": {"by": "stage", "lessons": [1, 2]}}
+    arms = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
+    plan = plan_study(write_study(arms), 1, None)
+    assert [error.partition(":")[0] for error in plan.errors] == ["b", "c", "d"]
     assert "c: no record can be trained on" in plan.errors
 
 

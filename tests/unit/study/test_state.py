@@ -54,8 +54,8 @@ def test_a_change_touches_the_runs_of_its_arm_and_those_that_start_from_them(tra
         refuse_outdated(changed, ["later-1"], STUDY)
     assert refuse_outdated(changed, ["later-1", "last"], STUDY) == {"later-1", "last-1"}
     jobs = {job.name: job for job in find_jobs(changed, {"later-1", "last-1"})}
-    assert jobs["later-1"].command[-1] == "--restart" and jobs["plain-1"].command[-1] == "--resume"
-    assert jobs["last-1"].after == ("cache of plain", "later-1")
+    assert jobs["later-1"].command[1] == "--restart" and jobs["plain-1"].command[1] == "--resume"
+    assert jobs["last-1"].after == ("cache of plain-1", "later-1")
 
 
 def test_a_change_of_the_base_run_file_touches_all(trained, write_study):

@@ -55,8 +55,8 @@ def plan(study_file: Path, num_parallel: int | None, rate: float | None, as_json
 
     \b
     Keys of --json:
-      arms       arm, starts_from, num_runs, num_left, seconds, and workload: num_steps, num_samples, num_answers,
-                 num_tokens, gpu_gb, errors
+      arms       arm, starts_from, answers_of, num_runs, num_left, seconds, and workload: num_steps, num_samples,
+                 num_answers, num_tokens, gpu_gb, errors
       num_parallel, order, seconds, outdated, wrong_routes, errors
 
     \b
@@ -80,8 +80,9 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
     """Train and evaluate the runs that are missing.
 
     Builds the cache, then starts a process on each GPU, the longest chain of runs first. An arm that starts from
-    another one waits for the run with its seed. A run that fails is named, the runs that start from it are skipped, and
-    the rest finishes; the exit code is then 1. Started again, it continues with what is missing.
+    another one waits for the run with its seed. Runs with data.context are asked with true and with no context too. A
+    run that fails is named, the runs that start from it are skipped, and the rest finishes; the exit code is then 1.
+    Started again, it continues with what is missing.
 
     On SIGUSR1 or SIGTERM, passes the signal on, waits for the checkpoints and exits with code 75.
 
@@ -117,8 +118,8 @@ def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
 
     \b
     Keys of --json:
-      runs     run, arm, seed, starts_from, folder, training (see lookonce status --help), score, is_trained,
-               is_complete, outdated
+      runs     run, arm, seed, starts_from, answers_of, folder, training (see lookonce status --help), score,
+               is_trained, is_complete, not_asked (contexts other than its own), outdated
       routed   arms with `route`: run, arm, seed, by, runs, folder, score
       others   runs in the output folder that are not of this study any more
 
@@ -135,11 +136,39 @@ def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
             if interval_s is not None and sys.stdout.isatty():
                 click.clear()
             emit(found.to_json(), found.text(), as_json)
-            if interval_s is None or found.num_complete == len(found.runs):
+            if interval_s is None or found.is_done:
                 return
             time.sleep(interval_s)
     except KeyboardInterrupt:  # nothing was begun, so there is nothing to resume and nothing to say
         sys.exit(130)
+
+
+@study.command()
+@STUDY
+@JSON
+def jobs(study_file: Path, as_json: bool) -> None:
+    """Print what is missing, as jobs for the scheduler of a cluster.
+
+    A line is a job: its kind (cache, train, eval or report), its name, its run file, the jobs that must have succeeded
+    before (with commas, or -), and options of the command, with tabs between the fields. A job comes after those that
+    it waits for. The report waits until all have ended. slurm/study.sh submits these jobs to Slurm.
+
+    Refuses what lookonce study run refuses. Writes the run files and starts nothing.
+
+    \b
+    Keys of --json, a list of objects:
+      kind, name, file (the run file; of a report the study file), after, options
+
+    \b
+    Examples:
+      lookonce study jobs study.yaml
+      lookonce study jobs study.yaml --json
+    """
+    from lookonce.study.missing import find_missing
+
+    found = find_missing(study_file)
+    if found or as_json:
+        emit([asdict(job) for job in found], "\n".join(job.line() for job in found), as_json)
 
 
 @study.command()
@@ -150,26 +179,27 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     """Compare the arms of a study, and write one HTML page about its runs.
 
     The runs of an arm are seeds of one another and count as one. The figures are those of lookonce compare, the page is
-    that of lookonce report, with a table of the arms, a sentence about each for a paper, and what chains of arms forget
-    of each stage. The tables are written beside the page, as CSV and as LaTeX. Runs that are not complete are left out,
-    and named.
+    that of lookonce report, with a table of the arms, a sentence about each for a paper, what chains of arms forget of
+    each stage, and what earlier answers in the prompts are worth. The tables are written beside the page, as CSV and as
+    LaTeX. Runs that are not complete are left out, and named. The majority answers are those of the base run's training
+    records, for every arm.
 
     \b
     Keys of --json: those of lookonce compare and lookonce report, and
       arms         arm, seeds, exact_match, interval, majority, spread, difference, difference_interval, p_holm,
                    is_distinguishable, sentence; cost: needs (arms), num_records, training_seconds, answering_seconds
       forgetting   arms, seeds, stages, exact_match (by arm and stage), forgotten (by stage)
-      left_out
+      left_out, majority (whose answers it has, as a sentence)
 
     \b
     Examples:
       lookonce study report study.yaml
       lookonce study report study.yaml -o study.html --json
     """
-    from lookonce.study.report.report import report_study
+    from lookonce.study.report.report import PAGE, report_study
 
     found = report_study(study_file)
-    page = output or found.folder / "report.html"
+    page = output or found.folder / PAGE
     tables = found.write(page)
     for name in found.left_out:
         notify(f"not complete, and left out: {name}")

@@ -14,7 +14,7 @@ from lookonce.datasets.readers.text import read_jsonl
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError
 from lookonce.run.folder import RECORD, RunFolder
-from lookonce.run.records import read_splits
+from lookonce.run.records import read_splits, without_fold
 from lookonce.text import count, first_line
 
 
@@ -31,9 +31,11 @@ def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str
     if not (folder / RECORD).exists():
         return f"{path} is not in a run folder, so it is unknown which images its model was trained on"
     try:
-        trained = read_splits(RunFolder(folder).read_run())["train"]
-        known = index_images(trained, images, needs_one=False)
-        seen = {key for record in trained for key in known.keys_of(record)}
+        run = RunFolder(folder).read_run()
+        trained = read_splits(run)
+        known = index_images(trained["train"], images, needs_one=False)
+        trained = without_fold(run, trained, known)
+        seen = {key for record in trained["train"] for key in known.keys_of(record)}
     except LookonceError as error:
         return f"{path}: it is unknown which images its model was trained on: {first_line(error)}"
     if both := shown & seen:

@@ -16,20 +16,21 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.run.config import RunFile
 from lookonce.run.contexts.origin import trained_on
-from lookonce.run.records import RunRecords
+from lookonce.run.records import RunRecords, without_fold
 from lookonce.text import Notify
 
 Opened = TypeVar("Opened", bound=RunRecords)
 
 
 def in_context(opened: Opened) -> Opened:
-    """The same run with contexts, and with how many they are among its notes.
+    """The same run with contexts and without the held-out fold; how many these are is among its notes.
 
     Raises:
-        RecordsError: answers are missing or wrong, or no record is in one of the stages.
+        RecordsError: answers are missing or wrong, no record is in one of the stages, or there are too few images.
     """
     notes = [*opened.notes]
-    records = with_contexts(opened.run, opened.records, opened.images, notes.append)
+    records = without_fold(opened.run, opened.records, opened.images, notes.append)
+    records = with_contexts(opened.run, records, opened.images, notes.append)
     return replace(opened, records=records, notes=tuple(notes))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from lookonce.datasets.curriculum.folds import Fold
 from lookonce.datasets.curriculum.selection import Selection
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.run.sections.context import ContextSection
@@ -47,6 +48,11 @@ class DataSection(Section):
     replay: Selection | None = None
     """Which of the training records that `where` leaves out are used as well, in the same form: with
     {stage: 1, share: 0.1} a tenth of the records of stage 1. By default none."""
+    held_out: Fold | None = None
+    """Leave the training records about a part of the images out: with {fold: 1, of: 2} those about the first of two
+    halves, drawn by `train.seed`. They are a split of their own, `held_out`, about images that the model never saw.
+    Training ends with the answers to their questions and to those of `val`, which another run can name in
+    `data.context.answers`. By default none."""
     context: ContextSection | None = None
     """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
     {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has no other answers than its record."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from lookonce.run.sections.numbers import Count
 from lookonce.run.sections.paths import UserPath, as_list
@@ -21,8 +21,9 @@ class TrainSection(Section):
     """Another run, by its output folder or its run file, with whose trained adapter this training starts. Its section
     `lora` must be the same apart from `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is
     merged, and that run stays as it is. By default a new adapter is trained."""
-    epochs: Annotated[float, Field(gt=0)] = 3
-    """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set."""
+    epochs: Annotated[float, Field(ge=0)] = 3
+    """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
+    nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""
     steps: Count | None = None
     """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -78,3 +79,14 @@ class TrainSection(Section):
     """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
     files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
     Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether anything is trained."""
+        return bool(self.steps or self.epochs)
+
+    @model_validator(mode="after")
+    def _has_an_adapter(self) -> TrainSection:
+        if not (self.has_steps or self.start_from):
+            raise ValueError("without `epochs` there is nothing to train, so `start_from` must name a trained run")
+        return self

@@ -33,6 +33,17 @@ def test_a_study_that_has_not_begun_has_a_table_of_its_runs(study_file):
     ]
 
 
+def test_jobs_are_lines_for_a_shell(study_file):
+    lines = [line.split("\t") for line in invoke("jobs", study_file).output.splitlines()]
+    assert [(kind, name, after) for kind, name, _, after, _ in lines] == [
+        ("cache", "cache of a-1", "-"),
+        ("train", "a-1", "cache of a-1"),
+        ("train", "b-1", "cache of a-1,a-1"),
+        ("report", "report", "a-1,b-1"),
+    ]
+    assert json.loads(invoke("jobs", study_file, "--json").output)[-1]["file"] == study_file
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -55,14 +55,14 @@ def test_the_answers_of_a_context_are_part_of_the_identity_and_their_path_is_not
     folder.claim(first, identity(first))
     folder.log.touch()
     folder.check(copy, identity(copy))
-    for changed, named in ((other, "inputs.context"), (staged({"context": CONTEXT}), "inputs.context")):
+    for changed, named in ((other, "inputs.answers"), (staged({"context": CONTEXT}), "inputs.answers")):
         with pytest.raises(RunFolderError, match=named):
             folder.check(changed, identity(changed))
     with pytest.raises(RunFolderError, match="run.data.context.form"):
         folder.check(staged({"context": CONTEXT | {"answers": str(paths[0]), "form": "turns"}}), identity(first))
     later = staged({"context": CONTEXT | {"answers": "/nowhere.jsonl"}})
     check_paths(later)
-    assert identity(later)["context"], "a cache is built, and a status shown, before another run has answered"
+    assert identity(later)["answers"] is None, "a cache is built, and a status shown, before another run has answered"
     with pytest.raises(RecordsError, match="no predictions at /nowhere.jsonl"):
         in_context(open_records(later))
 

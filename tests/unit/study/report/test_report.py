@@ -12,7 +12,12 @@ import pytest
 from support.answers import questions
 from support.html_page import as_text, numbers_in, numbers_of
 
-from lookonce.eval.scores.prediction import Prediction, read_predictions
+from lookonce.datasets.majority import Majority
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
+from lookonce.files import write_json
+from lookonce.run.config import read_run_file
+from lookonce.run.records import read_splits
 from lookonce.study.expand import expand
 from lookonce.study.file import read_study
 from lookonce.study.report.report import StudyReport, report_study
@@ -125,6 +130,63 @@ def test_tables_are_written_beside_the_page_with_the_figures_of_the_json(report,
         assert row["p_holm"] == ("" if figures["p_holm"] is None else str(figures["p_holm"]))
     latex = written[3].read_text()
     assert r"one & 92.5\% & 10.0\% & 15.0\% \\" in latex and r"forgotten & +60.0 & +40.0 & -75.0 \\" in latex
+
+
+def test_the_majority_is_that_of_the_base_run_for_every_arm(study):
+    """The answers are to "is there text" alone, of which the base run's training records have a majority."""
+    path = study({name: ARMS[name] for name in ("plain", "one")})
+    base = read_run_file(read_study(path).base)
+    answer = Majority.of_records(read_splits(base)["train"]).answer("is there text")
+    for number, one in enumerate(expand(read_study(path)).values()):
+        rows = [replace(row, question="is there text", majority=f"own {number}") for row in answered(RIGHT[one.arm])]
+        own = [replace(row, answer=answer, predicted=answer) if place < 30 else row for place, row in enumerate(rows)]
+        write_predictions(one.folder.predictions("val"), own)
+        write_json(one.folder.metrics("val"), Evaluation.of(own).to_json())
+    report = report_study(path)
+    found = report.to_json()
+    assert {one["majority"] for one in found["candidates"]} == {0.5} == {one["majority"] for one in found["arms"]}
+    assert {run["baselines"]["majority"]["exact_match"] for run in found["verdict"]["runs"]} == {0.5}
+    assert "those of all training records of the base run" in found["majority"]
+    assert found["majority"] in " ".join(report.text().split()) and found["majority"] in as_text(report.page.to_page())
+
+
+def test_without_the_records_each_arm_keeps_its_own_majority_and_this_is_said(study, tmp_path):
+    path = study({name: ARMS[name] for name in ("plain", "one")})
+    base = read_run_file(read_study(path).base)
+    gone = base.model_copy(update={"data": base.data.model_copy(update={"train": [tmp_path / "gone.jsonl"]})})
+    read_study(path).base.write_text(gone.to_yaml())
+    found = report_study(path).to_json()
+    assert {one["majority"] for one in found["candidates"]} == {0.5}
+    assert (
+        "each run's own training records, because those of the base run cannot be read: no records" in found["majority"]
+    )
+
+
+def test_an_arm_with_context_has_a_table_of_own_true_and_no_answers(study, tmp_path):
+    arms = {"plain": None, "one": {"data.context": {"by": "stage", "order": [1, 2, 3]}}}
+    path = study(arms)
+    for seed in (1, 2):
+        folder = expand(read_study(path))[f"one-{seed}"].folder
+        write_predictions(folder.predictions("val-true"), answered((20, 20, 20)))
+    report = report_study(path)
+    [one] = report.to_json()["contexts"]
+    assert (one["name"], list(one["num_questions"])) == ("one", ["all", "stage 1", "stage 2", "stage 3"])
+    assert one["exact_match"]["true"]["stage 3"]["value"] == 1 and "none" not in one["exact_match"]
+    assert one["exact_match"]["own"]["all"]["value"] == pytest.approx(report.to_json()["arms"][1]["exact_match"])
+    assert [line.endswith(" --split val --no-context") for line in one["not_asked"]] == [True, True]
+    *_, table, latex = report.write(tmp_path / "page.html")
+    assert (table.name, latex.name) == ("page-contexts-one.csv", "page-contexts-one.tex")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    found = one["differences"]["true - own"]["stage 1"]
+    ends = [rows[1]["true_less_own"], rows[1]["true_less_own_low"], rows[1]["true_less_own_high"]]
+    assert list(map(float, ends)) == [found["value"], *found["interval"]] and rows[1]["none"] == ""
+    assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not asked & " in latex.read_text()
+    lines = report.text().partition("one (2 seeds) with own, true and no earlier answers\n")[2].splitlines()
+    assert lines[3].split()[:6] == ["stage", "2", "10.0%", "100.0%", "not", "asked"] and max(map(len, lines[:5])) <= 80
+    page = report.page.to_page()
+    assert numbers_of(page) - numbers_in(json.loads(json.dumps(report.to_json(), default=str))) == set()
+    assert as_text(page).index("Own, true and no earlier answers") < as_text(page).index("Comparison")
 
 
 def test_without_a_baseline_all_arms_are_compared_and_the_figures_are_against_the_first(study):

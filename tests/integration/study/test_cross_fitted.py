@@ -1,0 +1,71 @@
+"""A study whose prompts have the answers of models that did not see the images, and an arm that is not trained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from lookonce.datasets.curriculum.context import as_shown
+from lookonce.datasets.sample.write import write_sample
+from lookonce.eval.scores.prediction import read_predictions
+from lookonce.run.contexts.training import in_context
+from lookonce.run.folder import RunFolder
+from lookonce.run.records import HELD_OUT, open_records
+
+CONTEXT = {"by": "stage", "order": [1, 2, 3]}
+ARMS = {
+    "plain": None,
+    "half-1": {"data.held_out": {"fold": 1, "of": 2}},
+    "half-2": {"data.held_out": {"fold": 2, "of": 2}},
+    "own": {"answers_of": ["half-1", "half-2"], "data.context": CONTEXT},
+    "asked": {"starts_from": "plain", "train.epochs": 0, "train.steps": None, "data.context": CONTEXT},
+}
+
+
+@pytest.fixture
+def study(study_of, make_run, tmp_path):
+    folder = tmp_path / "stages"
+    write_sample(folder, num_images=8, stages=True)
+    data = {split: str(folder / f"{split}.jsonl") for split in ("train", "val", "test")}
+    cache = {"dir": str(tmp_path / "caches")}
+    run = make_run(model={"path": str(folder / "model")}, data=data, cache=cache, train={"steps": 2})
+    return study_of(run.model_copy(update={"eval": run.eval.model_copy(update={"split": "test"})}).to_yaml())
+
+
+def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapter_can_be_asked_alone(study):
+    output = study.write("crossed", ARMS)
+    said = json.loads(study("run", "crossed.yaml", "--json"))
+    assert len(said["runs"]) == 5 and all(one["is_complete"] for one in said["runs"])
+    assert [one["answers_of"] for one in said["runs"]] == [[], [], [], ["half-1-1", "half-2-1"], []]
+
+    folders = {arm: RunFolder(output / f"{arm}-1") for arm in ARMS}
+    answers, records = {}, 0
+    for half in (folders["half-1"], folders["half-2"]):
+        opened = in_context(open_records(half.read_run()))
+        trained_on = {key for record in opened.records["train"] for key in opened.images.keys_of(record)}
+        for row in read_predictions(half.predictions(HELD_OUT)):
+            assert trained_on.isdisjoint(row.image_keys)
+            answers[row.image_keys, row.question] = as_shown(row.predicted, row.ended)
+        records += len(opened.records["train"])
+    opened = in_context(open_records(folders["own"].read_run()))
+    assert records == len(opened.records["train"])
+    for record in opened.records["train"]:
+        keys = opened.images.keys_of(record)
+        assert all(turn.answer == answers[keys, turn.question] for turn in record.known)
+    assert all(any(record.known for record in opened.records[split]) for split in ("train", "val"))
+    log = (output / "logs" / "own-1.log").read_text()
+    assert "its model was trained on none of" in log and "cross-fit them" not in log
+
+    one, other = (load_file(folders[arm].adapter / "adapter_model.safetensors") for arm in ("plain", "asked"))
+    assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+    assert (folders["asked"].read_trained().num_steps, folders["asked"].read_trained().num_samples) == (0, 0)
+    assert (
+        f"nothing is trained: the adapter of {folders['plain'].folder}" in (output / "logs" / "asked-1.log").read_text()
+    )
+    plain, asked = (read_predictions(folders[arm].predictions("test")) for arm in ("plain", "asked"))
+    assert all(row.context_answers == (None if row.stage == "1" else "own") for row in asked)
+    firsts = [[row.predicted for row in rows if row.stage == "1"] for rows in (plain, asked)]
+    assert firsts[0] == firsts[1] != []
+    assert [arm["arm"] for arm in json.loads(study("report", "crossed.yaml", "--json"))["arms"]] == list(ARMS)

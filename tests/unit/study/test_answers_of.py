@@ -1,0 +1,91 @@
+"""Arms whose prompts have the answers of other arms, which were trained on other images."""
+
+from __future__ import annotations
+
+import pytest
+
+from lookonce.errors import UsageError
+from lookonce.run.records import HELD_OUT
+from lookonce.study.expand import expand
+from lookonce.study.file import read_study
+from lookonce.study.plan import plan_study
+from lookonce.study.run import find_jobs
+from lookonce.study.state import find_outdated, in_chains
+
+STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
+CONTEXT = {"data.stage_map": STAGE_MAP, "data.context": {"by": "stage", "order": [1, 2, 3]}}
+ARMS = {
+    "own": {"answers_of": ["half-1", "half-2"], **CONTEXT},
+    "half-1": {"data.held_out": {"fold": 1, "of": 2}},
+    "half-2": {"data.held_out": {"fold": 2, "of": 2}},
+    "true": CONTEXT,
+}
+
+
+@pytest.fixture
+def runs(write_study):
+    return expand(read_study(write_study(ARMS, seeds=[1, 2])))
+
+
+def test_contexts_have_the_answers_of_the_same_seed(runs, tmp_path):
+    study = tmp_path / "study"
+    of_val, held_out = study / "half-1-2" / "predictions" / "val.jsonl", f"predictions/{HELD_OUT}.jsonl"
+    given = [study / "half-1-2" / held_out, study / "half-2-2" / held_out, of_val]
+    assert runs["own-2"].run.data.context.given == given and runs["own-2"].needs == ("half-1-2", "half-2-2")
+    assert runs["true-2"].run.data.context.given == []
+
+
+def test_without_validation_records_no_answers_to_them_are_needed(write_study):
+    for arms in ({**ARMS, "own": ARMS["own"] | {"data.val": []}}, ARMS):
+        base = {} if "data.val" in arms["own"] else {"data": {"val": []}}
+        found = expand(read_study(write_study(arms, base)))["own-42"].run.data.context.given
+        assert [path.stem for path in found] == [HELD_OUT, HELD_OUT]
+
+
+def test_a_run_waits_for_the_answers_in_its_prompts(runs):
+    jobs = {job.name: job for job in find_jobs(runs, set())}
+    assert {"half-1-2", "half-2-2"} <= set(jobs["own-2"].after) and "half-1-1" not in jobs["own-2"].after
+    assert [one.name for one in in_chains(runs)][:3] == ["half-1-1", "half-2-1", "own-1"]
+
+
+def test_a_run_with_other_answers_than_it_was_trained_with_is_outdated(runs, look_trained, write_study):
+    for one in in_chains(runs):
+        look_trained(one)
+        if one.run.data.held_out:
+            for split in (HELD_OUT, "val"):
+                one.folder.predictions(split).parent.mkdir(exist_ok=True)
+                one.folder.predictions(split).write_text(f"{one.name} {split}")
+    assert find_outdated(runs) == {}
+    first = runs["half-1-1"].folder
+    first.predictions(HELD_OUT).write_text("other answers")
+    assert list(find_outdated(runs)) == ["own-1"] and find_outdated(runs)["own-1"].startswith("inputs.answers: now")
+    first.trained.unlink()
+    assert find_outdated(runs) == {"own-1": "has the answers of half-1-1, which is not trained any more"}
+    changed = ARMS | {"half-2": ARMS["half-2"] | {"train.steps": 9}}
+    found = find_outdated(expand(read_study(write_study(changed, seeds=[1, 2]))))
+    assert found["own-2"] == "has the answers of half-2-2, which is outdated" and "true-2" not in found
+    true = expand(read_study(write_study(ARMS | {"own": CONTEXT}, seeds=[2])))
+    assert find_outdated(true)["own-2"].startswith("inputs.answers: now None, trained with")
+
+
+def test_a_plan_counts_what_other_arms_have_not_answered_yet_as_if_it_were_true(write_study, built, root, monkeypatch):
+    monkeypatch.chdir(root)
+    base = {"cache": {"dir": str(built.folder.parent)}, "train": {"steps": None, "epochs": 1}}
+    plan = plan_study(write_study(ARMS, base), 1, None)
+    own, first, second, true = (one.workload for one in plan.arms)
+    assert plan.errors == [] and own == true and first.num_answers + second.num_answers == own.num_answers
+    assert plan.order.index("own-42") > max(plan.order.index(f"half-{fold}-42") for fold in (1, 2))
+    assert plan.arms[0].row()[0] == "own (after half-1, half-2)"
+
+
+@pytest.mark.parametrize(
+    ("arms", "found"),
+    [
+        ({"half-2": None}, "half-1: 1 of 2, half-2: none"),
+        ({"half-2": {"data.held_out": {"fold": 1, "of": 2}}}, "half-1: 1 of 2, half-2: 1 of 2"),
+        ({"own": {"answers_of": ["half-1", "half-1"], **CONTEXT}}, "half-1: 1 of 2"),
+    ],
+)
+def test_arms_that_do_not_leave_out_each_fold_once_are_refused(write_study, arms, found):
+    with pytest.raises(UsageError, match=f"arm own: answers_of needs an arm for each fold .*, and names {found}; give"):
+        expand(read_study(write_study(ARMS | arms)))
