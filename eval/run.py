@@ -1,8 +1,8 @@
 """Evaluate a run: answer the questions of a split, score the answers, write predictions and metrics.
 
 Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
-With all of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the same
-one with its adapter switched off. The run's own answers come last, when all baselines are known. With
+With several of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the
+same one with its adapter switched off. The run's own answers come last, when all baselines are known. With
 `eval.candidates` the likeliest candidates are a second pass after the greedy answers, and with own answers as context
 each stage is a pass; all are interrupted and shared in the same way.
 """
@@ -32,6 +32,7 @@ from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
+from lookonce.run.records import HELD_OUT
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.loop.session import Session
@@ -41,6 +42,10 @@ Open = Callable[[], AbstractContextManager[Any]]
 """Loads the model, if it is not loaded, and makes it the one that answers within the block."""
 Asked = Questions | Choice
 """Questions that are answered greedily, or by a choice among candidates."""
+Baselines = tuple[Baseline, ...] | Literal["all"]
+"""The baselines that are asked: some by name, or all that have a meaning for the run."""
+UNTUNED: Baselines = ("untuned",)
+"""The baseline that needs no training."""
 
 
 def evaluate(
@@ -159,7 +164,7 @@ def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> Non
 def evaluate_run(
     run_dir: Path,
     split: str | None = None,
-    baseline: Baseline | Literal["all"] | None = None,
+    baselines: Baselines = (),
     *,
     assignments: Sequence[str] = (),
     verify_images: bool = False,
@@ -170,16 +175,16 @@ def evaluate_run(
     Under torchrun the ranks share the questions, and all but the first return None.
 
     `run_dir` is the run folder, or the current run file, whose paths and `eval` section may have changed since
-    training; `assignments` such as "eval.max_new_tokens=8" replace its values. `baseline` evaluates that baseline
-    instead of the run; with "all" the baselines whose answers are not on disk, and the run beside them. For the untuned
-    model the run need not be trained. `verify_images` reads all images and compares them with the cache. `notify` gets
-    notes on the records, such as those that were left out.
+    training; `assignments` such as "eval.max_new_tokens=8" replace its values. One baseline is evaluated instead of the
+    run; of several those whose answers are not on disk, and the run beside them. For the untuned model alone the run
+    need not be trained. `verify_images` reads all images and compares them with the cache. `notify` gets notes on the
+    records, such as those that were left out.
 
     Raises:
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
-    folder, run = ranks.first_decides(lambda: find_run(run_dir, assignments, needs_run=baseline != "untuned"))
+    folder, run = ranks.first_decides(lambda: find_run(run_dir, assignments, needs_run=baselines != UNTUNED))
     with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
         ranks.first_decides(owner.take)
         if verify_images:
@@ -189,7 +194,7 @@ def evaluate_run(
         notify = notify if ranks.is_first else quiet
         for note in inputs.notes:
             notify(note)
-        return _evaluate(folder, inputs, owner, split or run.eval.split, baseline, ranks, notify)
+        return _evaluate(folder, inputs, owner, split or run.eval.split, baselines, ranks, notify)
 
 
 def _evaluate(
@@ -197,32 +202,40 @@ def _evaluate(
     inputs: RunInputs,
     owner: RunClaim,
     split: str,
-    baseline: Baseline | Literal["all"] | None,
+    baselines: Baselines,
     ranks: Ranks,
     notify: Notify,
 ) -> tuple[Evaluation, Path] | None:
     identity = ranks.first_decides(lambda: inputs.identity(folder.recorded_inputs()))
-    if baseline == "untuned" and not folder.holds_work:
+    if baselines == UNTUNED and not folder.holds_work:
         ranks.first_decides(lambda: folder.claim(inputs.run, identity))
-    may_change = {"records", "context"}
+    may_change = {"context", "answers"}
+    if split != HELD_OUT:  # its model must not have been trained on an image of them
+        may_change.add("records")
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
-    if baseline != "untuned":
+    if baselines != UNTUNED:
         check_adapter(folder.adapter)
     session = Session.open(inputs)
     owner.use_cache(session.cache.folder)
-    questions, is_all = Questions.of(session, split), baseline == "all"
-    every = (*BASELINES, *(IN_CONTEXT if inputs.run.data.context else ()), None)
-    open_model = _model_of(inputs, folder.adapter, is_shared=is_all)
-    done = None
-    for one in every if baseline == "all" else (baseline,):
-        if reason := why_not(questions, one):
-            if not is_all:
-                raise UsageError(reason)
-            notify(f"{reason}; this baseline is left out")
-            continue
+    questions = Questions.of(session, split)
+    named = _meaningful(questions, notify) if isinstance(baselines, str) else baselines
+    if reasons := list(filter(None, (why_not(questions, one) for one in named))):
+        raise UsageError(reasons[0])
+    is_beside = baselines == "all" or len(baselines) > 1
+    open_model = _model_of(inputs, folder.adapter, is_shared=is_beside)
+    for one in (*named, None) if is_beside else named or (None,):
         asked = as_asked(questions, one)
-        done = evaluate(asked, owner, partial(open_model, one), ranks, notify, reuses=is_all)
+        done = evaluate(asked, owner, partial(open_model, one), ranks, notify, reuses=is_beside)
     return (done, folder.predictions(asked.name)) if done else None
+
+
+def _meaningful(questions: Questions, notify: Notify) -> tuple[Baseline, ...]:
+    """All baselines that have a meaning for some questions; `notify` gets why others have none."""
+    every = (*BASELINES, *(IN_CONTEXT if questions.session.inputs.run.data.context else ()))
+    reasons = {one: why_not(questions, one) for one in every}
+    for reason in filter(None, reasons.values()):
+        notify(f"{reason}; this baseline is left out")
+    return tuple(one for one, reason in reasons.items() if not reason)
 
 
 def _model_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,7 +18,6 @@ from lookonce.commands.options import (
     only_results_on_stdout,
     remember_run_file,
 )
-from lookonce.errors import UsageError
 from lookonce.signals import exit_on_signal
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
 @click.option("--true-context", is_flag=True, help="With data.context, give true answers to earlier questions.")
 @click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
-@click.option("--baselines", is_flag=True, help="Answer as all that are not yet answered, and compare the run.")
+@click.option("--baselines", is_flag=True, help="Answer as all baselines, and compare the run.")
 @SET
 @VERIFY_IMAGES
 @JSON
@@ -65,7 +64,8 @@ def evaluate(
     --set replaces keys of either.
 
     Predictions are written to `predictions` in the run folder, scores to `metrics`; those of a baseline have names such
-    as test-untuned.
+    as test-untuned. With several baselines the model is loaded once, answers that are on disk are not given again, and
+    the run is compared with them.
 
     \b
     Examples:
@@ -73,34 +73,38 @@ def evaluate(
       lookonce eval runs/sample --split test --json
       lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
+      lookonce eval runs/sample --true-context --no-context
       lookonce eval runs/sample --set eval.candidates=training
       lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
       torchrun --nproc-per-node 4 -m lookonce eval runs/sample
     """
-    chosen: dict[Baseline | Literal["all"], bool] = {
+    chosen: dict[Baseline, bool] = {
+        "untuned": untuned,
         "shuffled": shuffle_images,
         "blank": blank_images,
-        "untuned": untuned,
         "true": true_context,
         "none": no_context,
-        "all": baselines,
     }
-    if sum(chosen.values()) > 1:
-        raise UsageError(
-            "give only one of --shuffle-images, --blank-images, --untuned, --true-context, --no-context and --baselines"
-        )
-    baseline = next((name for name, is_chosen in chosen.items() if is_chosen), None)
+    named = tuple(name for name, is_chosen in chosen.items() if is_chosen)
     with only_results_on_stdout():
         from lookonce.eval.run import evaluate_run
+        from lookonce.files import read_object
 
     if run_dir.is_file():
         remember_run_file(run_dir, assignments)
     with exit_on_signal():
         done = evaluate_run(
-            run_dir, split, baseline, assignments=assignments, verify_images=verify_images, notify=notify
+            run_dir,
+            split,
+            "all" if baselines else named,
+            assignments=assignments,
+            verify_images=verify_images,
+            notify=notify,
         )
     if done:  # on the first rank
         evaluation, path = done
         notify(f"predictions: {path}")
-        emit(evaluation.to_json(), evaluation.text(), as_json)
+        metrics = path.parent.parent / "metrics"
+        beside = {key: read_object(metrics / f"{path.stem}-{key}.json") for key in evaluation.baselines}
+        emit(evaluation.to_json(), evaluation.text({key: one for key, one in beside.items() if one}), as_json)

@@ -62,10 +62,10 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     folder, run_file, loaded = run.output, run.output.parent / "run.yaml", []
     with pytest.raises(RunFolderError, match="is not a run folder"):
         evaluate_run(run_file)
-    untuned, path = evaluate_run(run_file, baseline="untuned", **QUIET)
+    untuned, path = evaluate_run(run_file, baselines=("untuned",), **QUIET)
     assert path.name == "val-untuned.jsonl" and list(untuned.baselines) == ["majority", "majority_in_context"]
     with pytest.raises(RunFolderError, match="no trained adapter"):
-        evaluate_run(run_file, baseline="all")
+        evaluate_run(run_file, baselines="all")
 
     train(run, **QUIET)
     found = json.loads((folder / "metrics" / "val.json").read_text())["baselines"]
@@ -76,9 +76,9 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     monkeypatch.setattr(evaluation, "load_trained", lambda *given: loaded.append(1) or real(*given))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(patch, 2)
-        evaluate_run(folder, baseline="all", **QUIET)
+        evaluate_run(folder, baselines="all", **QUIET)
     notes = []
-    scored, _ = evaluate_run(folder, baseline="all", notify=notes.append)
+    scored, _ = evaluate_run(folder, baselines="all", notify=notes.append)
     first, second, third = [note for note in notes if "answer" in note]
     assert (first, third) == ("the answers of val-untuned are on disk", "the answers of val are on disk")
     assert re.fullmatch(rf"continuing an evaluation: [2-9] of {len(scored.predictions)} questions .*", second)
@@ -96,15 +96,15 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
         assert predicted(folder, name) != predicted(folder, "val")
 
     (folder / "predictions" / "val-untuned.jsonl").unlink()
-    evaluate_run(folder, baseline="all", **QUIET)
+    evaluate_run(folder, baselines="all", **QUIET)
     assert files(folder, "predictions") == rows, "with the adapter switched off the model is the untuned one"
 
     num_loaded = len(loaded)
-    evaluate_run(folder, baseline="all", **QUIET)
+    evaluate_run(folder, baselines="all", **QUIET)
     assert len(loaded) == num_loaded
     changed = run.model_copy(update={"eval": run.eval.model_copy(update={"max_new_tokens": 1})})
     run_file.write_text(changed.to_yaml())
-    evaluate_run(run_file, baseline="all", **QUIET)
+    evaluate_run(run_file, baselines="all", **QUIET)
     assert len(loaded) == num_loaded + 1 and max(len(text.split()) for text in predicted(folder, "val-blank")) == 1
 
 

@@ -16,6 +16,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import read_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
+from lookonce.eval.scores.headline import Baseline
 from lookonce.eval.scores.metrics import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
@@ -40,9 +41,9 @@ def trained(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pyte
     return run
 
 
-def scores(run: RunFile, baseline: str | None = None) -> Score:
+def scores(run: RunFile, *baselines: Baseline) -> Score:
     """The scores of both held-out splits together."""
-    found = [evaluate_run(run.output, split, baseline)[0].overall for split in SPLITS]
+    found = [evaluate_run(run.output, split, baselines)[0].overall for split in SPLITS]
     total = sum(score.num_questions for score in found)
 
     def mean(name: str) -> float:

@@ -204,7 +204,7 @@ def test_an_interrupted_command_resumes_with_the_same_bytes(run_file, sample, tm
 def test_untuned_answers_need_no_training(run_file, make_run, built, sample, tmp_path):
     run = make_run(cache={"dir": str(built.folder.parent)}, eval={"max_new_tokens": 6})
     (tmp_path / "new.yaml").write_text(run.to_yaml())
-    evaluate_run(tmp_path / "new.yaml", "val", "untuned", **QUIET)
+    evaluate_run(tmp_path / "new.yaml", "val", ("untuned",), **QUIET)
     expected = [row.predicted for row in read_predictions(run.output / "predictions" / "val-untuned.jsonl")]
     for place in (tmp_path / "new.yaml", run.output, run_file()):
         lookonce(

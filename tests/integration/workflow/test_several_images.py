@@ -66,7 +66,7 @@ def test_records_with_any_number_of_images_train_alike_in_every_mode(
         found.append(losses(run))
     assert len(found[0]) == 2
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
-    assert evaluate_run(run.output, baseline="shuffled")[0].overall.num_questions == 3
+    assert evaluate_run(run.output, baselines=("shuffled",))[0].overall.num_questions == 3
     for line in predictions(run)[:2]:
         [answer] = Answerer.open(run.output).answer(tuple(line["images"]), line["question"])
         assert answer.text == line["predicted"]
@@ -84,9 +84,9 @@ def test_records_without_any_image_are_trained_and_evaluated(start: Callable[...
         ("blank", "needs images, and these records have none"),
     ):
         with pytest.raises(UsageError, match=message):
-            evaluate_run(run.output, baseline=baseline)
+            evaluate_run(run.output, baselines=(baseline,))
     notes: list[str] = []
-    scored, _ = evaluate_run(run.output, baseline="all", notify=notes.append)
+    scored, _ = evaluate_run(run.output, baselines="all", notify=notes.append)
     assert list(scored.baselines) == ["majority", "untuned"]
     assert sum(note.endswith("this baseline is left out") for note in notes) == 2
 

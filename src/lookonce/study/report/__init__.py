@@ -1,7 +1,9 @@
-"""The report of a study: its arms compared, what chains forget, and what each arm cost.
+"""The report of a study: its arms compared, what chains forget, what earlier answers are worth, and the cost of each.
 
 arms        figures of each arm: its score beside the baseline arm's, its cost, a sentence
 forgetting  exact match by stage after each phase of a chain of arms
+contexts    own, true and no earlier answers of arms with `data.context`
+majority    the majority baseline, the same for every arm
 tables      tables as CSV and LaTeX files
 report      all of it, and the page of the runs
 """

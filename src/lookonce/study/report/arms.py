@@ -21,7 +21,7 @@ from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sections.cost import Cost
 from lookonce.study.file import StudyFile
-from lookonce.study.report.tables import Table
+from lookonce.study.report.tables import Table, ends
 from lookonce.text import count, duration
 
 SCORES = ("arm", "exact match", "95% interval", "points", "95% interval", "p (Holm)", "seeds differ by")
@@ -49,7 +49,7 @@ class ArmCost:
     @classmethod
     def of(cls, arm: str, study: StudyFile, seeds: Sequence[int], costs: Mapping[str, Cost]) -> ArmCost:
         """`costs` are those of the runs by name, such as plain-42."""
-        needs = _needs(arm, study)
+        needs = needs_of(arm, study)
         answering = set(study.routes[arm].arms.values()) if arm in study.routes else {arm}
         trained, answered = (
             [[costs.get(f"{one}-{seed}") for one in some] for seed in seeds] for some in (needs, answering)
@@ -99,12 +99,12 @@ class ArmFigures:
         ]
 
 
-def _needs(arm: str, study: StudyFile) -> list[str]:
-    """The arms whose training an arm needs, each after the one that it starts from."""
-    if arm in study.routes:
-        return list(dict.fromkeys(one for other in study.routes[arm].arms.values() for one in _needs(other, study)))
-    before = study.arms[arm].starts_from
-    return [*(_needs(before, study) if before else []), arm]
+def needs_of(arm: str, study: StudyFile) -> list[str]:
+    """The arms whose training an arm needs, itself included, each after those that it needs."""
+    is_routed = arm in study.routes
+    before = study.routes[arm].arms.values() if is_routed else study.arms[arm].needs
+    found = dict.fromkeys(one for other in before for one in needs_of(other, study))
+    return list(found if is_routed else found | {arm: None})
 
 
 def _mean(costs: Sequence[Sequence[Cost | None]], name: str) -> float | None:
@@ -168,22 +168,15 @@ def _interval(interval: Interval | None) -> str:
 def arms_table(found: Sequence[ArmFigures]) -> Table:
     """All figures of the arms."""
     columns = {name: [getattr(one, name) for one in found] for name in ("arm", "exact_match", "majority")}
-    columns |= _ends("interval", [one.interval for one in found])
+    columns |= ends("interval", [one.interval for one in found])
     columns |= {"difference": [one.difference for one in found]}
-    columns |= _ends("difference", [one.difference_interval for one in found])
+    columns |= ends("difference", [one.difference_interval for one in found])
     columns |= {name: [getattr(one, name) for one in found] for name in ("p_holm", "spread")}
     columns |= {name: [getattr(one.cost, name) for one in found] for name in FIGURES}
     return Table("arms", HEADER, [one.row() for one in found], columns)
 
 
-def _ends(name: str, intervals: Sequence[Interval | None]) -> dict[str, list[float | None]]:
-    return {
-        f"{name}_low": [one.low if one else None for one in intervals],
-        f"{name}_high": [one.high if one else None for one in intervals],
-    }
-
-
-def arms_part(found: Sequence[ArmFigures]) -> Part:
-    """The arms as a part of the page."""
+def arms_part(found: Sequence[ArmFigures], note: str) -> Part:
+    """The arms as a part of the page; `note` says whose the majority answers are."""
     shown = [table(HEADER, [one.row() for one in found]), sentences([one.sentence for one in found])]
-    return Part("arms", f"Arms against {found[0].arm}", NOTE, [asdict(one) for one in found], shown)
+    return Part("arms", f"Arms against {found[0].arm}", f"{NOTE} {note}", [asdict(one) for one in found], shown)

@@ -54,8 +54,11 @@ class Forgetting:
 
 
 def chains(study: StudyFile) -> list[list[str]]:
-    """The chains of a study: its arms that no other one starts from, each after all that precede it."""
-    starts = {name: arm.starts_from for name, arm in study.trained.items()}
+    """The chains of a study: its arms that no other one starts from, each after all that precede it.
+
+    An arm of no epochs answers with the adapter of another one, and is no phase.
+    """
+    starts = {name: arm.starts_from for name, arm in study.trained.items() if arm.changes.get("train.epochs") != 0}
     found = []
     for name in starts:
         if starts[name] and name not in starts.values():

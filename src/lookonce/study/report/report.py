@@ -9,23 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from lookonce.errors import UsageError
 from lookonce.eval.comparison.compare import Comparison, compare
-from lookonce.eval.comparison.report import to_json, to_text
+from lookonce.eval.comparison.report import WIDTH, to_json, to_text
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.files import write_text
+from lookonce.report.contexts import ContextScores, context_scores
 from lookonce.report.report import Report
 from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.study.file import StudyFile, read_study
-from lookonce.study.report.arms import arms_part, arms_table, figures
-from lookonce.study.report.forgetting import find_forgetting, forgetting_part
+from lookonce.study.report.arms import ArmFigures, arms_part, arms_table, figures
+from lookonce.study.report.contexts import context_table, context_text
+from lookonce.study.report.forgetting import Forgetting, find_forgetting, forgetting_part
+from lookonce.study.report.majority import with_base_majority
 from lookonce.study.report.tables import Table, write_tables
 from lookonce.study.routing import RoutedRun
 from lookonce.study.table import StudyStatus
 from lookonce.text import listed, table
+
+PAGE = "report.html"
+"""The page in the output folder of a study, unless another is named."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +42,34 @@ class StudyReport:
     folder: Path
     """The output folder of the study."""
     comparison: Comparison
+    majority: str
+    """Whose the majority answers are, as a sentence."""
     page: Report
-    tables: list[Table]
-    """The figures of the arms, and what each chain forgets."""
+    arms: list[ArmFigures]
+    forgetting: list[Forgetting]
+    contexts: list[ContextScores]
     left_out: list[str]
     """Runs that are not complete, and therefore not compared."""
 
     def to_json(self) -> dict[str, Any]:
-        return to_json(self.comparison) | {"left_out": self.left_out} | self.page.to_json()
+        said = {"left_out": self.left_out, "majority": self.majority}
+        return to_json(self.comparison) | said | self.page.to_json()
+
+    @property
+    def tables(self) -> list[Table]:
+        """The figures of the arms, what each chain forgets, and what earlier answers in the prompts are worth."""
+        return [
+            arms_table(self.arms),
+            *(one.table() for one in self.forgetting),
+            *(context_table(one) for one in self.contexts),
+        ]
 
     def text(self) -> str:
-        """The comparison, and what chains forget."""
-        matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in self.tables[1:]]
-        return "\n\n".join([to_text(self.comparison), *matrices])
+        """The comparison, what chains forget, and own, true and no earlier answers."""
+        chains = [one.table() for one in self.forgetting]
+        matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in chains]
+        contexts = [context_text(one) for one in self.contexts]
+        return "\n\n".join([to_text(self.comparison), fill(self.majority, WIDTH), *matrices, *contexts])
 
     def write(self, page: Path) -> list[Path]:
         """Write the page, and the tables beside it; returns the paths of these."""
@@ -67,15 +89,17 @@ def report_study(path: Path) -> StudyReport:
     wanted = [name for name in names if status.has_answered(name)]
     left_out = [name for name in names if name not in wanted]
     _check(study, wanted, left_out, path)
-    runs = _open(status)
+    runs, majority = with_base_majority(study, _open(status))
     is_against_one = study.compare.baseline is not None
     answers = {name: run.answers for name, run in runs.items() if run.answers}
     comparison = compare([answers[name] for name in wanted], with_first_only=is_against_one)
     arms, forgetting = figures(comparison, study, runs), find_forgetting(study, answers)
-    page = Report.of([runs[name] for name in wanted], with_first_only=is_against_one)
-    page = replace(page, parts=[arms_part(arms), forgetting_part(forgetting), *page.parts])
-    tables = [arms_table(arms), *(one.table() for one in forgetting)]
-    return StudyReport(study.output, comparison, page, tables, left_out)
+    compared = [runs[name] for name in wanted]
+    contexts = context_scores(compared)
+    page = Report.of(compared, with_first_only=is_against_one)
+    parts = sorted(page.parts, key=lambda part: part.key != "contexts")  # of arms, before what is of single runs
+    page = replace(page, parts=[arms_part(arms, majority), forgetting_part(forgetting), *parts])
+    return StudyReport(study.output, comparison, majority, page, arms, forgetting, contexts, left_out)
 
 
 def _check(study: StudyFile, complete: list[str], left_out: list[str], path: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lookonce.eval.statistics.bootstrap import Interval
 from lookonce.files import write_text
 
 SPECIAL = {
@@ -47,6 +48,14 @@ class Table:
         lines = [_row(self.header), r"\midrule", *map(_row, self.lines)]
         begin = rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}"
         return "\n".join([begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def ends(name: str, intervals: Sequence[Interval | None]) -> dict[str, list[float | None]]:
+    """The columns of both ends of some intervals."""
+    return {
+        f"{name}_low": [one.low if one else None for one in intervals],
+        f"{name}_high": [one.high if one else None for one in intervals],
+    }
 
 
 def _row(cells: Iterable[str]) -> str:

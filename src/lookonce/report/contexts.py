@@ -1,0 +1,173 @@
+"""Own, true and no answers to earlier questions in the prompts, side by side: exact match of all, and by stage.
+
+Design: the result of a run with `data.context` has the model's own answers in its prompts. True answers, which a user
+does not have, are its upper limit, and none show what the questions alone are worth; these are evaluations of their own
+(`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the mean over the seeds
+that have it, a difference over those that have both, in pairs. All intervals are columns of one bootstrap over images.
+Answers to other questions than those of the result, which an earlier evaluation may have left, count as absent.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.datasets.curriculum.values import as_text
+from lookonce.errors import UsageError
+from lookonce.eval.comparison.join import in_one_order
+from lookonce.eval.comparison.runs import Run
+from lookonce.eval.scores.groups import GROUPINGS
+from lookonce.eval.scores.headline import IN_CONTEXT
+from lookonce.eval.scores.prediction import Prediction, read_predictions
+from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
+from lookonce.eval.statistics.clusters import Clusters, clusters_of
+from lookonce.report.runs import ReportedRun
+from lookonce.run.config import RunFile
+
+KINDS = ("own", *IN_CONTEXT)
+"""Whose answers to earlier questions prompts have: the model's own, true ones, or none."""
+OPTIONS = {"true": "--true-context", "none": "--no-context"}
+"""The options of `lookonce eval` that put other answers than the run's own into the prompts."""
+PAIRS = {"own - none": ("own", "none"), "true - own": ("true", "own")}
+"""The differences that are shown."""
+ALL = "all"
+Right = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A share of right answers, or a difference of two."""
+
+    value: float
+    interval: Interval | None
+    """None if there are too few images."""
+
+
+@dataclass(frozen=True)
+class ContextScores:
+    """What one training scores, with all its seeds."""
+
+    name: str
+    num_seeds: int
+    num_questions: dict[str, int]
+    """Of all questions and of each stage; the keys of all estimates."""
+    exact_match: dict[str, dict[str, Estimate]]
+    """By whose answers the prompts have; what was not asked is absent."""
+    differences: dict[str, dict[str, Estimate]]
+    """Of own and none, and of true and own."""
+    not_asked: list[str]
+    """The commands that ask what is absent."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.num_seeds} seeds)" if self.num_seeds > 1 else self.name
+
+
+def asked_beside(run: RunFile) -> list[str]:
+    """With whose answers a run can be asked beside its own evaluation: of those with `data.context` and questions."""
+    has_both = run.data.context and getattr(run.data, run.eval.split)
+    return [kind for kind in IN_CONTEXT if has_both and kind != run.eval.staged]
+
+
+def context_scores(runs: Sequence[ReportedRun]) -> list[ContextScores]:
+    """The scores of the runs with `data.context` that are evaluated.
+
+    Raises:
+        UsageError: seeds of one training answered different questions.
+    """
+    trainings: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        if run.has_context and run.answers:
+            trainings.setdefault(run.answers.training or run.name, []).append(run)
+    return [_scores(some) for some in trainings.values()]
+
+
+def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
+    """The scores of the seeds of one training."""
+    answers = [_answers(run) for run in seeds]
+    flat = [(kind, seed, run) for seed, by_kind in enumerate(answers) for kind, run in by_kind.items()]
+    rows = in_one_order([run for _, _, run in flat])
+    right = {kind: dict[int, Right]() for kind in KINDS}  # by seed
+    for (kind, seed, _), answered in zip(flat, rows, strict=True):
+        right[kind][seed] = np.array([one.is_right for one in answered], dtype=np.float64)
+    shares = {kind: np.mean([*by_seed.values()], axis=0) for kind, by_seed in right.items() if by_seed}
+    pairs = {
+        name: np.mean([right[first][seed] - right[second][seed] for seed in both], axis=0)
+        for name, (first, second) in PAIRS.items()
+        if (both := right[first].keys() & right[second].keys())
+    }
+    groups = _groups(seeds[0], rows[0])
+    found = _estimates(shares | pairs, groups, rows[0])
+    return ContextScores(
+        flat[0][2].name,
+        len(seeds),
+        {name: int(is_in_Q.sum()) for name, is_in_Q in groups.items()},
+        {kind: found[kind] for kind in shares},
+        {name: found[name] for name in pairs},
+        [line for run, by_kind in zip(seeds, answers, strict=True) if (line := _command(run, by_kind))],
+    )
+
+
+def _answers(run: ReportedRun) -> dict[str, Run]:
+    """The answers of a run, by whose answers its prompts have; its result first."""
+    assert run.answers and run.settings, "only runs with answers and settings are shown"
+    whose = {one.context_answers or "true" for one in run.answers.predictions if one.context}
+    found: dict[str, Run] = {whose.pop() if whose else run.settings.eval.staged: run.answers}
+    for kind in IN_CONTEXT:
+        path = run.folder.predictions(f"{run.split}-{kind}") if run.folder else None
+        if path and path.exists() and kind not in found:
+            beside = replace(run.answers, predictions=read_predictions(path))
+            found |= {kind: beside} if _is_same_questions(run.answers, beside) else {}
+    return found
+
+
+def _is_same_questions(one: Run, other: Run) -> bool:
+    try:
+        in_one_order([one, other])
+    except UsageError:
+        return False
+    return True
+
+
+def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[np.bool_]]:
+    """Which questions are in each group: all, then those of each stage."""
+    assert run.settings and run.settings.data.context
+    form, groups = run.settings.data.context, {ALL: np.ones(len(rows), dtype=np.bool_)}
+    if form.by in GROUPINGS:
+        for value in map(as_text, form.order):
+            groups[f"{form.by} {value}"] = np.array([getattr(one, form.by) == value for one in rows])
+    return {name: is_in_Q for name, is_in_Q in groups.items() if is_in_Q.any()}
+
+
+def _estimates(
+    columns: Mapping[str, Right], groups: Mapping[str, NDArray[np.bool_]], rows: Sequence[Prediction]
+) -> dict[str, dict[str, Estimate]]:
+    """The estimate of each column for each group."""
+    clusters = clusters_of([one.sources for one in rows])
+    of_group = {name: np.unique(clusters[is_in_Q], return_inverse=True)[1] for name, is_in_Q in groups.items()}
+    parts = [np.where(is_in_Q, right_Q, np.nan) for right_Q in columns.values() for is_in_Q in groups.values()]
+    intervals = iter(mean_intervals(np.stack(parts, axis=1), clusters))
+    return {
+        name: {
+            group: _estimate(name, right_Q[is_in_Q], next(intervals), of_group[group])
+            for group, is_in_Q in groups.items()
+        }
+        for name, right_Q in columns.items()
+    }
+
+
+def _estimate(name: str, right_Q: Right, interval: Interval | None, clusters: Clusters) -> Estimate:
+    ends = of_difference(interval, clusters) if name in PAIRS else of_share(interval, right_Q, clusters)
+    return Estimate(float(right_Q.mean()), ends)
+
+
+def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
+    """The command that asks a run what is absent; empty if nothing is."""
+    options = [option for kind, option in OPTIONS.items() if kind not in answers]
+    if not options or run.folder is None:
+        return ""
+    return f"lookonce eval {shlex.quote(str(run.folder.folder))} --split {run.split} {' '.join(options)}"
