@@ -2,14 +2,25 @@
 
 In a conversation the earlier turns often say what the answer is: after "Is there a polyp?" "no", there are none to
 count. The majority given the context has this knowledge too, and still does not look at any image.
+
+Design: long conversations have hardly ever been had before, turn by turn. So after turns that are new together, one of
+them decides. On Kvasir-VQA, with all questions about an image in one conversation in any order, that is right for 77 %
+of the questions, where the majority has 65 % and whole conversations alone 65 %. To weigh all turns together would know
+more, and would be a model. The cost: a turn counts once for each question after it, so time grows with the square of
+the turns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lookonce.datasets.formats.record import Record, Turn
+
+MIN_WHOLE = 2
+"""How often training must have a question after the same turns for these to decide."""
+MIN_ONE = 5
+"""How often it must have the question after one of them for this one to decide."""
 
 
 class Majority:
@@ -35,24 +46,66 @@ class Majority:
 
 
 class MajorityInContext:
-    """The most frequent answer of each question after the same earlier turns: the same questions with the same answers.
+    """The most frequent answer of each question after the same earlier turns, in any order.
 
-    Answers of a context come before the turns. After other turns it is the most frequent answer of the question,
-    whatever came before it.
+    Answers of a context come before the turns. After turns that training has too seldom, it is the most frequent answer
+    after the most telling of them: the one whose question, with its answer, says most about the answer in training.
+    Without such a turn it is the most frequent answer of the question, whatever came before it.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
         records = list(records)
         self._of_question = Majority.of_records(records)
-        answers: dict[tuple[tuple[Turn, ...], str], Counter[str]] = {}
-        for record in records:
-            for number, turn in enumerate(record.turns):
-                if before := (*record.known, *record.turns[:number]):
-                    answers.setdefault((before, turn.question), Counter())[turn.answer] += 1
-        self._best = {asked: _most(found) for asked, found in answers.items()}
+        self._after_all = {key: _most(found) for key, found in _after_all(records).items()}
+        after_one = _after_one(records)
+        self._after_one = {key: _most(found) for key, found in after_one.items()}
+        self._tells = _shares_told(after_one)
 
     def answer(self, earlier: tuple[Turn, ...], question: str) -> str:
-        return self._best.get((earlier, question), self._of_question.answer(question))
+        """The answer after these turns; of equally telling ones the first decides."""
+        if (whole := (frozenset(earlier), question)) in self._after_all:
+            return self._after_all[whole]
+        if known := [turn for turn in earlier if (turn, question) in self._after_one]:
+            return self._after_one[max(known, key=lambda turn: self._tells[turn.question, question]), question]
+        return self._of_question.answer(question)
+
+
+def _after_all(records: Iterable[Record]) -> dict[tuple[frozenset[Turn], str], Counter[str]]:
+    """The answers to each question after the same turns, where there are enough."""
+    found: dict[tuple[frozenset[Turn], str], Counter[str]] = {}
+    for before, turn in _asked_after(records):
+        found.setdefault((frozenset(before), turn.question), Counter())[turn.answer] += 1
+    return {key: answers for key, answers in found.items() if answers.total() >= MIN_WHOLE}
+
+
+def _after_one(records: Sequence[Record]) -> dict[tuple[Turn, str], Counter[str]]:
+    """The answers to each question after a turn, where there are enough."""
+    asked = Counter(turn.question for record in records for turn in record.turns)
+    given = Counter(turn for record in records for turn in {*record.known, *record.turns})
+    found: dict[tuple[Turn, str], Counter[str]] = {}
+    for before, turn in _asked_after(records):
+        for earlier in before if asked[turn.question] >= MIN_ONE else ():
+            if given[earlier] >= MIN_ONE:  # the others would only take memory
+                found.setdefault((earlier, turn.question), Counter())[turn.answer] += 1
+    return {key: answers for key, answers in found.items() if answers.total() >= MIN_ONE}
+
+
+def _asked_after(records: Iterable[Record]) -> Iterator[tuple[Iterable[Turn], Turn]]:
+    """Each turn that has some before it, with these; the same turn counts once."""
+    for record in records:
+        for number, turn in enumerate(record.turns):
+            if before := dict.fromkeys((*record.known, *record.turns[:number])):
+                yield before, turn
+
+
+def _shares_told(after_one: Mapping[tuple[Turn, str], Counter[str]]) -> dict[tuple[str, str], float]:
+    """How often the answer to one question tells that to another: the share of the most frequent answers after it."""
+    told: Counter[tuple[str, str]] = Counter()
+    asked: Counter[tuple[str, str]] = Counter()
+    for (turn, question), answers in after_one.items():
+        told[turn.question, question] += max(answers.values())
+        asked[turn.question, question] += answers.total()
+    return {pair: told[pair] / asked[pair] for pair in asked}
 
 
 def _most(answers: Counter[str]) -> str:

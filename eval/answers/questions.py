@@ -17,7 +17,14 @@ from lookonce.eval.answers.dialogues import Asked, Dialogues, turns_before
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.partial import Answered
 from lookonce.eval.answers.rows import unanswered
-from lookonce.eval.answers.staged import Staged, in_context, questions_of, stages_of
+from lookonce.eval.answers.staged import (
+    Staged,
+    in_context,
+    questions_of,
+    stages_of,
+    true_before,
+    with_true_answers,
+)
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.counts import training_answers
 from lookonce.eval.scores.headline import Baseline, BaselineAnswers
@@ -56,7 +63,9 @@ class Questions:
         Raises:
             UsageError: there are none.
         """
-        records, run = session.inputs.records[split], session.inputs.run
+        records, run = session.inputs.records.get(split), session.inputs.run
+        if records is None:
+            raise UsageError("the run has no held-out records: `data.held_out` leaves no training record out")
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         staged = (staged or run.eval.staged) if run.data.context else "none"
@@ -153,8 +162,9 @@ class Questions:
         ]
 
     def _rows(self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]]) -> Iterator[Prediction]:
-        training, turns = self.session.inputs.records["train"], self.session.inputs.run.eval.turns
-        return unanswered(asked, earlier, self.examples, training, turns, self.staged)
+        training = with_true_answers(self.session, self.session.inputs.records["train"])
+        true, turns = true_before(self.session, self.asked), self.session.inputs.run.eval.turns
+        return unanswered(asked, earlier, true, self.examples, training, turns, self.staged)
 
     def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
         """Score answers, beside those of baselines."""

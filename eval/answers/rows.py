@@ -16,24 +16,27 @@ from lookonce.train.data.tokenize import Example
 def unanswered(
     asked: Sequence[Asked],
     earlier: Sequence[tuple[Turn, ...]],
+    true: Sequence[tuple[Turn, ...]],
     examples: Sequence[Example],
     training: Sequence[Record],
     turns: Turns,
     staged: Staged,
 ) -> Iterator[Prediction]:
-    """The rows of some questions, each with the turns before it in its prompt; `training` has the majority answers."""
+    """The rows of some questions, each with the turns before it in its prompt; `training` has the majority answers.
+
+    `true` is what the records say before each question. The majority given the context knows this also where prompts
+    have the model's own answers: otherwise a model with wrong answers would lower what it is compared with.
+    """
     majority, in_context = Majority.of_records(training), MajorityInContext(training)
-    for (record, turn), before, example in zip(asked, earlier, examples, strict=True):
+    for (record, turn), before, told, example in zip(asked, earlier, true, examples, strict=True):
         row = row_of(record, turn, example.image_keys)
-        shown = (*record.known, *before)
-        known = in_context.answer(shown, row.question) if shown else None
-        answered_by = turns if before else None
+        has_context = before or record.known
         yield replace(
             row,
             majority=majority.answer(row.question),
-            majority_in_context=known,
+            majority_in_context=in_context.answer(told, row.question) if has_context else None,
             earlier=before,
-            earlier_answers=answered_by,
+            earlier_answers=turns if before else None,
             context=record.known,
             context_answers=None if staged == "none" or not record.known else staged,
         )

@@ -24,11 +24,24 @@ Staged = Literal["own", "true", "none"]
 
 def questions_of(session: Session, records: Iterable[Record], staged: Staged) -> list[Asked]:
     """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
-    form, inputs = session.inputs.run.data.context, session.inputs
-    records = [replace(record, context=None) if record.context else record for record in records]
-    if form and staged == "true":
-        records = with_context(records, form, inputs.images.keys_of)
-    return [(record, number) for record in records for number in range(len(record.turns))]
+    if staged == "true":
+        found = with_true_answers(session, records)
+    else:
+        found = [replace(record, context=None) if record.context else record for record in records]
+    return [(record, number) for record in found for number in range(len(record.turns))]
+
+
+def with_true_answers(session: Session, records: Iterable[Record]) -> list[Record]:
+    """Some records with true answers as context, whatever they had; without any if the run has no `data.context`."""
+    form, found = session.inputs.run.data.context, [replace(record, context=None) for record in records]
+    return with_context(found, form, session.inputs.images.keys_of) if form else found
+
+
+def true_before(session: Session, asked: Sequence[Asked]) -> list[tuple[Turn, ...]]:
+    """What the records say before each question: the answers of its context and of its earlier turns."""
+    records = {id(record): record for record, _ in asked}
+    true = dict(zip(records, with_true_answers(session, records.values()), strict=True))
+    return [(*true[id(record)].known, *record.turns[:turn]) for record, turn in asked]
 
 
 def stages_of(session: Session, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:

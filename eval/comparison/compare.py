@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.eval.comparison.join import Joined, join
+from lookonce.eval.comparison.metric import Metric
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import totals
@@ -39,10 +40,14 @@ class Candidate:
     """The training seeds of the runs, where they are known."""
     exact_match: float
     """The share of right answers; of several runs the mean."""
+    score: float
+    """What the answers score by the metric that is compared; of several runs the mean."""
     interval: Interval | None
+    """The interval of the score."""
     majority: float
+    """What the majority answers score."""
     spread: float | None
-    """The exact match of the best seed less that of the worst; None for one run."""
+    """The score of the best seed less that of the worst; None for one run."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Pair:
     first: str
     second: str
     difference: float
-    """The exact match of the second less that of the first."""
+    """The score of the second less that of the first."""
     interval: Interval | None
     p: float
     """The p of the sign flips by image."""
     p_holm: float
     only_first: int | None
-    """Questions that only the first answers right; None for means over seeds."""
+    """Questions that only the first answers right; None for means over seeds, and if exact match is not compared."""
     only_second: int | None
     p_mcnemar: float | None
     """Exact, as if questions were independent."""
@@ -66,6 +71,7 @@ class Pair:
     """The larger spread of the two; None without seeds."""
     are_seeds: bool
     """Whether the two are the same training with other seeds."""
+    metric: Metric = "exact_match"
 
     @property
     def is_apart(self) -> bool:
@@ -92,23 +98,27 @@ class Comparison:
     pairs: list[Pair]
     prompts: dict[str, str] = field(default_factory=dict)
     """Whose answers stand in the prompts of each run, if runs differ in it."""
+    metric: Metric = "exact_match"
+    """What is compared."""
+    is_exact_match_poor: bool = False
+    """Whether exact match is compared, and says little about these answers."""
 
 
-def compare(runs: Sequence[Run], *, with_first_only: bool = False) -> Comparison:
-    """Compare every two candidates, or only all others with the first.
+def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metric = "exact_match") -> Comparison:
+    """Compare every two candidates by a metric, or only all others with the first.
 
     Raises:
         UsageError: the runs answered different questions.
     """
-    joined = join(runs)
+    joined = join(runs, metric)
     groups = _groups(runs)
     are_seeds = len(groups) == 1
     if are_seeds:
         groups = [[number] for number in range(len(runs))]
-    right_QC = np.stack([joined.right_QR[:, group].mean(axis=1) for group in groups], axis=1)
+    score_QC = np.stack([joined.score_QR[:, group].mean(axis=1) for group in groups], axis=1)
     chosen = [pair for pair in combinations(range(len(groups)), 2) if pair[0] == 0 or not with_first_only]
-    differences_QP = np.stack([right_QC[:, second] - right_QC[:, first] for first, second in chosen], axis=1)
-    intervals = mean_intervals(np.concatenate([right_QC, differences_QP], axis=1), joined.clusters)
+    differences_QP = np.stack([score_QC[:, second] - score_QC[:, first] for first, second in chosen], axis=1)
+    intervals = mean_intervals(np.concatenate([score_QC, differences_QP], axis=1), joined.clusters)
     candidates = [
         _candidate([runs[number] for number in group], joined, group, interval)
         for group, interval in zip(groups, intervals, strict=False)
@@ -117,13 +127,14 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False) -> Comparison
     of_pairs = [of_difference(interval, joined.clusters) for interval in intervals[len(groups) :]]
     tested = zip(chosen, of_pairs, p_values, holm(p_values), strict=True)
     pairs = [
-        _pair(candidates[first], candidates[second], right_QC[:, [first, second]], interval, p, p_holm, are_seeds)
-        for (first, second), interval, p, p_holm in tested
+        _pair((candidates[first], candidates[second]), score_QC[:, [first, second]], interval, ps, are_seeds, metric)
+        for (first, second), interval, *ps in tested
     ]
     num_images = int(joined.clusters.max(initial=-1)) + 1
     prompts = {run.name: _prompts(run) for run in runs}
     differing = prompts if len({*prompts.values()}) > 1 else {}
-    return Comparison(len(joined.clusters), num_images, candidates, pairs, differing)
+    is_poor = metric == "exact_match" and joined.is_exact_match_poor
+    return Comparison(len(joined.clusters), num_images, candidates, pairs, differing, metric, is_poor)
 
 
 def _prompts(run: Run) -> str:
@@ -146,34 +157,35 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _candidate(runs: Sequence[Run], joined: Joined, group: list[int], interval: Interval | None) -> Candidate:
-    by_run = joined.right_QR[:, group].mean(axis=0)
+    by_run = joined.score_QR[:, group].mean(axis=0)
     return Candidate(
         name=runs[0].name if len(runs) == 1 else f"{runs[0].name} ({len(runs)} seeds)",
         runs=[run.name for run in runs],
         seeds=[run.seed for run in runs if run.seed is not None],
-        exact_match=float(by_run.mean()),
-        interval=of_share(interval, joined.right_QR[:, group].mean(axis=1), joined.clusters),
+        exact_match=float(joined.right_QR[:, group].mean(axis=0).mean()),
+        score=float(by_run.mean()),
+        interval=of_share(interval, joined.score_QR[:, group].mean(axis=1), joined.clusters),
         majority=float(joined.majority_QR[:, group].mean()),
         spread=float(by_run.max() - by_run.min()) if len(runs) > 1 else None,
     )
 
 
 def _pair(
-    first: Candidate,
-    second: Candidate,
-    right_Q2: NDArray[np.float64],
+    both: tuple[Candidate, Candidate],
+    score_Q2: NDArray[np.float64],
     interval: Interval | None,
-    p: float,
-    p_holm: float,
+    ps: Sequence[float],
     are_seeds: bool,
+    metric: Metric,
 ) -> Pair:
-    is_counted = len(first.runs) == len(second.runs) == 1
-    only_first, only_second = (int(np.sum(right_Q2[:, one] > right_Q2[:, 1 - one])) for one in (0, 1))
-    spreads = [one.spread for one in (first, second) if one.spread is not None]
+    (first, second), (p, p_holm) = both, ps
+    is_counted = metric == "exact_match" and len(first.runs) == len(second.runs) == 1
+    only_first, only_second = (int(np.sum(score_Q2[:, one] > score_Q2[:, 1 - one])) for one in (0, 1))
+    spreads = [one.spread for one in both if one.spread is not None]
     return Pair(
         first=first.name,
         second=second.name,
-        difference=second.exact_match - first.exact_match,
+        difference=second.score - first.score,
         interval=interval,
         p=p,
         p_holm=p_holm,
@@ -182,4 +194,5 @@ def _pair(
         p_mcnemar=mcnemar_p(only_first, only_second) if is_counted else None,
         spread=max(spreads, default=None),
         are_seeds=are_seeds,
+        metric=metric,
     )

@@ -4,12 +4,12 @@ Q questions, R runs.
 
 Design: a difference between runs that answered different questions may come from the questions, so there is no inner
 join. Rows of earlier versions have no image keys; if a run has such rows, all runs are joined by the paths of the
-images. Where a question is asked twice about an image, the first is joined with the first.
+images. Where a question is asked twice about an image, not the order tells the two apart but their references, the
+questions before them, and last where their records were read from.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.errors import UsageError
+from lookonce.eval.comparison.metric import Metric, is_exact_match_poor, score_each
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
 from lookonce.text import count, listed, quoted
 
+Asked = tuple[tuple[str, ...], str, int]
+"""Images, question, turn."""
 Key = tuple[tuple[str, ...], str, int, int]
-"""Images, question, turn, and how often the same was asked before."""
+"""The same, and a number that tells questions apart for which it is the same."""
 MOST = 3
 """Examples in a message."""
 
@@ -34,22 +37,28 @@ class Joined:
 
     right_QR: NDArray[np.float64]
     """Whether each question is answered right by each run: 1 or 0."""
+    score_QR: NDArray[np.float64]
+    """What the answers score by the metric; with exact match the same."""
     majority_QR: NDArray[np.float64]
-    """Whether the majority answer is right. Runs with other training records have another one."""
+    """What the majority answers score. Runs with other training records have other ones."""
     clusters: Clusters
+    is_exact_match_poor: bool
 
 
-def join(runs: Sequence[Run]) -> Joined:
-    """Which answers of each run are right, in one order.
+def join(runs: Sequence[Run], metric: Metric = "exact_match") -> Joined:
+    """What the answers of each run score, in one order.
 
     Raises:
         UsageError: they answered different questions, or were scored with different references; names the differences.
     """
     rows = in_one_order(runs)
+    scores = [score_each(row, metric) for row in rows]
     return Joined(
         np.array([[one.is_right for one in row] for row in rows], dtype=np.float64).T,
-        np.array([[one.is_majority_right for one in row] for row in rows], dtype=np.float64).T,
+        np.array([model for model, _ in scores]).T,
+        np.array([majority for _, majority in scores]).T,
         clusters_of([one.sources for one in rows[0]]),
+        is_exact_match_poor(rows),
     )
 
 
@@ -75,13 +84,21 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
 
 
 def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Prediction]:
-    seen: Counter[tuple[tuple[str, ...], str, int]] = Counter()
-    found: dict[Key, Prediction] = {}
-    for one in predictions:
+    """The predictions by their keys, in their order."""
+    same: dict[Asked, list[int]] = {}
+    for number, one in enumerate(predictions):
         asked = (one.image_keys if has_keys else one.images, one.question, one.turn)
-        found[*asked, seen[asked]] = one
-        seen[asked] += 1
-    return found
+        same.setdefault(asked, []).append(number)
+    keys: dict[int, Key] = {}
+    for asked, numbers in same.items():
+        numbers.sort(key=lambda number: _told_apart(predictions[number]))
+        keys |= {number: (*asked, place) for place, number in enumerate(numbers)}
+    return {keys[number]: one for number, one in enumerate(predictions)}
+
+
+def _told_apart(one: Prediction) -> tuple[list[str], list[str], str]:
+    """What tells a question from another with the same text; own answers before it are others in each run."""
+    return sorted(_references(one)), [turn.question for turn in one.earlier], one.origin
 
 
 def _differences(

@@ -9,21 +9,29 @@ from dataclasses import asdict
 from typing import Any
 
 from lookonce.eval.comparison.compare import LEVEL, Candidate, Comparison, Pair
-from lookonce.eval.statistics.bootstrap import RESAMPLES, Interval
+from lookonce.eval.comparison.metric import FEW_RIGHT, NAMES, SENTENCE
+from lookonce.eval.statistics.bootstrap import FEW_CLUSTERS, MIN_CLUSTERS, RESAMPLES, Interval
 from lookonce.text import count, listed, table, terminal_width
 
 WIDTH = 80
-RUNS = ("run", "exact match", "95% interval", "majority", "seeds differ by")
 PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right", "McNemar p")
-ONE_IMAGE = "all questions are about one image, so there is no interval"
+FEW_IMAGES = f"all questions are about fewer than {MIN_CLUSTERS} images, so there is no interval"
+TOO_SHORT = f"Of fewer than {FEW_CLUSTERS} images, intervals are often too short."
+EXACT_MATCH_IS_POOR = (
+    f"Only exact match was compared, which says little about these answers: half of the references have {SENTENCE} "
+    f"words or more, or no run has {FEW_RIGHT:.0%} right. To compare the words of the answers: lookonce compare RUN "
+    "RUN --metric token_f1"
+)
 
 
 def to_text(comparison: Comparison) -> str:
     """Two tables with a letter for each run, and a sentence for each pair."""
     letters = dict(zip((one.name for one in comparison.candidates), _letters(len(comparison.candidates)), strict=True))
     width = terminal_width() or WIDTH
-    runs = table(RUNS, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
-    pairs = table(PAIRS, [_pair_row(pair, letters) for pair in comparison.pairs], width)
+    header = ("run", NAMES[comparison.metric], "95% interval", "majority", "seeds differ by")
+    runs = table(header, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
+    columns = len(PAIRS) if comparison.metric == "exact_match" else len(PAIRS) - 2
+    pairs = table(PAIRS[:columns], [_pair_row(pair, letters)[:columns] for pair in comparison.pairs], width)
     asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
     sentences = [textwrap.fill(sentence(pair, comparison.num_questions), WIDTH) for pair in comparison.pairs]
     notes = [textwrap.fill(note, WIDTH) for note in _notes(comparison)]
@@ -43,12 +51,15 @@ def sentence(pair: Pair, num_questions: int) -> str:
     better = pair.better
     if better:
         worse = pair.first if better == pair.second else pair.second
-        return f"{better} answers {_points(pair)} more questions exactly right than {worse} ({_figures(pair)})."
+        more = f"answers {_points(pair)} more questions exactly right than"
+        if pair.metric != "exact_match":
+            more = f"scores {_points(pair)} more {NAMES[pair.metric]} than"
+        return f"{better} {more} {worse} ({_figures(pair)})."
     start = f"{pair.first} and {pair.second} are not distinguishable:"
-    if pair.difference == 0 and not (pair.only_first or pair.only_second):
+    if pair.metric == "exact_match" and pair.difference == 0 and not (pair.only_first or pair.only_second):
         return f"{start} they answer the same of the {num_questions:,} questions right."
     if pair.interval is None:
-        return f"{start} {ONE_IMAGE}."
+        return f"{start} {FEW_IMAGES}."
     higher = pair.second if pair.difference > 0 else pair.first
     gap = f"{higher} is {_points(pair)} higher" if pair.difference else "their scores are equal"
     return f"{start} {gap} ({_figures(pair)}){_why(pair)}."
@@ -84,7 +95,7 @@ def shown_p(value: float) -> str:
 
 def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
     spread = "" if one.spread is None else f"{100 * one.spread:.1f} points"
-    return f"{letter}  {one.name}", f"{one.exact_match:.1%}", _interval(one.interval), f"{one.majority:.1%}", spread
+    return f"{letter}  {one.name}", f"{one.score:.1%}", _interval(one.interval), f"{one.majority:.1%}", spread
 
 
 def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:
@@ -102,15 +113,21 @@ def _notes(comparison: Comparison) -> list[str]:
     """How the figures were computed, and what they do not hold."""
     notes = [
         f"Intervals: {RESAMPLES:,} resamples of the images with all their questions. p: sign flips by image, corrected "
-        f"for {count(len(comparison.pairs), 'pair')} (Holm). McNemar takes questions of one image as independent."
+        f"for {count(len(comparison.pairs), 'pair')} (Holm)."
     ]
+    if comparison.metric == "exact_match":
+        notes[0] += " McNemar takes questions of one image as independent."
+    if comparison.is_exact_match_poor:
+        notes.append(EXACT_MATCH_IS_POOR)
     if comparison.prompts:
         whose = listed([f"{name}: {answers}" for name, answers in comparison.prompts.items()], len(comparison.prompts))
         notes.append(
             f"The prompts have earlier answers of different kinds ({whose}), so models are not compared alone."
         )
-    if comparison.num_images == 1:
-        notes.append(f"No intervals: {ONE_IMAGE}.")
+    if comparison.num_images < MIN_CLUSTERS:
+        notes.append(f"No intervals: {FEW_IMAGES}.")
+    elif comparison.num_images < FEW_CLUSTERS:
+        notes.append(TOO_SHORT)
     knows_seeds = any(one.spread is not None for one in comparison.candidates)
     if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
         notes.append(

@@ -2,22 +2,28 @@
 
 Design: two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file
 without paths and settings that change no result, and the hashes of what was read. A predictions file outside a run
-folder has neither. Where a training started with the adapter of another run, that run's training counts in the same
-way, so that chains of runs can be seeds of one another too.
+folder has neither. Where a training started with the adapter of another run, or has the answers of others in its
+contexts, their trainings count in the same way, so that runs that need others can be seeds of one another too. A part
+of the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place
+of its hashes the files count, by path.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
 from lookonce.eval.answers.partial import is_begun
 from lookonce.eval.scores.prediction import Prediction, read_predictions
+from lookonce.files import hash_file
+from lookonce.run.config import RunFile
 from lookonce.run.folder import HARMLESS, RECORD, RunFolder
 from lookonce.run.start_adapter import adapter_hash
 from lookonce.text import listed
@@ -25,6 +31,8 @@ from lookonce.text import listed
 SEED = "train.seed"
 IGNORED = HARMLESS - {"eval.max_new_tokens"} | {SEED}
 """Keys of the run file that do not tell two trainings apart."""
+OF_TRAINING = {"records", "lessons", "context"}
+"""Recorded inputs that are hashes of the training records, among others."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,10 @@ def find_predictions(folder: RunFolder, split: str) -> Path:
         others = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
         what = "an unfinished evaluation" if is_begun(path.parent, split) else "no predictions"
         there = f"; there are those of {listed(others)}" if others else ""
-        raise UsageError(
-            f"{folder.folder} has {what} of the split {split}{there}; "
-            f"run: lookonce eval {folder.folder} --split {split}"
-        )
+        command = f"lookonce eval {folder.folder} --split {split}"
+        if folder.last_checkpoint and not folder.trained.exists():
+            what, command = f"an unfinished training and {what}", f"lookonce train {folder.folder}/run.yaml --resume"
+        raise UsageError(f"{folder.folder} has {what} of the split {split}{there}; run: {command}")
     return path
 
 
@@ -85,10 +93,11 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     for depth in range(2, max(map(len, parts)) + 1):
         twice = {name for name, number in Counter(dict(zip(parts, names, strict=True)).values()).items() if number > 1}
         names = ["/".join(part[-depth:]) if name in twice else name for part, name in zip(parts, names, strict=True)]
-    seen: Counter[str] = Counter()
+    used = {*names}
     for number, name in enumerate(names):
-        seen[name] += 1
-        names[number] = f"{name} ({seen[name]})" if seen[name] > 1 else name
+        if name in names[:number]:
+            names[number] = next(new for times in itertools.count(2) if (new := f"{name} ({times})") not in used)
+            used.add(names[number])
     return names
 
 
@@ -115,9 +124,27 @@ def _training_of(folder: RunFolder) -> tuple[str, int]:
     """What determines the training of a run folder but its seed, and the seed."""
     run = folder.read_run()
     settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in IGNORED}
-    inputs = folder.recorded_inputs()
+    inputs = _before_the_draw(run, folder.recorded_inputs())
     if run.train.start_from:
         start = RunFolder.find(run.train.start_from)
         is_there = adapter_hash(start) == inputs.get("start")  # it may be gone, or trained again
         inputs["start"] = _training_of(start)[0] if is_there else inputs.get("start")
+    if run.data.context and "answers" in inputs:
+        inputs["answers"] = list(map(_origin, run.data.context.given, inputs["answers"]))
     return json.dumps([settings, inputs], sort_keys=True), run.train.seed
+
+
+def _origin(path: Path, recorded: str) -> str:
+    """What determines the training whose answers a file has; the recorded hash if the file is another one now."""
+    folder = _folder_of(path)
+    return _training_of(folder)[0] if folder and path.exists() and hash_file(path) == recorded else recorded
+
+
+def _before_the_draw(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The recorded inputs; if training records are drawn by the seed, their files in place of hashes of the draw."""
+    selections = filter(None, (run.data.where, run.data.replay))
+    if all(one.share == 1 for one in selections) and not run.data.held_out:
+        return inputs
+    files = run.data.model_dump(mode="json", include={"train", "image_root", "format", "stage_map"})
+    not_drawn = {split: value for split, value in inputs.get("records", {}).items() if split != "train"}
+    return {name: value for name, value in inputs.items() if name not in OF_TRAINING} | {"records": not_drawn | files}

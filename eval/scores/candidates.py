@@ -27,7 +27,7 @@ class CandidateScore:
     difference: float
     """The exact match of the likeliest candidates less that of the greedy answers."""
     interval: Interval | None
-    """The 95 % interval of the difference; None if all questions are about one image."""
+    """The 95 % interval of the difference; None if there are too few images."""
     by_question: dict[str, float]
     """The exact match of each question text."""
 

@@ -42,9 +42,9 @@ class Figure:
     is_share: bool = True
     """Whether it is a share, and not a distance in the units of the answers."""
 
-    def line(self) -> tuple[str, ...]:
-        """The figure as a line of a table: name, questions, model, majority, perfect."""
-        shown = (self._shown(value) for value in (self.model, self.majority, self.perfect))
+    def line(self, baselines: Iterable[float | None] = ()) -> tuple[str, ...]:
+        """The figure as a line of a table: name, questions, model, majority, what other baselines score, perfect."""
+        shown = (self._shown(value) for value in (self.model, self.majority, *baselines, self.perfect))
         return (self.name, f"{self.num_questions:,}", *shown)
 
     def _shown(self, value: float | None) -> str:
@@ -108,6 +108,8 @@ def _point_figures(predictions: Sequence[Prediction], sizes: Sizes) -> dict[str,
     boxed = [prediction for prediction in predictions if points.reference_boxes(_right(prediction))]
     pointed = [prediction for prediction in predictions if points.reference_points(_right(prediction))]
     measured = [prediction for prediction in pointed if _diagonal(prediction, sizes)]
+    if any(_is_outside(prediction, sizes) for prediction in measured):
+        measured = []  # the records have other units than pixels
 
     def distances(name: str, average: Callable[[list[float]], float]) -> Figure:
         return _of_both(name, pointed, lambda answers: _over(average, _distances(pointed, answers)), is_share=False)
@@ -192,6 +194,12 @@ def _diagonal(prediction: Prediction, sizes: Sizes) -> float:
     """The diagonal of a question's only image in pixels; 0 if it is not known."""
     size = sizes.get(prediction.image_keys[0]) if len(prediction.image_keys) == 1 else None
     return math.hypot(*size) if size else 0.0
+
+
+def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
+    """Whether a reference point is not in the question's only image."""
+    width, height = sizes[prediction.image_keys[0]] or (0, 0)
+    return any(not (0 <= x <= width and 0 <= y <= height) for x, y in points.reference_points(_right(prediction)))
 
 
 def _over(average: Callable[[list[float]], float], values: list[float]) -> float | None:

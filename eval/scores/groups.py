@@ -14,6 +14,8 @@ from lookonce.eval.scores.prediction import Prediction
 
 GROUPINGS = ("question", "category", "source", "stage")
 """What predictions are grouped by: fields of `Prediction`."""
+MAX_GROUPS = 40
+"""The most groups of a grouping that are shown, since question texts may all be different."""
 
 
 @dataclass(frozen=True)

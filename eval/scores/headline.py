@@ -49,7 +49,7 @@ class BaselineScore:
     difference: float
     """The exact match of the run less that of the baseline."""
     interval: Interval | None
-    """The 95 % interval of the difference; None if all questions are about one image."""
+    """The 95 % interval of the difference; None if there are too few images."""
 
     def line(self, key: str) -> tuple[str, str, str, str]:
         """The line of a table below `HEADER`."""
@@ -62,7 +62,7 @@ class Headline:
     """The interval of the exact match of all, and the baselines by their keys."""
 
     interval: Interval | None = None
-    """The 95 % interval; None if all questions are about one image."""
+    """The 95 % interval; None if there are too few images."""
     baselines: dict[str, BaselineScore] = field(default_factory=dict)
     candidates: CandidateScore | None = None
     """None if no question has candidates."""

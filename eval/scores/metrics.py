@@ -8,6 +8,7 @@ for 9,000 questions of 975 images, without the text metrics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,10 +17,10 @@ from lookonce.eval.scores.calibration import Calibration
 from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.counts import Counts, TrainingAnswers
 from lookonce.eval.scores.figures import Figure, Sizes, figures
-from lookonce.eval.scores.groups import GROUPINGS, Score, score, scores_by
+from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, scores_by
 from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore, Headline
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.bootstrap import Interval
+from lookonce.eval.statistics.bootstrap import MIN_CLUSTERS, Interval
 from lookonce.text import count, rows, table
 
 __all__ = ["Evaluation", "Score"]
@@ -35,7 +36,7 @@ class Evaluation:
     predictions: list[Prediction]
     overall: Score
     interval: Interval | None
-    """The 95 % interval of the exact match of all; None if all questions are about one image."""
+    """The 95 % interval of the exact match of all; None if there are too few images."""
     baselines: dict[str, BaselineScore]
     """Exact match of the baselines that are known, by their keys."""
     candidates: CandidateScore | None
@@ -79,34 +80,52 @@ class Evaluation:
     def by_question(self) -> dict[str, Score]:
         return self.groups["question"]
 
-    def text(self) -> str:
-        """One line per question text, the overall score last; then the baselines and the other figures."""
-        others = [figure.line() for key, figure in self.figures.items() if key not in IN_DETAIL]
+    def text(self, beside: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+        """One line per question text, the overall score last; then the baselines and the other figures.
+
+        `beside` has the evaluations of baselines as JSON, which are shown beside the other figures.
+        """
+        known = {key: value.get("metrics", {}) for key, value in (beside or {}).items()}
+        others = [
+            figure.line([values.get(key, {}).get("model") for values in known.values()])
+            for key, figure in self.figures.items()
+            if key not in IN_DETAIL
+        ]
+        header = ("other metrics", "asked", "model", "majority", *known, "at most")
         blocks = [
             self._by_question(),
             self.candidates.text() if self.candidates else "",
             table(HEADER, [one.line(key) for key, one in self.baselines.items()]) if self.baselines else "",
-            table(("other metrics", "asked", "model", "majority", "at most"), others) if others else "",
+            table(header, others) if others else "",
             rows(self._notes()),
         ]
         return "\n\n".join(filter(None, blocks))
 
     def _by_question(self) -> str:
-        """The table of question texts, with the likeliest candidates beside greedy answers if there are some."""
-        scores = [*self.by_question.items(), ("all", self.overall)]
+        """The table of question texts, with the likeliest candidates beside greedy answers if there are some.
+
+        Of many texts, those that are asked most.
+        """
+        most = sorted(self.by_question, key=lambda name: -self.by_question[name].num_questions)[:MAX_GROUPS]
+        shown = {name: one for name, one in self.by_question.items() if name in most}
+        scores = [*shown.items(), ("all", self.overall)]
         lines = [[name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}"] for name, s in scores]
         header = ["question", "asked", "exact match", "majority"]
         if self.interval:
             lines[-1][2] += f" [{self.interval.in_percent()}]"
         if self.candidates:
             header.insert(3, "candidates")
-            shares = [self.candidates.by_question[name] for name in self.by_question]
+            shares = [self.candidates.by_question[name] for name in shown]
             for line, share in zip(lines, [*shares, self.candidates.exact_match], strict=True):
                 line.insert(3, f"{share:.1%}")
+        if more := len(self.by_question) - len(shown):
+            lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
         return table(header, lines)
 
     def _notes(self) -> list[tuple[str, str]]:
         notes = [("answers", self.counts.text())]
+        if self.predictions and self.interval is None:
+            notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))
         if self.calibration:
             notes.append(("confidence", self.calibration.text()))
             if self.calibration.num_without:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from lookonce.datasets.formats.checks import is_utf8
 from lookonce.datasets.formats.record import Turn
 from lookonce.datasets.readers.text import read_jsonl
 from lookonce.errors import RecordsError
@@ -73,7 +74,7 @@ class Prediction:
     context_answers: Literal["own", "true"] | None = None
     """Whose answers these are: the model's `own`, or those of the records, which are `true` (`eval.staged`)."""
     majority_in_context: str | None = None
-    """The most frequent training answer to the question after the same earlier turns."""
+    """The most frequent training answer to the question after the true earlier turns."""
     logprob: float | None = None
     """The sum of the log-probabilities of the answer's tokens."""
     num_tokens: int | None = None
@@ -179,6 +180,11 @@ def _read_row(row: Any, place: str) -> Prediction:
     if not isinstance(version, int) or version > VERSION:
         raise RecordsError(
             f"{place} has version {version!r} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
+        )
+    if not is_utf8(json.dumps(row, ensure_ascii=False)):
+        name = next((key for key, value in row.items() if not is_utf8(json.dumps(value, ensure_ascii=False))), "a key")
+        raise RecordsError(
+            f"{place} is not a prediction: `{name}` holds half a character (a lone surrogate); {WRITTEN_BY}"
         )
     try:
         return ROW.validate_python(row)

@@ -8,35 +8,49 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SET, emit, notify, read_run, with_run_file
+from lookonce.commands.options import (
+    JSON,
+    PATH,
+    SET,
+    emit,
+    nothing_to_set,
+    notify,
+    read_run,
+    remember_run_file,
+    with_run_file,
+)
 from lookonce.text import table
+
+if TYPE_CHECKING:
+    from lookonce.run.config import RunFile
 
 
 @click.command()
-@click.argument("run_files", metavar="RUN.yaml...", type=PATH, nargs=-1, required=True)
+@click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
 @SET
 @click.option("--missing", is_flag=True, help="Print only the phases with work left, one per line.")
 @click.option("--watch", "interval_s", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat until all is done.")
 @JSON
 def status(
-    run_files: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
+    paths: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
 ) -> None:
     """Show how far a run is: plan, cache, training, evaluation.
 
-    Workers are listed with their Slurm job. A slow worker has had its shard three times as long as others took; a dead
-    one had no heartbeat for `cache.claim_s` seconds. The last line is the command to run next. Several run files are
-    shown as a table. --watch redraws on a terminal, with a plot of the losses, and prints one line each time in a log.
+    RUN is a run file or a run folder. Workers are listed with their Slurm job. A slow worker has had its shard three
+    times as long as others took; a dead one had no heartbeat for `cache.claim_s` seconds. The last line is the command
+    to run next. Several runs are shown as a table. --watch redraws on a terminal, with a plot of the losses, and prints
+    one line each time in a log.
 
     --missing prints, in this order: `plan` if no plan covers the run's images, `cache N` with the number of planned
     shards that are not finished (just `cache` without such a plan), `train`, `eval`. Nothing is missing from a finished
     run, even if its cache is gone. Problems that no phase can solve are printed on stderr.
 
     \b
-    Keys of --json, an object for one run file and a list of them for several:
+    Keys of --json, an object for one run and a list of them for several:
       run_file, output, missing, notes, logs, next_command, split
       cache       is_planned, num_files, num_shards, num_pending, lost, and report: num_images, num_done,
                   num_quarantined, num_bytes, images_per_second, eta_s, workers (worker, host, job, shard, phase,
@@ -50,22 +64,22 @@ def status(
     \b
     Examples:
       lookonce status experiments/sample.yaml
-      lookonce status run.yaml --watch 10
+      lookonce status runs/sample --watch 10
       lookonce status run.yaml --missing
       lookonce status a.yaml b.yaml --json
     """
     if missing and interval_s is not None:
         raise click.UsageError("--missing prints once and cannot be combined with --watch")
     try:
-        _status(run_files, assignments, missing, interval_s, as_json)
+        _status(paths, assignments, missing, interval_s, as_json)
     except KeyboardInterrupt:  # nothing was begun, so there is nothing to resume and nothing to say
         sys.exit(130)
 
 
 def _status(
-    run_files: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
+    paths: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
 ) -> None:
-    runs = [(path, read_run(path, assignments)) for path in run_files]
+    runs = [_read(path, assignments) for path in paths]
     from lookonce.status.status import RunStatus
 
     statuses = [(path, RunStatus.open(run)) for path, run in runs]
@@ -78,6 +92,19 @@ def _status(
         if interval_s is None or not any(state.missing() for _, _, state in states):
             return
         time.sleep(interval_s)
+
+
+def _read(path: Path, assignments: tuple[str, ...]) -> tuple[Path, RunFile]:
+    """The run at a path, and its run file; that of a run folder is the copy in it."""
+    if not path.is_dir():
+        return path, read_run(path, assignments)
+    if assignments:
+        raise nothing_to_set(path)
+    from lookonce.run.folder import RunFolder
+
+    run, copy = RunFolder(path).read_run(), path / "run.yaml"
+    remember_run_file(copy)
+    return copy, run.model_copy(update={"output": path.absolute()})  # it may have been moved
 
 
 def _show_missing(states: list[Any], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Small plots in the cells of a table, as SVG: a share with its interval, beside a mark.
+"""Cells of a table with more than a text: a number above its interval, and a small plot of both as SVG.
 
 Design: a plot in a cell has a fixed size, so it can be read on a phone, where a plot as wide as the page is too small.
 The numbers are beside it as text; screen readers are given these.
@@ -11,6 +11,11 @@ from xml.etree.ElementTree import Element
 from lookonce.page.markup import node
 
 WIDTH, HEIGHT, MARGIN = 132, 18, 6
+
+
+def number_cell(words: str, small: str, *plot: Element) -> Element:
+    """Make a cell: a number as words, and smaller words below."""
+    return node("div", node("span", words), *([node("small", small)] if small else []), *plot, class_="share")
 
 
 def share_cell(words: str, small: str, share: float, ends: tuple[float, float] | None, mark: float) -> Element:
@@ -26,7 +31,7 @@ def share_cell(words: str, small: str, share: float, ends: tuple[float, float] |
     dot = node("circle", cx=_x(share), cy=middle, r=4, class_="value")
     drawing = node("svg", axis, tick, line, dot, width=WIDTH, height=HEIGHT, class_="cell", aria_hidden="true")
     drawing.set("viewBox", f"0 0 {WIDTH} {HEIGHT}")
-    return node("div", node("span", words), *([node("small", small)] if small else []), drawing, class_="share")
+    return number_cell(words, small, drawing)
 
 
 def _x(share: float) -> str:

@@ -3,6 +3,7 @@
 runs      what is known of each run: its folder, its answers and their scores
 data      the records of a run: how many, and which images training has seen
 scores    exact match with intervals, of all questions and by group
+contexts  exact match with own, true and no earlier answers in the prompts
 sheet     which answers are shown with their images
 part      one part of a report
 sections  the parts, one a module

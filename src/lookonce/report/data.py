@@ -13,13 +13,14 @@ from typing import Any
 
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS
 from lookonce.cache.store.manifest import read_plan
+from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.prepare.journal import REPORT
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import read_object
 from lookonce.run.config import RunFile
-from lookonce.run.records import read_splits
+from lookonce.run.records import read_splits, without_fold
 from lookonce.text import first_line
 
 
@@ -63,11 +64,12 @@ class DataFacts:
     def read(cls, run: RunFile, fingerprint: str) -> DataFacts:
         """Read the records, and the image keys from the plan of the cache with this fingerprint."""
         try:
-            records = read_splits(run)
             planned = read_plan(run.cache.dir / fingerprint[:FOLDER_DIGITS]).files() if fingerprint else {}
+            images = ImageIndex({Path(path): key for path, (key, _) in planned.items()}, {})
+            records = without_fold(run, read_splits(run), images)
         except (LookonceError, OSError) as error:
             return cls(problem=first_line(error))
-        return cls.of(run, records, {Path(path): key for path, (key, _) in planned.items()})
+        return cls.of(run, records, images.key_of)
 
     def is_seen(self, prediction: Prediction) -> bool:
         """Whether training has seen an image of the question."""

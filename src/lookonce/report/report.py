@@ -19,6 +19,7 @@ from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.report.sections.answers import answers
 from lookonce.report.sections.comparison import comparison
+from lookonce.report.sections.contexts import contexts
 from lookonce.report.sections.cost import cost
 from lookonce.report.sections.curves import curves
 from lookonce.report.sections.data import data
@@ -32,6 +33,8 @@ from lookonce.run.folder import RunFolder
 from lookonce.text import listed
 from lookonce.version import __version__
 
+MADE_BY = "Made by lookonce report"
+"""What stands at the end of a page."""
 MAX_TOLD = 3
 """The top of the page has the scores of this many runs, and the sentences of this many runs or pairs."""
 
@@ -51,15 +54,16 @@ class Report:
             UsageError: the runs answered different questions.
         """
         compared = comparison(runs, with_first_only)  # first, because the others take runs to have the same questions
+        in_context = [contexts(runs)] if any(run.has_context for run in runs) else []
         makers = (groups, metrics, curves, answers, errors, cost, settings, data, provenance)
-        return cls(runs, [verdict(runs), compared, *(make(runs) for make in makers)])
+        return cls(runs, [verdict(runs), compared, *in_context, *(make(runs) for make in makers)])
 
     def to_page(self) -> str:
         """The whole page as text."""
         title = f"Report of {listed([run.name for run in self.runs])}"
         top = heading(title, " ".join(self.sentences()[:MAX_TOLD]), self._tiles())
         content = [top, *(element for part in self.parts for element in part.elements())]
-        return page(title, content, f"Made by lookonce report, version {__version__}. Its --json has the same numbers.")
+        return page(title, content, f"{MADE_BY}, version {__version__}. Its --json has the same numbers.")
 
     def to_json(self) -> dict[str, Any]:
         """The numbers of all parts, by their keys."""
@@ -68,7 +72,9 @@ class Report:
     def sentences(self) -> list[str]:
         """How the runs compare; without a comparison, how each is scored."""
         compared = next(part.numbers for part in self.parts if part.key == "comparison")
-        return [pair["sentence"] for pair in compared["pairs"]] if compared else [sentence(run) for run in self.runs]
+        if not compared:
+            return [sentence(run) for run in self.runs]
+        return [pair["sentence"] for pair in compared.get("token_f1", compared)["pairs"]]
 
     def _tiles(self) -> Iterable[tuple[str, str]]:
         scored = [(run.name, run.scores) for run in self.runs if run.scores]
@@ -80,6 +86,12 @@ class Report:
             yield "majority baseline", f"{scores.overall.majority:.1%}"
             yield "questions", f"{scores.overall.num_questions:,}"
             yield "images", f"{scores.num_images:,}"
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of this module, which may be written again."""
+    content = path.read_bytes() if path.is_file() else b""
+    return content.startswith(b"<!doctype html>") and MADE_BY.encode() in content
 
 
 def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:

@@ -42,6 +42,14 @@ class ReportedRun:
     known_data: DataFacts | None = None
     """What a training that has just ended knows of its records; otherwise they are read."""
     known_summary: dict[str, Any] | None = None
+    known_metrics: dict[str, Any] | None = None
+    """The evaluation beside another majority baseline than that of the run's own records; otherwise it is read."""
+
+    @property
+    def has_context(self) -> bool:
+        """Whether its questions follow answers to earlier ones (`data.context`), and are those of a split."""
+        data = self.settings.data if self.settings else None
+        return data is not None and data.context is not None and hasattr(data, self.split)
 
     @cached_property
     def scores(self) -> RunScores | None:
@@ -50,6 +58,8 @@ class ReportedRun:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The evaluation of the answers as JSON; computed again if it was written by an earlier version."""
+        if self.known_metrics is not None:
+            return self.known_metrics
         written = read_object(self.folder.metrics(self.split)) if self.folder else {}
         if self.answers is None or "baselines" in written:
             return written

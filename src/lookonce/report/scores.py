@@ -14,13 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.eval.scores.groups import GROUPINGS
+from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_share
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
 
-MAX_GROUPS = 40
-"""The most groups of a grouping that are shown."""
 Shares = NDArray[np.float64]
 
 
@@ -31,7 +29,7 @@ class Scored:
     num_questions: int
     exact_match: float
     interval: Interval | None
-    """None if all questions are about one image."""
+    """None if there are too few images."""
     majority: float
 
     @property

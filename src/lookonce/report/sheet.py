@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lookonce.eval.comparison.join import in_one_order
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.prediction import Prediction
 
@@ -47,7 +48,7 @@ def draw_sheet(runs: Sequence[Run]) -> list[Kind]:
 
 def _kinds(runs: Sequence[Run]) -> dict[str, list[Row]]:
     """All questions of each kind, by its title. Runs are compared with the first one."""
-    rows = aligned(runs)
+    rows = list(zip(*in_one_order(runs), strict=True))
     everywhere = " in all runs" if len(runs) > 1 else ""
     kinds = {
         f"Wrong{everywhere}": [row for row in rows if not any(one.is_right for one in row)],
@@ -59,18 +60,6 @@ def _kinds(runs: Sequence[Run]) -> dict[str, list[Row]]:
         lost = f"Lost by {run.name}: wrong there, right in {runs[0].name}"
         kinds[lost] = [row for row in rows if row[0].is_right and not row[place].is_right]
     return kinds
-
-
-def aligned(runs: Sequence[Run]) -> list[Row]:
-    """The answers of all runs to each question, in the order of the first run; they answered the same questions."""
-    has_keys = all(one.image_keys or not one.images for run in runs for one in run.predictions)
-
-    def asked(one: Prediction) -> tuple[tuple[str, ...], str, int]:
-        return one.image_keys if has_keys else one.images, one.question, one.turn
-
-    places = sorted(range(len(runs[0].predictions)), key=lambda place: asked(runs[0].predictions[place]))
-    rows = list(zip(*(sorted(run.predictions, key=asked) for run in runs), strict=True))
-    return [row for _, row in sorted(zip(places, rows, strict=True), key=lambda pair: pair[0])]
 
 
 def _spread(rows: Sequence[Row]) -> list[Row]:

@@ -49,7 +49,7 @@ class Summary:
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each piece of work before the first step."""
     exact_match_interval: Sequence[float] | None = None
-    """The ends of the 95 % interval of the exact match; None if all questions are about one image."""
+    """The ends of the 95 % interval of the exact match; None if there are too few images."""
     report: str | None = None
     """The page that shows the run; None if it could not be written."""
 

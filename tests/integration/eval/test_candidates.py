@@ -167,7 +167,7 @@ def test_a_finished_run_gets_candidates_beside_its_greedy_answers(run, monkeypat
     assert first == "continuing an evaluation: 13 of 13 questions were answered before"
     assert second.endswith(" of 12 questions had their candidates scored before")
 
-    scored, _ = evaluate_run(folder, baseline="all", **known)
+    scored, _ = evaluate_run(folder, baselines="all", **known)
     assert scored.candidates == score and notes[-1] == "the answers of val are on disk"
     with pytest.raises(RunFolderError, match="holds another run"):
         evaluate_run(folder, assignments=["lora.rank=3"])

@@ -110,7 +110,10 @@ def test_the_exact_match_while_training_is_that_of_own_answers(run):
 
 
 def test_true_answers_and_none_stand_beside_the_own(run):
-    scored, path = evaluate_run(run.output, baseline="all", **QUIET)
+    beside, path = evaluate_run(run.output, baselines=("true", "none"), **QUIET)
+    assert path.stem == "val" and list(beside.baselines)[-2:] == ["true", "none"]
+    scored, path = evaluate_run(run.output, baselines="all", **QUIET)
+    assert {name: scored.baselines[name] for name in beside.baselines} == beside.baselines
     assert sorted(one.stem for one in path.parent.iterdir()) == sorted(EVERY) and path.stem == "val"
     own, true, none = (rows(run, name) for name in ("val", "val-true", "val-none"))
     assert [row.context for row in true] == [earlier(true, row, True) for row in true]
@@ -121,7 +124,7 @@ def test_true_answers_and_none_stand_beside_the_own(run):
     first = [number for number, row in enumerate(own) if row.stage == "1"]
     assert [own[n].predicted for n in first] == [true[n].predicted for n in first] == [none[n].predicted for n in first]
     notes = []
-    evaluate_run(run.output, baseline="all", notify=notes.append)
+    evaluate_run(run.output, baselines="all", notify=notes.append)
     assert [note for note in notes if "on disk" in note] == [
         f"the answers of {name} are on disk"
         for name in ("val-untuned", "val-shuffled", "val-blank", "val-true", "val-none", "val")
@@ -182,7 +185,7 @@ def test_the_key_says_what_the_run_itself_answers(run):
     evaluate_run(run.output, assignments=["eval.staged=true"], **QUIET)
     assert [(row.predicted, row.context) for row in rows(run)] == [(row.predicted, row.context) for row in own]
     with pytest.raises(UsageError, match="`eval.staged` is true, so these are the answers of the run itself"):
-        evaluate_run(run.output, baseline="true", assignments=["eval.staged=true"], **QUIET)
+        evaluate_run(run.output, baselines=("true",), assignments=["eval.staged=true"], **QUIET)
 
 
 def test_a_training_with_the_answers_of_a_file_is_that_of_records_written_by_hand(trained, make_run_in, tmp_path):

@@ -100,7 +100,6 @@ def test_all_commands_can_print_json():
         (("cache", "gc", "FOLDER", "--delete", "--cache", "0123"), 2, "give at least 8 digits"),
         (("cache", "stage", "FOLDER", "local"), 1, "is not a cache"),
         (("cache", "plan", "RUN", "--pilot", "-1"), 2, "--pilot"),
-        (("eval", "FOLDER", "--untuned", "--baselines"), 2, "give only one of --shuffle-images, --blank-images, --un"),
         (("no-such-command",), 2, "No such command"),
         (("train",), 2, "Missing argument"),
     ],

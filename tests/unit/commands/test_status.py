@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from lookonce.cli import main
+from lookonce.run.folder import RunFolder
 
 
 @pytest.mark.parametrize("words", [(), ("--watch", "1"), ("--missing",)])
@@ -19,3 +20,20 @@ def test_ctrl_c_ends_it_without_a_message(monkeypatch, run_file, where, words):
     monkeypatch.setattr(where, interrupt)
     done = CliRunner().invoke(main, ["status", str(run_file), *words])
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_run_folder_is_taken_too_also_one_that_was_moved(monkeypatch, make_run, tmp_path):
+    run, opened = make_run(), []
+    RunFolder(run.output).claim(run, {})
+    moved = run.output.rename(tmp_path / "moved")
+
+    def interrupt(run):
+        opened.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lookonce.status.status.RunStatus.open", interrupt)
+    assert CliRunner().invoke(main, ["status", str(moved), "--watch", "1"]).exit_code == 130
+    assert opened[0].output == moved and opened[0].train == run.train
+    refused = CliRunner().invoke(main, ["status", str(moved), "--set", "train.epochs=2"])
+    assert "is a folder; leave it out or name a run file" in refused.stderr
+    assert "is not a run folder" in CliRunner().invoke(main, ["status", str(tmp_path)]).stderr

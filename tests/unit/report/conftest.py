@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,22 @@ from lookonce.run.folder import RunFolder
 
 @pytest.fixture
 def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
-    """Makes a run folder with these answers; without answers, one whose training has stopped."""
+    """Makes a run folder with these answers; without answers, one whose training has stopped.
 
-    def make(name: str, rows: Sequence[Prediction] = (), seed: int = 0) -> Path:
+    With `beside`, questions follow earlier answers, and these are the answers after true ones and after none.
+    """
+
+    def make(
+        name: str,
+        rows: Sequence[Prediction] = (),
+        seed: int = 0,
+        beside: Mapping[str, Sequence[Prediction]] | None = None,
+    ) -> Path:
         train = tmp_path / "train.jsonl"
         record = {"image_filename": "a.jpg", "question": "q0", "answer": "yes"}
         train.write_text(json.dumps(record) + "\n")
-        data = {"train": str(train), "val": [], "test": []}
+        context = None if beside is None else {"by": "stage", "order": [1, 2, 3]}
+        data = {"train": str(train), "val": [], "test": [], "context": context}
         run = make_run(output=str(tmp_path / name), data=data, train={"seed": seed})
         folder = RunFolder(run.output)
         write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {"cache": "c" * 64}})
@@ -33,6 +42,8 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         write_text(folder.log, "".join(json.dumps(line) + "\n" for line in lines))
         if rows:
             _finish(folder, rows)
+        for kind, others in (beside or {}).items():
+            write_predictions(folder.predictions(f"val-{kind}"), others)
         return run.output
 
     return make

@@ -109,7 +109,7 @@ def test_old_predictions_nan_and_one_image_are_no_obstacle(make_folder, tmp_path
         file.write('{"step": 9, "loss": NaN, "eval_loss": NaN}\n')
     report, text = made(folder)
     found = as_text(text)
-    assert "all questions are about one image, so there is no interval" in found and "no interval" in found
+    assert "all questions are about fewer than 5 images, so there is no interval" in found and "no interval" in found
     assert "Predictions of an earlier version" in found and "NaN" not in text
     assert json.dumps(report.to_json(), allow_nan=False)
 

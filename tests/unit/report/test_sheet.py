@@ -7,7 +7,7 @@ import random
 from support.answers import questions, wrong
 
 from lookonce.eval.comparison.runs import Run
-from lookonce.report.sheet import NUM_SHOWN, aligned, draw_sheet
+from lookonce.report.sheet import NUM_SHOWN, draw_sheet
 
 
 def run(name: str, rows) -> Run:
@@ -32,5 +32,6 @@ def test_few_questions_are_all_shown_once():
 def test_answers_are_joined_whatever_their_order():
     rows = wrong(questions(), 7)
     mixed = random.Random(1).sample(rows, len(rows))
-    assert [row[0] for row in aligned([run("a", rows), run("b", mixed)])] == rows
-    assert all(one == other for one, other in aligned([run("a", rows), run("b", mixed)]))
+    sheet = draw_sheet([run("a", rows), run("b", mixed)])
+    assert [kind.num_questions for kind in sheet] == [7, len(rows) - 7, 0, 0]
+    assert all(one == other for kind in sheet for one, other in kind.rows)

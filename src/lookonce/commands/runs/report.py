@@ -44,7 +44,9 @@ def report(
     \b
     Keys of --json, each null if nothing is known:
       verdict      runs: num_questions, num_images, exact_match, interval, majority, baselines, sentence
-      comparison   the keys of lookonce compare --json
+      comparison   the keys of lookonce compare --json; where exact match says little, token_f1 has them again
+      contexts     of runs with data.context: name, num_seeds, num_questions, exact_match (own, true, none),
+                   differences, not_asked
       groups       by run: by_question, by_category, by_source, by_stage
       metrics      by run: the keys of metrics/SPLIT.json
       curves, answers, errors, cost, settings, data, provenance     as on the page
@@ -56,12 +58,17 @@ def report(
       lookonce report runs/first --watch 60
       lookonce report runs/first --json
     """
+    from lookonce.errors import UsageError
     from lookonce.files import write_text
-    from lookonce.report.report import Report
+    from lookonce.report.report import Report, is_page
     from lookonce.report.runs import open_runs
 
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
+    if output.exists() and not is_page(output):
+        raise UsageError(
+            f"{output} exists and is not a page of lookonce report; name another file with -o, or remove it"
+        )
     try:
         while True:
             runs = open_runs(paths, split)

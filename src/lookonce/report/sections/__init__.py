@@ -2,6 +2,7 @@
 
 verdict     the headline in words, beside the baselines
 comparison  each pair of runs: whether the difference is more than chance
+contexts    own, true and no earlier answers in the prompts, side by side
 groups      exact match by question, category, source and stage
 metrics     all other metrics, counts and confidence
 curves      losses and learning rate, and exact match of several evaluations

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from lookonce.eval.comparison.compare import Comparison, Pair, compare
-from lookonce.eval.comparison.report import sentence, to_json
+from lookonce.eval.comparison.report import sentence, shown_p, to_json
 from lookonce.page.markup import table
-from lookonce.page.sections import sentences
+from lookonce.page.sections import sentences, subsection
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sections.verdict import in_percent
@@ -19,6 +19,10 @@ NOTE = (
     "Points: the second less the first. Intervals and p draw images with all their questions, and p is corrected for "
     "the number of pairs. McNemar's p takes the questions of one image as independent. Seeds: how far seeds of one "
     "training are apart."
+)
+POOR = (
+    "Exact match says little about these answers: most references are sentences, or hardly any answer is right. These "
+    "are the words that answers have in common with their references."
 )
 
 
@@ -32,9 +36,18 @@ def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> Part:
     if len(answers) < 2:
         return Part("comparison", TITLE, "Comparing needs two runs with answers: lookonce report RUN RUN")
     found = compare(answers, with_first_only=with_first_only)
+    numbers, content = to_json(found), _compared(found)
+    if found.is_exact_match_poor:
+        in_words = compare(answers, with_first_only=with_first_only, metric="token_f1")
+        numbers["token_f1"] = to_json(in_words)
+        content += subsection("F1 of words", POOR, *_compared(in_words))
+    return Part("comparison", TITLE, NOTE, numbers, content)
+
+
+def _compared(found: Comparison) -> list[Element]:
+    """Sentences and figures of the pairs."""
     said = [sentence(pair, found.num_questions) for pair in found.pairs]
-    lines = [_line(pair) for pair in found.pairs]
-    return Part("comparison", TITLE, NOTE, to_json(found), [sentences(said), table(HEADER, lines), *_candidates(found)])
+    return [sentences(said), table(HEADER, [_line(pair) for pair in found.pairs]), *_candidates(found)]
 
 
 def _line(pair: Pair) -> list[str]:
@@ -43,9 +56,9 @@ def _line(pair: Pair) -> list[str]:
         f"{pair.second} against {pair.first}",
         f"{100 * pair.difference:+.1f}",
         in_percent(pair.interval),
-        f"{pair.p_holm:.4f}",
+        shown_p(pair.p_holm),
         *("" if number is None else f"{number:,}" for number in counts),
-        "" if pair.p_mcnemar is None else f"{pair.p_mcnemar:.2g}",
+        "" if pair.p_mcnemar is None else shown_p(pair.p_mcnemar),
         "" if pair.spread is None else f"{100 * pair.spread:.1f}",
     ]
 
@@ -58,7 +71,7 @@ def _candidates(found: Comparison) -> list[Element]:
         (
             one.name,
             ", ".join(map(str, one.seeds)),
-            f"{one.exact_match:.1%}",
+            f"{one.score:.1%}",
             in_percent(one.interval),
             "" if one.spread is None else f"{100 * one.spread:.1f}",
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lookonce.eval.scores.figures import Figure
+from lookonce.eval.scores.headline import NAMES
 from lookonce.page.markup import table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
@@ -30,7 +31,8 @@ def metrics(runs: Sequence[ReportedRun]) -> Part:
     if not scored:
         return Part("metrics", TITLE, "Nothing is evaluated yet.")
     keys = dict.fromkeys(key for run in scored for key in run.metrics["metrics"])
-    header = ("metric", "asked", *(run.name for run in scored), "majority", "at most")
+    others = [f"{NAMES[key]}, {run.name}" if len(runs) > 1 else NAMES[key] for run, key in _conditions(scored)]
+    header = ("metric", "asked", *(run.name for run in scored), "majority", *others, "at most")
     numbers = {run.name: {name: run.metrics.get(name) for name in NUMBERS} for run in scored}
     tables = [table(header, [_line(key, scored) for key in keys])]
     tables.append(table(("answers", *(run.name for run in scored)), [*_counts(scored), *_confidence(scored)]))
@@ -44,10 +46,17 @@ def _text(runs: Sequence[ReportedRun]) -> str:
 
 
 def _line(key: str, runs: Sequence[ReportedRun]) -> list[str]:
-    """Name, questions, each run, the majority answers, the highest value."""
+    """Name, questions, each run, the majority answers, what other baselines score, the highest value."""
     found = [_figure(key, run.metrics["metrics"].get(key)) for run in runs]
-    name, asked, _, majority, perfect = next(one.line() for one in found if one)
-    return [name, asked, *(one.line()[2] if one else "" for one in found), majority, perfect]
+    conditions = [run.conditions[other].get("metrics", {}).get(key) for run, other in _conditions(runs)]
+    beside = [one and one["model"] for one in conditions]
+    name, asked, _, *others = next(one.line(beside) for one in found if one)
+    return [name, asked, *(one.line()[2] if one else "" for one in found), *others]
+
+
+def _conditions(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, str]]:
+    """The baselines that a model has answered, of each run."""
+    return [(run, key) for run in runs for key in run.conditions]
 
 
 def _figure(key: str, value: dict[str, Any] | None) -> Figure | None:

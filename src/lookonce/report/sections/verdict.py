@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lookonce.eval.comparison.report import ONE_IMAGE
+from lookonce.eval.comparison.report import FEW_IMAGES
 from lookonce.eval.scores.headline import NAMES
 from lookonce.eval.statistics.bootstrap import Interval
 from lookonce.page.markup import table
@@ -40,7 +40,7 @@ def sentence(run: ReportedRun) -> str:
     asked = f"{count(overall.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
     right = f"{run.name} answers {overall.exact_match:.1%} of {asked} exactly right"
     if overall.interval is None or majority["interval"] is None:
-        return f"{right}; {ONE_IMAGE}. The majority answers reach {overall.majority:.1%}."
+        return f"{right}; {FEW_IMAGES}. The majority answers reach {overall.majority:.1%}."
     compared = _compared(100 * majority["difference"], Interval(*majority["interval"]))
     interval = f"(95% interval {overall.interval.in_percent()})"
     return f"{right} {interval}. That is {compared} always the majority answer ({overall.majority:.1%})."

@@ -49,6 +49,15 @@ def test_mistakes_are_explained_and_no_page_is_written(runs, tmp_path, words, me
     assert message in invoke(*words).output and not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize("output", ["a/predictions/val.jsonl", "a/run.json", "a"])
+def test_inputs_and_files_that_are_no_pages_are_not_replaced(runs, tmp_path, output):
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = invoke("a/predictions/val.jsonl", "-o", output)
+    assert f"{output} exists and is not a page of lookonce report; name another file" in result.output
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert [invoke("a", "-o", "new.html").exit_code for _ in range(2)] == [0, 0]  # a page is written again
+
+
 def test_watching_writes_the_page_until_the_training_ends(runs, tmp_path, monkeypatch):
     states = [TrainingPhase("running", "training", step, 9) for step in (1, 2)] + [TrainingPhase("finished")]
     slept = []

@@ -10,7 +10,8 @@ import pytest
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Context, Record, Turn
-from lookonce.eval.answers.staged import in_context, questions_of, stages_of
+from lookonce.eval.answers.rows import unanswered
+from lookonce.eval.answers.staged import in_context, questions_of, stages_of, true_before, with_true_answers
 from lookonce.eval.decoding.answer import Answer
 
 FORM = ContextForm(by="stage", order=["easy", "hard"], template="{question} {answers}")
@@ -70,3 +71,19 @@ def test_a_later_question_is_told_what_the_model_answered(given, shown):
     assert found[0][0].shown.turns[0].question == f"c? a? {shown}; b? no"
     everything = in_context(session(), asked, range(5), answers | {0: answer("c"), 1: answer("d")})
     assert everything[:2] == found and not any(one.context for one, _ in everything[2:])
+
+
+def test_the_majority_given_the_context_is_told_true_answers_where_the_model_is_told_its_own():
+    asked = questions_of(session(), RECORDS, "own")
+    answers = {number: answer("wrong") for number in range(5)}
+    shown = in_context(session(), asked, range(5), answers)
+    true = true_before(session(), shown)
+    known = (Turn("a?", "true"), Turn("b?", "true"))
+    assert true == [known, (*known, Turn("c?", "true")), (), (), ()]
+    training = with_true_answers(session(), [record("easy", "a?"), record("easy", "b?"), record("hard", "d?")] * 5)
+    training += [Record((), (Turn("d?", "of all"),))] * 9
+    earlier = [(), (Turn("c?", "wrong"),), (), (), ()]
+    examples = [SimpleNamespace(image_keys=("1",))] * 5
+    rows = [*unanswered(shown, earlier, true, examples, training, "own", "own")]
+    assert [row.majority_in_context for row in rows] == ["true", "true", None, None, None]
+    assert rows[1].majority == "of all" and rows[1].earlier == earlier[1] and rows[1].context[0].answer == "wrong"

@@ -68,12 +68,16 @@ def test_a_difference_within_its_interval_is_not_called_one():
     )
 
 
-def test_one_image_has_no_interval_and_this_is_said():
-    one, other = (run(name, answers(share), images=1) for name, share in (("a", 0.8), ("b", 0.9)))
-    comparison = compare([one, other])
-    assert comparison.num_images == 1 and [one.interval for one in comparison.candidates] == [None, None]
-    assert sentences(comparison) == [f"a and b are not distinguishable: {report.ONE_IMAGE}."]
-    assert report.ONE_IMAGE in " ".join(report.to_text(comparison).split()) and "none" in report.to_text(comparison)
+@pytest.mark.parametrize(
+    ("images", "is_known", "note"), [(4, False, report.FEW_IMAGES), (5, True, report.TOO_SHORT), (10, True, "")]
+)
+def test_few_images_have_no_interval_or_one_that_is_too_short_and_this_is_said(images, is_known, note):
+    one, other = (run(name, answers(share), images=images) for name, share in (("a", 0.8), ("b", 0.95)))
+    comparison, text = compare([one, other]), " ".join(report.to_text(compare([one, other])).split())
+    assert comparison.num_images == images and all(bool(one.interval) == is_known for one in comparison.candidates)
+    assert note in text and (report.TOO_SHORT in text) == (note == report.TOO_SHORT)
+    if not is_known:
+        assert sentences(comparison) == [f"a and b are not distinguishable: {report.FEW_IMAGES}."] and "none" in text
 
 
 def test_p_values_are_corrected_for_the_pairs_that_are_shown():
@@ -122,11 +126,48 @@ def test_the_text_fits_80_columns_and_the_json_is_json():
     assert value["candidates"][0]["name"] == names[0] and len(value["pairs"]) == 6
 
 
-def test_9000_questions_of_975_images_are_compared_in_seconds():
-    rng = np.random.default_rng(0)
-    runs = [run(name, rng.random(9000) < 0.92, images=975) for name in "abc"]
+WORDS = [f"word{number}" for number in range(40)]
+
+
+def in_sentences(name: str, share: float, images: int = IMAGES, number: int = IMAGES * ASKED) -> Run:
+    """Questions with references of eight words, of which each answer has about this share."""
+    rng, kept = np.random.default_rng(0), np.random.default_rng(int(100 * share))
+    one = run(name, np.ones(number), images=images)
+    truths = np.array(WORDS)[rng.random((number, len(WORDS))).argsort(axis=1)[:, :8]]
+    given = np.where(kept.random((number, 8)) < share, truths, "else")
+    rows = zip(one.predictions, truths, given, strict=True)
+    texts = [replace(row, answer=" ".join(truth), predicted=" ".join(text)) for row, truth, text in rows]
+    return replace(one, predictions=texts)
+
+
+def test_sentences_are_compared_by_their_words_and_exact_match_alone_is_said_to_say_little():
+    runs = [in_sentences("a", 0.4), in_sentences("b", 0.6)]
+    exact, in_words = compare(runs), compare(runs, metric="token_f1")
+    assert exact.is_exact_match_poor and not in_words.is_exact_match_poor
+    assert "RUN RUN --metric token_f1" in " ".join(report.to_text(exact).split())
+    [pair], [first, second] = in_words.pairs, in_words.candidates
+    assert (first.score, second.score) == (pytest.approx(0.4, abs=0.02), pytest.approx(0.6, abs=0.02))
+    assert pair.better == "b" and pair.difference == pytest.approx(second.score - first.score)
+    assert (pair.only_first, pair.only_second, pair.p_mcnemar) == (None, None, None) and first.exact_match < 0.01
+    assert sentences(in_words)[0].startswith(
+        f"b scores {100 * pair.difference:.1f} points more F1 of words than a (95%"
+    )
+    text = report.to_text(in_words)
+    assert "F1 of words" in text.splitlines()[2] and "McNemar" not in text
+    equal = compare([in_sentences("a", 0.4), in_sentences("c", 0.4)], metric="token_f1")
+    assert sentences(equal)[0].startswith("a and c are not distinguishable: their scores are equal (95% interval")
+
+
+@pytest.mark.parametrize(("share", "is_poor"), [(0.04, True), (0.06, False)])
+def test_exact_match_says_little_where_no_run_has_a_twentieth_right(share, is_poor):
+    assert compare([run("a", answers(0.0)), run("b", answers(share))]).is_exact_match_poor == is_poor
+
+
+@pytest.mark.parametrize("metric", ["exact_match", "token_f1"])
+def test_9000_questions_of_975_images_are_compared_in_seconds(metric):
+    runs = [in_sentences(name, share, 975, 9000) for name, share in (("a", 0.4), ("b", 0.5), ("c", 0.6))]
     start = time.perf_counter()
-    compare(runs)
+    compare(runs, metric=metric)
     assert time.perf_counter() - start < 5
 
 

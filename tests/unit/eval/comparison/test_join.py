@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
 from lookonce.eval.comparison.join import join
 from lookonce.eval.comparison.runs import Run
@@ -30,9 +31,17 @@ def test_answers_are_joined_by_image_question_and_turn_in_any_order_and_place():
     assert joined.clusters.tolist() == [0, 1, 0]
 
 
-def test_a_question_that_is_asked_twice_about_an_image_is_joined_in_order():
-    twice = [asked(1), replace(asked(1, predicted="no"), origin="a.jsonl:5")]
-    assert join([run("a", *twice), run("b", *twice)]).right_QR.tolist() == [[1, 1], [0, 0]]
+TWICE = [asked(1), replace(asked(1, predicted="no"), origin="a.jsonl:5")]
+AFTER = [replace(one, turn=1, earlier=(Turn(before, "x"),)) for one, before in zip(TWICE, "pq", strict=True)]
+REFERENCES = [replace(one, answer=answer) for one, answer in zip(TWICE, ("yes", "two"), strict=True)]
+
+
+@pytest.mark.parametrize("rows", [TWICE, AFTER, REFERENCES])
+def test_a_question_that_is_asked_twice_about_an_image_is_joined_with_itself_in_any_order(rows):
+    """By origin, by the questions before it whatever was answered, and by references."""
+    places = {} if rows is TWICE else {"origin": "b.jsonl:9"}
+    moved = [replace(one, earlier=tuple(Turn(turn.question, "own") for turn in one.earlier), **places) for one in rows]
+    assert join([run("a", *rows), run("b", *moved[::-1])]).right_QR.tolist() == [[1, 1], [0, 0]]
 
 
 def test_rows_without_image_keys_are_joined_by_path():

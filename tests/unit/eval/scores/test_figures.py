@@ -74,6 +74,7 @@ def test_distances_are_in_pixels_and_in_diagonals_of_images_whose_size_is_known(
     assert scored(found(answered)["point_distance_median"]) == (3, 7.5, 15)
     assert "point_distance_diagonal" not in found(answered, {"a": None})
     assert scored(found(answered, {"a": (30, 40)})["point_distance_diagonal"]) == pytest.approx((3, 7.5 / 50, 15 / 50))
+    assert "point_distance_diagonal" not in found(predictions("where?", *[("(500, 0)", "(3, 4)", "")]), {"a": (30, 40)})
 
 
 def test_a_distance_of_no_point_is_not_defined():

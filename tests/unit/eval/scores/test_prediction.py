@@ -98,6 +98,10 @@ def test_keys_of_later_versions_that_keep_the_form_are_ignored(tmp_path):
         ([{"images": ["a.jpg"], "turns": []}], r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as"),
         ([PLAIN.to_json() | {"turn": "first"}], r"val.jsonl:1 is not a prediction: `turn`: .*integer"),
         ([PLAIN.to_json() | {"ended": "tired"}], r"val.jsonl:1 is not a prediction: `ended`: .*'stop' or 'length'"),
+        (
+            [PLAIN.to_json(), PLAIN.to_json() | {"origin": "b:1", "earlier": [{"question": "q", "answer": "\ud800"}]}],
+            r"val.jsonl:2 is not a prediction: `earlier` holds half a character",
+        ),
         ([PLAIN.to_json() | {"version": 2}], r"val.jsonl:1 has version 2 .* update lookonce"),
         (["[1, 2]"], r"val.jsonl:1.* "),
         ([], r"has no predictions; write them with: lookonce eval"),

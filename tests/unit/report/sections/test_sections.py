@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from lookonce.report.sections.cost import cost
 from lookonce.report.sections.curves import curves
 from lookonce.report.sections.errors import errors
 from lookonce.report.sections.groups import groups
+from lookonce.report.sections.metrics import metrics
 from lookonce.report.sections.settings import settings
 from lookonce.report.sections.verdict import verdict
 from lookonce.run.folder import RunFolder
@@ -92,3 +94,5 @@ def test_baselines_are_beside_the_run_also_by_group(make_folder):
     assert "The model scores 33.3% with shuffled images, so it looks at the image" in words(verdict(runs))
     assert groups(runs).numbers["a"]["by_source"]["source 0"]["baselines"] == {"shuffled": pytest.approx(1 / 3)}
     assert json.dumps(verdict(runs).numbers)
+    assert "metric asked a majority shuffled images at most" in words(metrics(runs))
+    assert re.search(r"F1 of words 60 90.0% \S+ 33.3%", words(metrics(runs)))
