@@ -54,11 +54,11 @@ class ContextScores:
     name: str
     num_seeds: int
     num_questions: dict[str, int]
-    """Of all questions and of each stage; the keys of all estimates."""
+    """How many questions there are, in all and of each stage; the keys of all estimates."""
     exact_match: dict[str, dict[str, Estimate]]
     """By whose answers the prompts have; what was not asked is absent."""
     differences: dict[str, dict[str, Estimate]]
-    """Of own and none, and of true and own."""
+    """The differences between own and none, and between true and own."""
     not_asked: list[str]
     """The commands that ask what is absent."""
 

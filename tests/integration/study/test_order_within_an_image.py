@@ -14,13 +14,13 @@ def test_records_that_are_sorted_within_each_image_train_like_those_in_reverse(t
     options |= {"batch": {"samples_per_step": 87, "order": "as_given"}, "lora": {}, "eval": {"split": "val"}}
     lines = (trainings.sample / "test.jsonl").read_text().splitlines(keepends=True)
     found = []
-    for name, sign in (("forwards", 1), ("backwards", -1)):
+    for name, sign in (("ascending", 1), ("descending", -1)):
         chosen = sorted(enumerate(lines), key=lambda one: (json.loads(one[1])["images"], sign * one[0]))
         (tmp_path / f"{name}.jsonl").write_text("".join(line for _, line in chosen))
         data = options["data"] | {"train": str(tmp_path / f"{name}.jsonl"), "val": []}
         run = make_run(**options | {"data": data}, output=str(tmp_path / name))
         train(run, notify=lambda note: None)
         found.append([(line[2], line[4]) for line in trainings.log(run)[:3]])
-    forwards, backwards = found
-    assert (tmp_path / "forwards.jsonl").read_text() != (tmp_path / "backwards.jsonl").read_text()
-    assert forwards == [pytest.approx(line, rel=1e-4) for line in backwards]
+    ascending, descending = found
+    assert (tmp_path / "ascending.jsonl").read_text() != (tmp_path / "descending.jsonl").read_text()
+    assert ascending == [pytest.approx(line, rel=1e-4) for line in descending]
