@@ -45,6 +45,8 @@ class Report:
 
     runs: Sequence[ReportedRun]
     parts: Sequence[Part]
+    of_what: str = ""
+    """What the title names; by default the runs."""
 
     @classmethod
     def of(cls, runs: Sequence[ReportedRun], *, with_first_only: bool = False) -> Report:
@@ -60,7 +62,7 @@ class Report:
 
     def to_page(self) -> str:
         """The whole page as text."""
-        title = f"Report of {listed([run.name for run in self.runs])}"
+        title = f"Report of {self.of_what or listed([run.name for run in self.runs])}"
         top = heading(title, " ".join(self.sentences()[:MAX_TOLD]), self._tiles())
         content = [top, *(element for part in self.parts for element in part.elements())]
         return page(title, content, f"{MADE_BY}, version {__version__}. Its --json has the same numbers.")

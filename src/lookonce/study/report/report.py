@@ -98,7 +98,8 @@ def report_study(path: Path) -> StudyReport:
     contexts = context_scores(compared)
     page = Report.of(compared, with_first_only=is_against_one)
     parts = sorted(page.parts, key=lambda part: part.key != "contexts")  # of arms, before what is of single runs
-    page = replace(page, parts=[arms_part(arms, majority), forgetting_part(forgetting), *parts])
+    parts = [arms_part(arms, majority), forgetting_part(forgetting), *parts]
+    page = replace(page, parts=parts, of_what=f"the study {study.output.name}")
     return StudyReport(study.output, comparison, majority, page, arms, forgetting, contexts, left_out)
 
 

@@ -114,6 +114,7 @@ def test_each_arm_has_a_sentence_with_its_figures(report):
 def test_the_json_has_every_number_of_the_page(report):
     known = numbers_in(json.loads(json.dumps(report.to_json(), default=str)))
     page = report.page.to_page()
+    assert f"Report of the study {report.folder.name}" in page
     assert numbers_of(page) - known == set()
     assert "Arms against plain" in as_text(page) and "Forgetting in chains" in as_text(page)
 
