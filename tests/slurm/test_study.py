@@ -38,7 +38,7 @@ def test_a_study_is_a_job_a_run_and_only_what_is_missing_is_submitted_again(
     (project.folder / "run.yaml").write_text(yaml.safe_dump(run))
     study = {"base": "run.yaml", "seeds": [1], "output": "runs/study", "arms": ARMS}
     (project.folder / "study.yaml").write_text(yaml.safe_dump(study))
-    project.set_knobs(breaks="broken-1.yaml")
+    project.set_knobs(breaks="broken-1.yaml", step_s=2)
     said, jobs = submit(project)
     assert "missing: 1 cache, 1 report, 4 train" in said
     assert jobs.keys() == {"cache", "finalize", "a-1", "b-1", "broken-1", "after-1", "report"}
@@ -46,7 +46,8 @@ def test_a_study_is_a_job_a_run_and_only_what_is_missing_is_submitted_again(
     refused = project.submit(script="study.sh", file="study.yaml")
     assert refused.returncode == 1 and "lookonce-report: PENDING (Dependency)" in refused.stderr
 
-    slurm.until(lambda: slurm.states(jobs["a-1"]) == {"RUNNING"})
+    slurm.until(lambda: "step 1/" in project.log("train-a-1"))
+    project.set_knobs(breaks="broken-1.yaml")
     assert slurm.states(jobs["finalize"]) == {"COMPLETED"} and slurm.states(jobs["b-1"]) == {"PENDING"}
     slurm.ask("scontrol", "requeue", jobs["a-1"])
     slurm.until(lambda: slurm.states(jobs["a-1"]) == {"PENDING"})

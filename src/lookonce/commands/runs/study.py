@@ -188,6 +188,7 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     Keys of --json: those of lookonce compare and lookonce report, and
       arms         arm, seeds, exact_match, interval, majority, spread, difference, difference_interval, p_holm,
                    is_distinguishable, sentence; cost: needs (arms), num_records, training_seconds, answering_seconds
+      learning_curves  arm, phases, and points: samples, minutes, validation_loss, exact_match
       forgetting   arms, seeds, stages, exact_match (by arm and stage), forgotten (by stage)
       left_out, majority (whose answers it has, as a sentence)
 

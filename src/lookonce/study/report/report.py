@@ -24,6 +24,7 @@ from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.report.arms import ArmFigures, arms_part, arms_table, figures
 from lookonce.study.report.contexts import context_table, context_text
+from lookonce.study.report.curves import curves_part, learning_curves
 from lookonce.study.report.forgetting import Forgetting, find_forgetting, forgetting_part
 from lookonce.study.report.majority import with_base_majority
 from lookonce.study.report.tables import Table, write_tables
@@ -98,7 +99,8 @@ def report_study(path: Path) -> StudyReport:
     contexts = context_scores(compared)
     page = Report.of(compared, with_first_only=is_against_one)
     parts = sorted(page.parts, key=lambda part: part.key != "contexts")  # of arms, before what is of single runs
-    parts = [arms_part(arms, majority), forgetting_part(forgetting), *parts]
+    learned = learning_curves(study, study.compared(), runs)
+    parts = [arms_part(arms, majority), curves_part(learned), forgetting_part(forgetting), *parts]
     page = replace(page, parts=parts, of_what=f"the study {study.output.name}")
     return StudyReport(study.output, comparison, majority, page, arms, forgetting, contexts, left_out)
 
