@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lookonce.errors import UsageError
 from lookonce.files import write_text
 from lookonce.page.sections import heading, page
 from lookonce.report.data import DataFacts
@@ -90,10 +91,16 @@ class Report:
             yield "images", f"{scores.num_images:,}"
 
 
-def is_page(path: Path) -> bool:
-    """Whether a file is a page of this module, which may be written again."""
+def check_replaces_page(path: Path) -> None:
+    """Check that nothing but a page of this module would be replaced by one that is written there.
+
+    Raises:
+        UsageError: there is something else.
+    """
     content = path.read_bytes() if path.is_file() else b""
-    return content.startswith(b"<!doctype html>") and MADE_BY.encode() in content
+    is_page = content.startswith(b"<!doctype html>") and MADE_BY.encode() in content
+    if path.exists() and not is_page:
+        raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
 
 
 def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:

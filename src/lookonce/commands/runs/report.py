@@ -58,17 +58,13 @@ def report(
       lookonce report runs/first --watch 60
       lookonce report runs/first --json
     """
-    from lookonce.errors import UsageError
     from lookonce.files import write_text
-    from lookonce.report.report import Report, is_page
+    from lookonce.report.report import Report, check_replaces_page
     from lookonce.report.runs import open_runs
 
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
-    if output.exists() and not is_page(output):
-        raise UsageError(
-            f"{output} exists and is not a page of lookonce report; name another file with -o, or remove it"
-        )
+    check_replaces_page(output)
     try:
         while True:
             runs = open_runs(paths, split)

@@ -197,8 +197,11 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
       lookonce study report study.yaml
       lookonce study report study.yaml -o study.html --json
     """
+    from lookonce.report.report import check_replaces_page
     from lookonce.study.report.report import PAGE, report_study
 
+    if output:
+        check_replaces_page(output)
     found = report_study(study_file)
     page = output or found.folder / PAGE
     tables = found.write(page)
