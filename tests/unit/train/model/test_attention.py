@@ -149,6 +149,19 @@ def test_flex_attention_equals_sdpa_for_one_pack_after_another(monkeypatch):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@given(st.data(), st.integers(1, 4))
+def test_blocks_are_counted_right_for_any_number_of_levels(data, num_blocks):
+    """Each token may be seen until any later one: more than any tree of prefixes has."""
+    length = num_blocks * BLOCK
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    some_ends = torch.randint(1, length + 1, (data.draw(st.integers(1, 6)),), generator=generator)
+    column = some_ends[torch.randint(len(some_ends), (length,), generator=generator)].max(torch.arange(length) + 1)
+    allowed = dense_mask(column)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    partial, full = attention.partial_and_full_blocks(column)
+    assert torch.equal(full, allowed.all(3).all(1)) and torch.equal(partial | full, allowed.any(3).any(1))
+    assert not (partial & full).any()
+
+
 def test_only_blocks_in_which_a_pair_attends_are_computed():
     column = padded(*PACKS[0])
     blocks = dense_mask(column)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
