@@ -1,4 +1,4 @@
-"""Loads the fixtures in `support/`: sample and run files, caches of fake features, trainings, processes, disks.
+"""Loads the fixtures in `support/`: sample and run files, caches, tokenizers, trainings, studies, processes, disks.
 
 They import torch and transformers. The process of `pytest --numprocesses` that only hands out the tests does not load
 them, so the processes that run the tests start five seconds sooner.
@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-PLUGINS = ("sample", "cache_site", "hub", "trainings", "processes", "modes", "disks")
+PLUGINS = "sample cache_site small_caches hub chat_tokenizers trainings studies processes disks".split()
 
 
 def pytest_configure(config: pytest.Config) -> None:

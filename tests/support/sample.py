@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedConfig, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
@@ -25,6 +26,9 @@ REAL_DATA = Path(os.environ.get("LOOKONCE_REAL_DATA", ROOT.parent / "shared"))
 """The folder of kvasir-vqa/ (records and images) and qwen3-vl-processor/ (the published tokenizer)."""
 
 MakeRun = Callable[..., RunFile]
+
+towers: dict[tuple[object, ...], Tower] = {}
+"""Those that `one_tower` has loaded."""
 
 # transformers formats each configuration that it loads for a message that is not shown, which takes most of the time.
 PreTrainedConfig.__repr__ = object.__repr__
@@ -103,6 +107,24 @@ def built(make_run_in: MakeRun, common: Path) -> VisionCache:
 def make_cached_run(make_run: MakeRun, built: VisionCache) -> MakeRun:
     """`make_run` with the sample's cache, for tests that would otherwise build the same."""
     return partial(make_run, cache={"dir": str(built.folder.parent)})
+
+
+@pytest.fixture(scope="module")
+def one_tower(sample: Path) -> Iterator[None]:
+    """Loads the tower of the sample's model once for each dtype: it takes longer than to encode a few images."""
+    load_tower = RunInputs.load_tower
+
+    def load_once(inputs: RunInputs, **options: Any) -> Tower:
+        kind = (inputs.model_folder.folder, inputs.fingerprint.dtype, *options.items())
+        if inputs.model_folder.folder != sample / "model":
+            return load_tower(inputs, **options)
+        if kind not in towers:
+            towers[kind] = load_tower(inputs, **options)
+        return towers[kind]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunInputs, "load_tower", load_once)
+        yield
 
 
 @pytest.fixture(scope="session")

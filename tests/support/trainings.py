@@ -112,7 +112,8 @@ def random_lora() -> Callable[..., Any]:
         generator = torch.Generator().manual_seed(2)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.data.normal_(0, 0.1, generator=generator)
+                drawn = torch.empty_like(parameter, device="cpu").normal_(0, 0.1, generator=generator)
+                parameter.data.copy_(drawn)  # to where quantised weights are loaded
         return model
 
     return make

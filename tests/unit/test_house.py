@@ -214,7 +214,7 @@ def test_every_module_has_a_docstring(root):
 
 def test_ci_runs_the_commands_of_contributing(root):
     script, text = (root / ".ci" / "run").read_text(), (root / "CONTRIBUTING.md").read_text()
-    for command in ("make check", "make test", "make docs", "make slurm-test"):
+    for command in ("make check", "make test", "make docs", "make slurm-test", "make qlora-test"):
         assert f"\n{command}\n" in script and f"`{command}`" in text
 
 

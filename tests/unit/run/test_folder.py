@@ -101,6 +101,7 @@ def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
         {"train": {"save_steps": 3, "eval_steps": 3}},
         {"train": {"epochs": 7}},
         {"train": {"cuda_graphs": False}},
+        {"train": {"compile_cache": "elsewhere"}},
         {"cache": {"dir": "elsewhere"}},
         {"model": {"path": "moved"}},
     ],

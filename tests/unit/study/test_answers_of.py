@@ -8,7 +8,6 @@ from lookonce.errors import UsageError
 from lookonce.run.records import HELD_OUT
 from lookonce.study.expand import expand
 from lookonce.study.file import read_study
-from lookonce.study.plan import plan_study
 from lookonce.study.run import find_jobs
 from lookonce.study.state import find_outdated, in_chains
 
@@ -66,16 +65,6 @@ def test_a_run_with_other_answers_than_it_was_trained_with_is_outdated(runs, loo
     assert found["own-2"] == "has the answers of half-2-2, which is outdated" and "true-2" not in found
     true = expand(read_study(write_study(ARMS | {"own": CONTEXT}, seeds=[2])))
     assert find_outdated(true)["own-2"].startswith("inputs.answers: now None, trained with")
-
-
-def test_a_plan_counts_what_other_arms_have_not_answered_yet_as_if_it_were_true(write_study, built, root, monkeypatch):
-    monkeypatch.chdir(root)
-    base = {"cache": {"dir": str(built.folder.parent)}, "train": {"steps": None, "epochs": 1}}
-    plan = plan_study(write_study(ARMS, base), 1, None)
-    own, first, second, true = (one.workload for one in plan.arms)
-    assert plan.errors == [] and own == true and first.num_answers + second.num_answers == own.num_answers
-    assert plan.order.index("own-42") > max(plan.order.index(f"half-{fold}-42") for fold in (1, 2))
-    assert plan.arms[0].row()[0] == "own (after half-1, half-2)"
 
 
 @pytest.mark.parametrize(

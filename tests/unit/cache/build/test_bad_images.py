@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import socket
 import struct
@@ -15,13 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
-from click.testing import CliRunner
 from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cli import main
 from lookonce.datasets.images import ImageIndex
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # on palettes with several transparent colours
@@ -249,39 +245,3 @@ def test_all_other_images_are_encoded(world: World) -> None:
     assert world.report.num_missing == 0
     text = world.report.text()
     assert f"{len(world.lines)} images could not be encoded (see " in text and "complete" in text
-
-
-OPTIONS = {option for parameter in main.commands["cache"].commands["build"].params for option in parameter.opts}
-
-
-@pytest.fixture
-def run_file(make_run: Callable[..., Any], tmp_path: Path) -> str:
-    """A run on one good image and three bad ones."""
-    for name in ("plain.jpg", "text.jpg", "empty.jpg"):
-        (ENCODED | {key: write for key, (write, _) in QUARANTINED.items()})[name](tmp_path / name)
-    names = ["plain.jpg", "text.jpg", "empty.jpg", "absent.jpg"]
-    lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
-    (tmp_path / "records.jsonl").write_text("\n".join(lines))
-    run = make_run(data={"train": str(tmp_path / "records.jsonl"), "val": [], "test": []})
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.model_dump(mode="json")))
-    return str(tmp_path / "run.yaml")
-
-
-def test_the_command_encodes_good_images_prints_the_reasons_and_exits_with_1(run_file: str) -> None:
-    for _ in range(2):
-        done = CliRunner().invoke(main, ["cache", "build", run_file])
-        assert done.exit_code == 1, done.output
-        assert "3 images could not be encoded" in done.stdout
-        for name in ("text.jpg", "empty.jpg", "absent.jpg"):
-            assert name in done.stdout
-        assert "Traceback" not in done.output
-    report = json.loads(CliRunner().invoke(main, ["cache", "build", run_file, "--json"]).stdout)
-    assert (report["num_reused"], report["num_encoded"], len(report["quarantined"])) == (1, 0, 3)
-
-
-@pytest.mark.skipif("--max-quarantined" not in OPTIONS, reason="cache build has no option --max-quarantined")
-@pytest.mark.parametrize(("allowed", "code"), [(0, 1), (2, 1), (3, 0), (100, 0)])
-def test_the_command_exits_with_0_for_as_many_bad_images_as_allowed(run_file: str, allowed: int, code: int) -> None:
-    done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
-    assert done.exit_code == code, done.output
-    assert "3 images could not be encoded" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 from dataclasses import asdict, replace
@@ -237,22 +236,3 @@ def test_a_shard_that_another_process_copies_is_waited_for(source, tmp_path, mon
         report = stage(source, tmp_path / "local")
     assert waits == 3 and report.num_by_others == 1 and report.num_copied == report.num_shards - 1
     assert features(folder) == features(source)
-
-
-# Python 3.12 warns when a process with threads forks. Torch has threads; the children only copy files.
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_several_processes_stage_together(source, tmp_path):
-    context = multiprocessing.get_context("fork")
-    copied = context.Queue()
-
-    def run() -> None:
-        copied.put(stage(source, tmp_path / "local").num_copied)
-
-    processes = [context.Process(target=run) for _ in range(3)]
-    for process in processes:
-        process.start()
-    assert sum(copied.get(timeout=60) for _ in processes) == len(finished_shards(source))
-    for process in processes:
-        process.join()
-    folder = tmp_path / "local" / source.name
-    assert features(folder) == features(source) and verify(folder).problems == []

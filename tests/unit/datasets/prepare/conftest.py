@@ -45,7 +45,7 @@ def jpeg() -> Callable[[object], bytes]:
     return jpeg_of
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_source() -> Callable[..., Path]:
     """Writes a source into a folder; further options are of pyarrow's `write_table`."""
     return write

@@ -8,6 +8,7 @@ import pytest
 
 from lookonce.datasets.prepare import chunks, images
 from lookonce.datasets.prepare.journal import WORK, Journal
+from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import UsageError
 
 
@@ -27,10 +28,21 @@ def finished(folder: Path) -> dict[str, bytes]:
     return content(folder)
 
 
+@pytest.fixture(scope="module")
+def source(write_source, tmp_path_factory) -> Path:
+    """One for all tests, which must not change it."""
+    return write_source(tmp_path_factory.mktemp("source") / "in")
+
+
+@pytest.fixture(scope="module")
+def expected(source, tmp_path_factory) -> dict[str, bytes]:
+    """What a run makes that is not interrupted."""
+    return finished(prepare("kvasir-vqa", tmp_path_factory.mktemp("whole") / "out", Options(str(source))).folder)
+
+
 @pytest.mark.parametrize("cut_at", range(12))
-def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, cut_at):
+def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, expected, monkeypatch, cut_at):
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 5)
-    expected = finished(made("uninterrupted").folder)
     writes, write = [], images._write
 
     def cut(path: Path, data: bytes) -> None:
@@ -51,9 +63,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, mo
 
 
 @pytest.mark.parametrize("step", ["write_parts", "write_json", "build_records"])
-def test_a_run_interrupted_after_reading_reads_nothing_again(tmp_path, made, monkeypatch, step):
-    expected = finished(made("uninterrupted").folder)
-
+def test_a_run_interrupted_after_reading_reads_nothing_again(tmp_path, made, expected, monkeypatch, step):
     def cut(*arguments: object) -> None:
         raise PowerCut
 
@@ -66,8 +76,7 @@ def test_a_run_interrupted_after_reading_reads_nothing_again(tmp_path, made, mon
     assert finished(tmp_path / "out") == expected
 
 
-def test_a_run_killed_after_the_report_is_complete(tmp_path, made, monkeypatch):
-    expected = finished(made("uninterrupted").folder)
+def test_a_run_killed_after_the_report_is_complete(tmp_path, made, expected, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "clear", lambda journal: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -75,8 +84,7 @@ def test_a_run_killed_after_the_report_is_complete(tmp_path, made, monkeypatch):
     assert not made().is_new and finished(tmp_path / "out") == expected
 
 
-def test_an_image_that_was_removed_in_between_is_written_again(tmp_path, made, monkeypatch):
-    expected = finished(made("uninterrupted").folder)
+def test_an_image_that_was_removed_in_between_is_written_again(tmp_path, made, expected, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -121,11 +129,12 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_differences(
     assert difference in str(refusal.value) and "Choose another folder" in str(refusal.value)
 
 
-def test_a_source_that_has_changed_is_refused(made, source):
-    made()
+def test_a_source_that_has_changed_is_refused(tmp_path, write_source):
+    source = write_source(tmp_path / "in")
+    prepare("kvasir-vqa", tmp_path / "out", Options(str(source)))
     (source / "00000.parquet").write_bytes((source / "00001.parquet").read_bytes() + b"x")
     with pytest.raises(UsageError, match=r"source.files.00000.parquet: \d+ there, \d+ now"):
-        made()
+        prepare("kvasir-vqa", tmp_path / "out", Options(str(source)))
 
 
 def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, made):

@@ -1,15 +1,11 @@
-"""Fixtures of training data: a tokenizer to change, and a source of features that name their image."""
+"""Fixtures of training data: a source of features that name their image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
-
-from lookonce.train.data.tokenize import ChatTokenizer
 
 
 class FakeSource:
@@ -31,9 +27,3 @@ class FakeSource:
 def make_source() -> Callable[[Mapping[str, int]], FakeSource]:
     """Makes a source of images called by one letter, with the number of tokens of each."""
     return FakeSource
-
-
-@pytest.fixture
-def own_chat_tokenizer(sample: Path) -> ChatTokenizer:
-    """The sample's, for tests that change it."""
-    return ChatTokenizer(sample / "model", AutoConfig.from_pretrained(sample / "model"))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from collections import Counter
 from dataclasses import replace
 from itertools import count
-from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data import packing as module
 from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import Pack, pack_step, row_batches
-from lookonce.train.data.steps import epoch_steps
 
 LIMIT = 100
 LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
@@ -33,27 +28,8 @@ def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
     ]
 
 
-@functools.cache
-def kvasir_steps(num_images: int, samples: int, questions: int | None = None) -> list[list[Group]]:
-    """Full steps of images with the numbers of questions and the lengths of Kvasir-VQA-x1."""
-    rng = random.Random(0)
-    sizes = [rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(num_images)]
-    groups = groups_of([(rng.randint(330, 1980), [rng.randint(12, 40) for _ in range(size)]) for size in sizes])
-    return epoch_steps(groups, samples, questions, 0, 0)[:-1]
-
-
 def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
     return [pack for packs in ranks for pack in packs]
-
-
-def fill(ranks: list[list[Pack]], tokens_per_pack: int) -> float:
-    return mean(pack.num_tokens for pack in packs_of(ranks)) / tokens_per_pack
-
-
-def imbalance(ranks: list[list[Pack]]) -> float:
-    """Relative excess of the rank with the most tokens over the one with the fewest."""
-    tokens = [sum(pack.num_tokens for pack in packs) for packs in ranks]
-    return max(tokens) / min(tokens) - 1
 
 
 @given(STEPS, RANKS)
@@ -162,35 +138,6 @@ def test_an_example_longer_than_a_pack_is_refused_with_both_numbers(num_ranks):
     step = groups_of([(10, [5]), (80, [5, 21, 6])])
     with pytest.raises(ValueError, match="^an example of 101 tokens does not fit into a pack of 100 tokens$"):
         pack_step(step, LIMIT, num_ranks)
-
-
-@pytest.mark.parametrize(("questions", "at_least"), [(None, 0.9), (8, 0.93), (1, 0.96)])
-def test_packs_of_large_steps_are_nine_tenths_full(questions, at_least):
-    steps = kvasir_steps(2000, 512, questions)
-    fills = [fill(pack_step(step, 8192), 8192) for step in steps]
-    print(f"{len(steps)} steps, mean fill {mean(fills):.3f}, least {min(fills):.3f}")
-    assert mean(fills) > at_least and min(fills) > 0.8
-
-
-@pytest.mark.parametrize(("questions", "at_most"), [(None, 0.1), (1, 0.01)])
-def test_ranks_have_about_equally_many_tokens_in_large_steps(questions, at_most):
-    found = [imbalance(pack_step(step, 8192, 4)) for step in kvasir_steps(2000, 512, questions)]
-    print(f"{len(found)} steps, mean imbalance {mean(found):.3f}, most {max(found):.3f}")
-    assert max(found) < at_most
-
-
-def test_the_longest_pack_of_a_large_step_is_little_longer_than_the_mean():
-    for step in kvasir_steps(2000, 512):
-        [packs] = pack_step(step, 8192)
-        assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
-
-
-def test_packing_a_whole_validation_split_takes_few_attempts(monkeypatch):
-    attempts, packs = [], module._packs
-    monkeypatch.setattr(module, "_packs", lambda groups, number: attempts.append(number) or packs(groups, number))
-    step = [group for step in kvasir_steps(4000, 512) for group in step]
-    assert fill(pack_step(step, 8192), 8192) > 0.93
-    assert attempts[-1] > 500 and len(attempts) < 10
 
 
 NUM_ROWS, ROWS = st.integers(1, 20), st.integers(1, 6)

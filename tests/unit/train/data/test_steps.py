@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from collections import Counter
 from dataclasses import replace
 from itertools import count, permutations
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data import steps as module
 from lookonce.train.data.groups import Group
 from lookonce.train.data.steps import epoch_steps, num_steps
 
@@ -34,13 +31,6 @@ def groups_of(sizes: list[int], num_lessons: int = 1) -> list[Group]:
     return [
         Group(of, 5, 100 + n, tuple(1000 + number for number in of), n % num_lessons) for n, of in enumerate(examples)
     ]
-
-
-@functools.cache
-def kvasir() -> list[Group]:
-    """6,500 images with the numbers of questions of Kvasir-VQA-x1: 38 % have 1, 29 % have 17, the others 8 to 16."""
-    rng = random.Random(0)
-    return groups_of([rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(6500)])
 
 
 def order(steps: list[list[Group]]) -> list[int]:
@@ -188,28 +178,6 @@ def test_questions_per_image_is_the_number_that_stay_together(questions, at_most
     groups = groups_of([17] * 500)
     chunks = Counter(len(group.examples) for step in epoch_steps(groups, 128, questions, 0, 0) for group in step)
     assert chunks.most_common(1)[0][0] == at_most
-
-
-@pytest.mark.parametrize(
-    ("samples", "in_order", "looking_ahead"), [(16, 9_800, 8_800), (128, 6_900, 6_500)], ids=["16", "128"]
-)
-def test_looking_ahead_saves_the_prefixes_that_the_docstring_states(monkeypatch, samples, in_order, looking_ahead):
-    groups = kvasir()
-    assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == looking_ahead
-    monkeypatch.setattr(module, "NUM_AHEAD", 1)
-    assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == in_order
-
-
-def test_groups_of_all_sizes_are_spread_over_the_epoch():
-    steps = epoch_steps(kvasir(), 16, None, 0, 0)
-    whole = {number: len(group.examples) for group in kvasir() for number in group.examples}
-    times: dict[int, list[float]] = {}
-    for number, step in enumerate(steps):
-        for group in step:
-            times.setdefault(whole[group.examples[0]], []).append(number / len(steps))
-    assert set(times) == {1, *range(8, 18)}
-    for of_size in times.values():
-        assert 0.44 < mean(of_size) < 0.56 and min(of_size) < 0.05 and max(of_size) > 0.95
 
 
 @pytest.mark.parametrize(

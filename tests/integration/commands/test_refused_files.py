@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.run.folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 @pytest.fixture
 def place(sample, built, make_run, tmp_path) -> Path:

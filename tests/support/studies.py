@@ -1,11 +1,11 @@
-"""Study files on the sample."""
+"""Study files on the sample, and run folders that look as if they had been trained."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -15,7 +15,9 @@ from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.identity import answers_identity
 from lookonce.run.start_adapter import start_identity
-from lookonce.study.expand import StudyRun
+
+if TYPE_CHECKING:
+    from lookonce.study.expand import StudyRun
 
 
 @pytest.fixture(scope="session")

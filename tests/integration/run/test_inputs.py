@@ -17,6 +17,8 @@ from lookonce.datasets import images as images_module
 from lookonce.errors import FeaturesMissing
 from lookonce.run.inputs import RunInputs
 
+pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync")
+
 NUM_IMAGES = 6
 
 

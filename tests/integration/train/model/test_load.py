@@ -17,6 +17,8 @@ from lookonce.run.sections.lora import LoraSection
 from lookonce.train.model.cached_tower import CachedVisionTower
 from lookonce.train.model.load import add_lora, load_trained, load_with_tower, load_without_tower
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 @pytest.fixture(scope="module")
 def model_folder(sample: Path) -> ModelFolder:

@@ -22,6 +22,8 @@ from lookonce.cache.store.reader import NUM_OPEN, VisionCache, find_cache
 from lookonce.cache.store.receipts import Entry, Receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 def synthetic_cache(small, folder: Path, num_shards: int, images_per_shard: int) -> list[str]:
     """A cache with real receipts whose shards are links to one file of zeros; returns the sorted keys."""

@@ -14,6 +14,8 @@ from lookonce.eval.scores.prediction import Prediction, read_predictions, write_
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 def row(number: int, image: str) -> Prediction:
     question = f"q{number % 3}"

@@ -18,6 +18,8 @@ from lookonce.datasets import images as images_module
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
 from lookonce.run.inputs import RunInputs
 
+pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync")
+
 NAMES = ("a.png", "b.png", "c.png")
 
 

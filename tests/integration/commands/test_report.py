@@ -14,6 +14,8 @@ from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 from lookonce.status.report import TrainingPhase
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 @pytest.fixture
 def runs(make_run, tmp_path, monkeypatch):

@@ -17,6 +17,8 @@ from lookonce.cache.store.shards import remove_leftovers
 from lookonce.claim_file import Process
 from lookonce.files import TEMPORARY_MARK
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 NUM_IMAGES = 8
 ELSEWHERE = replace(Process.this(), machine="elsewhere", name="elsewhere")
 """A worker on another machine: only its claim shows whether it is alive."""

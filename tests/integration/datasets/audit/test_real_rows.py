@@ -9,28 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.audit.audit import Audit
+from lookonce.datasets.audit.audit import Audit, audit
 from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.findings import Finding
 from lookonce.datasets.audit.questions import list_questions
 from lookonce.datasets.audit.report import to_text
 
 
 @pytest.fixture(scope="module")
-def real(real_records: Path) -> Path:
-    """8,786 real rows without images."""
-    path = real_records.with_name("val.jsonl")
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    return path
+def result(real_rows: Path) -> Audit:
+    return audit(Corpus.read([real_rows]))
 
 
-@pytest.fixture(scope="module")
-def result(real: Path, look) -> Audit:
-    return look(real)
+def finding_of(result: Audit, code: str) -> Finding:
+    """The only finding with a code."""
+    [finding] = [finding for finding in result.findings if finding.code == code]
+    return finding
 
 
-def test_real_rows_have_the_findings_that_counting_gives(real, result, finding_of):
-    rows = [json.loads(line) for line in real.read_text().splitlines()]
+def test_real_rows_have_the_findings_that_counting_gives(real_rows, result):
+    rows = [json.loads(line) for line in real_rows.read_text().splitlines()]
     asked_twice: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         asked_twice.setdefault((row["image_filename"], row["question"]), []).append(row["answer"])
@@ -51,9 +49,9 @@ def test_real_rows_have_the_findings_that_counting_gives(real, result, finding_o
     assert to_text(result).count("cannot read image") == 1
 
 
-def test_on_real_rows_the_majority_baseline_is_what_counting_gives(real, result):
+def test_on_real_rows_the_majority_baseline_is_what_counting_gives(real_rows, result):
     by_question: dict[str, Counter[str]] = {}
-    for one in list_questions(Corpus.read([real])):
+    for one in list_questions(Corpus.read([real_rows])):
         by_question.setdefault(one.question, Counter())[one.answer] += 1
     right = sum(counts.most_common(1)[0][1] for counts in by_question.values())
     assert result.baselines[0].num_right == right

@@ -8,25 +8,13 @@ from lookonce.run.inputs import RunInputs
 from lookonce.study.expand import expand
 from lookonce.study.file import read_study
 from lookonce.study.plan import plan_study
-from lookonce.study.workload import measure, num_samples
+from lookonce.study.workload import measure
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.session import Session
 
 STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
+CONTEXT = {"data.stage_map": STAGE_MAP, "data.context": {"by": "stage", "order": [1, 2, 3]}}
 ARMS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own": {"train.learning_rate": 0.1}}
-
-
-@pytest.mark.parametrize(
-    ("train", "found"),
-    [
-        ({"steps": 5}, (5, 40)),
-        ({"steps": 13}, (13, 100)),
-        ({"epochs": 2, "steps": None}, (26, 200)),
-        ({"steps": 14}, (14, 108)),
-    ],
-)
-def test_the_last_step_of_an_epoch_is_smaller(make_run, train, found):
-    assert num_samples(make_run(train=train), 100) == found
 
 
 @pytest.mark.parametrize(
@@ -80,3 +68,19 @@ def test_what_would_stop_an_arm_is_an_error(write_study):
 def test_a_route_that_lacks_an_arm_is_an_error(write_study):
     plan = plan_study(write_study({"a": None, "b": {"route": {"arms": {1: "a"}}}}), 1, None)
     assert plan.errors[0].startswith("arm b: 69 of 69 questions have no run to be routed to: no stage (69); there are")
+
+
+def test_a_plan_counts_what_other_arms_have_not_answered_yet_as_if_it_were_true(write_study, built, root, monkeypatch):
+    monkeypatch.chdir(root)
+    arms = {
+        "own": {"answers_of": ["half-1", "half-2"], **CONTEXT},
+        "half-1": {"data.held_out": {"fold": 1, "of": 2}},
+        "half-2": {"data.held_out": {"fold": 2, "of": 2}},
+        "true": CONTEXT,
+    }
+    base = {"cache": {"dir": str(built.folder.parent)}, "train": {"steps": None, "epochs": 1}}
+    plan = plan_study(write_study(arms, base), 1, None)
+    own, first, second, true = (one.workload for one in plan.arms)
+    assert plan.errors == [] and own == true and first.num_answers + second.num_answers == own.num_answers
+    assert plan.order.index("own-42") > max(plan.order.index(f"half-{fold}-42") for fold in (1, 2))
+    assert plan.arms[0].row()[0] == "own (after half-1, half-2)"

@@ -23,6 +23,8 @@ from lookonce.study.file import read_study
 from lookonce.study.report.report import StudyReport, report_study
 from lookonce.study.table import StudyStatus
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 STAGES = ("1", "2", "3")
 ARMS = {
     "plain": None,

@@ -1,0 +1,113 @@
+"""Steps and packs of a dataset with the sizes of Kvasir-VQA-x1, simulated."""
+
+from __future__ import annotations
+
+import functools
+import random
+from itertools import count
+from statistics import mean
+
+import pytest
+
+from lookonce.train.data import packing, steps
+from lookonce.train.data.groups import Group
+from lookonce.train.data.packing import Pack, pack_step
+from lookonce.train.data.steps import epoch_steps
+
+
+def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
+    """Groups with a prefix and branches of these lengths; examples are numbered consecutively."""
+    numbers = count()
+    return [
+        Group(tuple(next(numbers) for _ in branches), n, prefix, tuple(branches))
+        for n, (prefix, branches) in enumerate(lengths)
+    ]
+
+
+@functools.cache
+def kvasir(num_images: int = 6500) -> list[Group]:
+    """Its numbers of questions and lengths: 38 % of the images have 1 question, 29 % have 17, the others 8 to 16."""
+    rng = random.Random(0)
+    sizes = [rng.choices([1, 17, rng.randint(8, 16)], [38, 29, 33])[0] for _ in range(num_images)]
+    return groups_of([(rng.randint(330, 1980), [rng.randint(12, 40) for _ in range(size)]) for size in sizes])
+
+
+@functools.cache
+def kvasir_steps(num_images: int, samples: int, questions: int | None = None) -> list[list[Group]]:
+    """Its full steps."""
+    return epoch_steps(kvasir(num_images), samples, questions, 0, 0)[:-1]
+
+
+def num_prefixes(of_steps: list[list[Group]]) -> int:
+    return sum(len(step) for step in of_steps)
+
+
+def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
+    return [pack for packs in ranks for pack in packs]
+
+
+def fill(ranks: list[list[Pack]], tokens_per_pack: int) -> float:
+    return mean(pack.num_tokens for pack in packs_of(ranks)) / tokens_per_pack
+
+
+def imbalance(ranks: list[list[Pack]]) -> float:
+    """Relative excess of the rank with the most tokens over the one with the fewest."""
+    tokens = [sum(pack.num_tokens for pack in packs) for packs in ranks]
+    return max(tokens) / min(tokens) - 1
+
+
+# Steps.
+
+
+@pytest.mark.parametrize(
+    ("samples", "in_order", "looking_ahead"), [(16, 9_800, 8_800), (128, 6_900, 6_500)], ids=["16", "128"]
+)
+def test_looking_ahead_saves_the_prefixes_that_the_docstring_states(monkeypatch, samples, in_order, looking_ahead):
+    groups = kvasir()
+    assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == looking_ahead
+    monkeypatch.setattr(steps, "NUM_AHEAD", 1)
+    assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == in_order
+
+
+def test_groups_of_all_sizes_are_spread_over_the_epoch():
+    of_epoch = epoch_steps(kvasir(), 16, None, 0, 0)
+    whole = {number: len(group.examples) for group in kvasir() for number in group.examples}
+    times: dict[int, list[float]] = {}
+    for number, step in enumerate(of_epoch):
+        for group in step:
+            times.setdefault(whole[group.examples[0]], []).append(number / len(of_epoch))
+    assert set(times) == {1, *range(8, 18)}
+    for of_size in times.values():
+        assert 0.44 < mean(of_size) < 0.56 and min(of_size) < 0.05 and max(of_size) > 0.95
+
+
+# Packs.
+
+
+@pytest.mark.parametrize(("questions", "at_least"), [(None, 0.9), (8, 0.93), (1, 0.96)])
+def test_packs_of_large_steps_are_nine_tenths_full(questions, at_least):
+    of_epoch = kvasir_steps(2000, 512, questions)
+    fills = [fill(pack_step(step, 8192), 8192) for step in of_epoch]
+    print(f"{len(of_epoch)} steps, mean fill {mean(fills):.3f}, least {min(fills):.3f}")
+    assert mean(fills) > at_least and min(fills) > 0.8
+
+
+@pytest.mark.parametrize(("questions", "at_most"), [(None, 0.1), (1, 0.01)])
+def test_ranks_have_about_equally_many_tokens_in_large_steps(questions, at_most):
+    found = [imbalance(pack_step(step, 8192, 4)) for step in kvasir_steps(2000, 512, questions)]
+    print(f"{len(found)} steps, mean imbalance {mean(found):.3f}, most {max(found):.3f}")
+    assert max(found) < at_most
+
+
+def test_the_longest_pack_of_a_large_step_is_little_longer_than_the_mean():
+    for step in kvasir_steps(2000, 512):
+        [packs] = pack_step(step, 8192)
+        assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
+
+
+def test_packing_a_whole_validation_split_takes_few_attempts(monkeypatch):
+    attempts, packs = [], packing._packs
+    monkeypatch.setattr(packing, "_packs", lambda groups, number: attempts.append(number) or packs(groups, number))
+    step = [group for step in kvasir_steps(4000, 512) for group in step]
+    assert fill(pack_step(step, 8192), 8192) > 0.93
+    assert attempts[-1] > 500 and len(attempts) < 10
