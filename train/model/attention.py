@@ -68,7 +68,13 @@ class PackMask:
         def pack_attends(batch: Any, head: Any, position_q: Any, position_k: Any) -> Any:
             return attends(position_q, position_k, buffer[position_k])
 
+        rows = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+
+        def rows_attend(batch: Any, head: Any, row: Any, position_k: Any) -> Any:
+            return attends(rows[row], position_k, buffer[position_k])
+
         self._seen_until, self._attends = buffer, pack_attends
+        self._rows, self._rows_attend = rows, rows_attend
 
     def __call__(self, seen_until: torch.Tensor) -> Mask:
         """The model's `attention_mask`. It invalidates the mask of the previous pack.
@@ -86,6 +92,21 @@ class PackMask:
         by_row = (*_block_indices(partial), *_block_indices(full))
         by_column = (*_block_indices(partial.T), *_block_indices(full.T))
         return BlockMask((length, length), *by_row, *by_column, (BLOCK, BLOCK), self._attends)
+
+    def of_rows(self, rows: torch.Tensor, seen_until: torch.Tensor) -> Mask:
+        """The mask of some queries and all keys, of the pack that this was called for last.
+
+        `rows` `[K]`: the indices of the queries, in any order; for FlexAttention in whole blocks.
+        """
+        if self.is_dense:
+            return attends(rows[:, None], torch.arange(len(seen_until), device=rows.device), seen_until)[None, None]  # type: ignore[no-any-return]
+        self._rows[: len(rows)].copy_(rows)
+        queries, ends = rows.view(-1, BLOCK), seen_until.view(-1, BLOCK)
+        first = torch.arange(0, len(seen_until), BLOCK, device=rows.device)
+        some = (first <= queries.amax(1, keepdim=True)) & (ends.amax(1) > queries.amin(1, keepdim=True))
+        blocks = [_block_indices(one) for one in (some, torch.zeros_like(some), some.T, torch.zeros_like(some.T))]
+        shape, block = (len(rows), len(seen_until)), (BLOCK, BLOCK)
+        return BlockMask(shape, *blocks[0], *blocks[1], *blocks[2], *blocks[3], block, self._rows_attend)
 
 
 def partial_and_full_blocks(seen_until: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

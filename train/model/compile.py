@@ -26,7 +26,9 @@ from torch.fx.experimental import _config as fx_config
 from lookonce.errors import ModelError
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.fsdp import is_sharded
+from lookonce.train.model.last_layer import short_last_layer
 from lookonce.train.model.load import base_model, text_model
+from lookonce.train.model.lora_products import scaled_in_weights
 from lookonce.train.model.sync_free import without_syncs
 
 FULL_ATTENTION = "full_attention"
@@ -50,7 +52,14 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
     check_layers(text_model(model).config)
-    with as_loaded(model, attention), for_all_lengths(), without_syncs(base_model(model)):
+    last_layer = short_last_layer(model) if attention == NAME else contextlib.nullcontext()
+    with (
+        as_loaded(model, attention),
+        for_all_lengths(),
+        without_syncs(base_model(model)),
+        scaled_in_weights(model),
+        last_layer,
+    ):
         if compiled:
             for layer in text_model(model).layers:
                 layer.compile(dynamic=None if is_sharded(model) else True)

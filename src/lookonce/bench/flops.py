@@ -1,9 +1,10 @@
 """FLOPs of the language model's matrix products in training.
 
 Counted are the products that cannot be left out; a multiplication and an addition are two FLOPs. A frozen weight is
-used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6), and
-`lm_head` runs on targets only. Attention multiplies queries, keys and values for every pair of tokens of which one
-attends to the other: two products in the forward and five in the backward pass (https://arxiv.org/abs/2205.14135).
+used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6). `lm_head`
+and what follows the keys and values of the last layer run on targets only. Attention multiplies queries, keys and
+values for every pair of tokens of which one attends to the other: two products in the forward and five in the backward
+pass (https://arxiv.org/abs/2205.14135); that of the last layer is not counted.
 """
 
 from __future__ import annotations
@@ -12,26 +13,36 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from torch.nn import Linear
+
 from lookonce.train.data.groups import Group
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import text_model
 
+KEYS_AND_VALUES = ("k_proj", "v_proj")
+"""The products of the last layer that all its tokens need."""
+
 
 def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) -> int:
     """FLOPs of one forward and backward pass over the prefixes and branches of `groups`."""
-    text = text_model(model)
-    config, weights = text.config, [weight for weight in text.layers.parameters() if weight.ndim == 2]
-    adapter = sum(weight.numel() for weight in weights if weight.requires_grad)
-    frozen = sum(weight.numel() for weight in weights) - adapter
+    config, layers = text_model(model).config, text_model(model).layers
+    of_target: int = 4 * config.hidden_size * config.vocab_size
+    of_token = 0
+    for name, module in layers.named_modules():
+        if isinstance(module, Linear):
+            number, *parts = name.split(".")
+            flops = module.in_features * module.out_features * (6 if module.weight.requires_grad else 4)
+            if number == str(len(layers) - 1) and not set(KEYS_AND_VALUES) & set(parts):
+                of_target += flops
+            else:
+                of_token += flops
     tokens = targets = pairs = 0
     for group in groups:
         tokens += group.num_tokens
         targets += sum(int(examples[number].supervised.sum()) for number in group.examples)
         pairs += num_pairs(group)
-    head: int = config.hidden_size * config.vocab_size
-    attention: int = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    total: int = (4 * frozen + 6 * adapter) * tokens + 4 * head * targets + 14 * attention * pairs
-    return total
+    of_pair: int = 14 * (config.num_hidden_layers - 1) * config.num_attention_heads * config.head_dim
+    return of_token * tokens + of_target * targets + of_pair * pairs
 
 
 def num_pairs(group: Group) -> int:

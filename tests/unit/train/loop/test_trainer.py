@@ -26,6 +26,8 @@ SLOW_S = 0.08
 class Constant(torch.nn.Module):
     """Predicts the same logits everywhere."""
 
+    model = SimpleNamespace(language_model=SimpleNamespace(layers=[SimpleNamespace()]))
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.tensor([0.0, 1.0, 2.0]))

@@ -50,6 +50,8 @@ def test_half_precision_logits_are_summed_in_float32():
 class FakeModel:
     """A model that remembers its inputs, and gives all tokens the same probability."""
 
+    model = SimpleNamespace(language_model=SimpleNamespace(layers=[SimpleNamespace()]))
+
     def __call__(self, **given: object) -> SimpleNamespace:
         self.given = given
         return SimpleNamespace(logits=torch.zeros(1, 2, 4))
@@ -60,13 +62,14 @@ def test_the_model_gets_the_mask_and_no_targets():
     batch = {
         "input_ids": torch.tensor([[5, 6, 7]]),
         "seen_until": seen_until,
+        "logits_to_keep": torch.tensor([0, 1]),
         "targets": torch.tensor([[1, 2]]),
         "weights": torch.tensor([[0.5, 0.25]]),
     }
     model = FakeModel()
     loss = forward_loss(model, batch, PackMask(3, torch.device("cpu")))
     torch.testing.assert_close(loss, 0.75 * torch.log(torch.tensor(4.0)))
-    assert model.given.keys() == {"input_ids", "attention_mask", "use_cache"}
+    assert model.given.keys() == {"input_ids", "attention_mask", "logits_to_keep", "use_cache"}
     assert torch.equal(model.given["attention_mask"], dense_mask(seen_until)) and model.given["use_cache"] is False
 
 
