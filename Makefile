@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesse
 LONGEST_FIRST := --no-loadscope-reorder tests/integration tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help again setup sample cache train eval test unit coverage slurm-test check format docs docs-pages clean
+.PHONY: help again setup sample cache train eval test unit coverage qlora-test slurm-test check format docs docs-pages clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,11 @@ unit: $(READY)  ## Run only the unit tests
 
 coverage: $(READY)  ## Run all tests and list the modules with uncovered lines (subprocesses do not count)
 	$(PYTEST) --cov --cov-report=term $(LONGEST_FIRST)
+
+# Not part of `test`: where bitsandbytes is installed PEFT imports it, which takes each process a second or two.
+qlora-test: $(READY)  ## Install bitsandbytes and test training on quantised weights
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[qlora]'
+	$(PYTEST) tests/integration/train/frozen
 
 slurm-test: $(READY)  ## Test slurm/ under a real Slurm, which is installed first if possible (Debian, root)
 	tests/slurm/install.sh

@@ -35,6 +35,7 @@ from lookonce.run.folder import RunFolder, environment
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
+from lookonce.train.model.frozen.choice import model_settings
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Questions:
             "inputs": inputs,
             "cache": self.session.inputs.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split", "staged", "candidates", "every", "max_questions"}),
-            "model": [run.train.precision, run.model.attention],
+            "model": model_settings(run),
         }
         if form := run.data.context:
             stages = [form.stage_of(record) for record, _ in self.asked]

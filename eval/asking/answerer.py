@@ -37,6 +37,7 @@ from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.model.frozen.choice import model_settings
 from lookonce.train.model.load import PRECISIONS, check_adapter, load_trained, load_untuned
 
 Results = dict[int, Answer | LookonceError]
@@ -163,7 +164,7 @@ class Answerer:
             "model": model_identity(inputs.model_folder.folder, {}),
             "cache": inputs.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split", "candidates"}),
-            "precision": [run.train.precision, run.model.attention],
+            "precision": model_settings(run),
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

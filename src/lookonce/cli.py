@@ -6,6 +6,7 @@ usage, 75 stopped by a signal. Modules are imported inside the commands, so that
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 import warnings
@@ -107,6 +108,7 @@ def _hush_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which PEFT imports, and which misses optional kernels
     warnings.filterwarnings("ignore", module="PIL")  # on palettes and on large images, both of which we handle
 
 

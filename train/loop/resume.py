@@ -61,7 +61,9 @@ class Start:
             return f"resuming from {self.checkpoint.name}"
         if self.other is None:
             return ""
-        adapter = f"the adapter of {self.other.folder}"
+        theirs = self.other.read_run().train.frozen
+        other_weights = f" (trained with train.frozen: {theirs})" if theirs != run.train.frozen else ""
+        adapter = f"the adapter of {self.other.folder}{other_weights}"
         if not run.train.has_steps:
             return f"nothing is trained: {adapter} answers as it is"
         num_steps = self.other.read_trained().num_steps

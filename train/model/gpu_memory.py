@@ -2,7 +2,8 @@
 
 Design: the figures are those of a report (benchmarks/training_h200_2026-11-21.md): LoRA of rank 16, bf16, AdamW. Memory
 grows linearly with the tokens of the longest pack, so two measured lengths give it for others. The longest packs for a
-card are those of the documented table. Tests compare both with the documents.
+card are those of the documented table. Tests compare both with the documents. With quantised weights nothing was
+measured: the memory is that of bf16, less what their own size saves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from lookonce.run.sections.train import UNQUANTISED
+
 CARDS_GB = (24, 40, 80, 141)
 SPARE = 0.1
 """Share of a card that stays free, for CUDA, for what PyTorch reserves without using it, and for prefetched packs."""
@@ -18,6 +21,12 @@ TOLERANCE = 0.03
 """How much less memory than its name says a card may have: an A10 of 24 GB has 23.8."""
 LENGTHS = (2048, 7680)
 """Tokens of the two packs whose memory was measured."""
+MOST_TOKENS = 16_384
+"""The longest pack of the documented table."""
+STEP = 128
+"""Its lengths are multiples of this; a module without torch cannot take it from packing."""
+BYTES = {UNQUANTISED: 2.0, "fp8": 2.0, "int8": 1.03, "nf4": 0.55}
+"""Bytes of a frozen weight in the products of the decoder layers, scales included, for each `train.frozen`."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +39,27 @@ class Measured:
     """The memory at each of `LENGTHS`."""
     longest: dict[bool, tuple[int, ...]]
     """The longest pack for each of `CARDS_GB`, in tokens; 0 if none fits."""
+    num_quantised: float
+    """Billions of weights in the products of the decoder layers, which `train.frozen` can quantise."""
 
 
 MODELS = {
     "Qwen3-VL-2B": Measured(
-        2048, 28, {False: (8.7, 22.4), True: (4.3, 5.9)}, {False: (7168, 13312, 16384, 16384), True: (16384,) * 4}
+        2048, 28, {False: (8.7, 22.4), True: (4.3, 5.9)}, {False: (7168, 13312, 16384, 16384), True: (16384,) * 4}, 1.41
     ),
     "Qwen3-VL-4B": Measured(
-        2560, 36, {False: (18.1, 44.4), True: (9.5, 11.9)}, {False: (2688, 5632, 13312, 16384), True: (16384,) * 4}
+        2560,
+        36,
+        {False: (18.1, 44.4), True: (9.5, 11.9)},
+        {False: (2688, 5632, 13312, 16384), True: (16384,) * 4},
+        3.63,
     ),
     "Qwen3-VL-8B": Measured(
         4096,
         36,
         {False: (28.8, 60.9), True: (18.3, 21.6)},
         {False: (0, 3200, 9216, 16384), True: (7424, 16384, 16384, 16384)},
+        6.95,
     ),
 }
 
@@ -58,10 +74,11 @@ def measured_name(model: str, config: Any = None) -> str | None:
     return next((name for name, one in MODELS.items() if (one.hidden_size, one.num_layers) == shape), None)
 
 
-def peak_gb(name: str, num_tokens: int, checkpointing: bool) -> float:
+def peak_gb(name: str, num_tokens: int, checkpointing: bool, frozen: str = UNQUANTISED) -> float:
     """The memory that packs of this length need, in GB."""
     (first, last), (low, high) = LENGTHS, MODELS[name].peaks_gb[checkpointing]
-    return low + (num_tokens - first) * (high - low) / (last - first)
+    saved = MODELS[name].num_quantised * (BYTES[UNQUANTISED] - BYTES[frozen])
+    return low + (num_tokens - first) * (high - low) / (last - first) - saved
 
 
 def card_of(gpu_gb: float) -> int | None:
@@ -69,7 +86,13 @@ def card_of(gpu_gb: float) -> int | None:
     return max((card for card in CARDS_GB if card * (1 - TOLERANCE) <= gpu_gb), default=None)
 
 
-def longest_pack(name: str, gpu_gb: float, checkpointing: bool) -> int:
-    """The longest pack for a GPU by the documented table, in tokens; 0 if none fits or the GPU is smaller than all."""
+def longest_pack(name: str, gpu_gb: float, checkpointing: bool, frozen: str = UNQUANTISED) -> int:
+    """The longest pack for a GPU by the documented table, in tokens; 0 if none fits or the GPU is smaller than all.
+
+    With quantised weights it is computed, for a GPU of any size.
+    """
+    if frozen != UNQUANTISED:
+        usable, lengths = gpu_gb * (1 - SPARE), range(MOST_TOKENS, 0, -STEP)
+        return next((length for length in lengths if peak_gb(name, length, checkpointing, frozen) <= usable), 0)
     card = card_of(gpu_gb)
     return MODELS[name].longest[checkpointing][CARDS_GB.index(card)] if card else 0

@@ -26,8 +26,10 @@ from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import RunFile
 from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import count, first_line, listed
 from lookonce.train.model.cached_tower import CachedVisionTower
+from lookonce.train.model.frozen.choice import frozen_of_answers, quantised
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtype of the frozen weights for each `train.precision` of a run file."""
@@ -35,8 +37,13 @@ TOWER_NAME = "model.visual"
 NUM_NAMED = 4
 
 
-def load_without_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa") -> Any:
-    """The checkpoint's model with a `CachedVisionTower`: an instance of its stock class, frozen, on the CPU."""
+def load_without_tower(
+    model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa", frozen: str = UNQUANTISED
+) -> Any:
+    """The checkpoint's model with a `CachedVisionTower`: an instance of its stock class, frozen.
+
+    It is on the CPU, or with quantised weights on the best device. `frozen` is a value of `train.frozen`.
+    """
     stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
 
     class WithoutTower(stock_class):  # type: ignore[misc]
@@ -48,29 +55,42 @@ def load_without_tower(model_folder: ModelFolder, dtype: torch.dtype, attention:
 
     # transformers finds the names that a checkpoint has for tensors by the name and the module of the class
     WithoutTower.__name__, WithoutTower.__module__ = stock_class.__name__, stock_class.__module__
-    model = _load(WithoutTower, model_folder, dtype, attention)
+    model = _load(WithoutTower, model_folder, dtype, attention, frozen)
     model.__class__ = stock_class
     return model
 
 
-def load_with_tower(model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def load_with_tower(
+    model_folder: ModelFolder, dtype: torch.dtype, attention: str = "sdpa", frozen: str = UNQUANTISED
+) -> Any:
     """The stock model with its tower, frozen, for comparisons."""
     stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
-    return _load(stock_class, model_folder, dtype, attention)
+    return _load(stock_class, model_folder, dtype, attention, frozen)
 
 
-def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str) -> Any:
+def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str, frozen: str) -> Any:
     limit_cpu_threads(model_folder.folder)
+    weights = quantised(frozen)
+    options = weights.loading_options(dtype) if weights else {}
     folder = model_folder.folder.absolute()  # PEFT records it in the adapter's configuration
     try:
         model, found = model_class.from_pretrained(
-            folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, ignore_mismatched_sizes=True
+            folder,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
     except (ImportError, ValueError) as error:
         raise ModelError(
             f"cannot load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
         ) from None
     _check_filled(model_folder.folder, found)
+    if weights:
+        weights.finish(model)
+        # transformers does not compare the shapes of what it quantises.
+        _check_filled(model_folder.folder, found | {"mismatched_keys": [*weights.mismatched(model)]})
     return model.requires_grad_(False)
 
 
@@ -113,10 +133,17 @@ def _train_in_float32(model: PeftModel) -> None:
 
 
 def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
-    """Refuse names that match nothing; PEFT ignores them."""
-    names = [name for name, _ in model.named_modules() if name]
+    """Refuse names that match nothing, which PEFT ignores, and modules whose weights are rounded to whole numbers."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    names = list(modules)
     for name in wanted:
-        if not any(found.endswith(name) for found in names):
+        matched = [found for found in names if found.endswith(name)]
+        if rounded := [one for one in matched if not all(map(torch.is_floating_point, modules[one].parameters()))]:
+            raise ModelError(
+                f"lora.modules_to_save: {name} is quantised and cannot be trained as a whole: "
+                f"{listed(rounded, NUM_NAMED)}; name it in lora.targets, or set train.frozen: {UNQUANTISED}"
+            )
+        if not matched:
             near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
@@ -141,7 +168,7 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
         RunFolderError: there is no adapter in the folder.
     """
     check_adapter(adapter)
-    model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
+    model = _load_to_answer(model_folder, run)
     config = PeftConfig.from_pretrained(str(adapter))
     config.base_model_name_or_path = model.name_or_path  # which may have moved; the run folder compares its content
     config.inference_mode = False  # marks the trained weights, for `_train_in_float32`
@@ -159,8 +186,13 @@ def load_weights(model: PeftModel, adapter: Path) -> None:
 
 def load_untuned(model_folder: ModelFolder, run: RunFile) -> Any:
     """The model without its tower and without an adapter, on the best device, in evaluation mode."""
-    model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
-    return model.to(best_device()).eval()
+    return _load_to_answer(model_folder, run).to(best_device()).eval()
+
+
+def _load_to_answer(model_folder: ModelFolder, run: RunFile) -> Any:
+    return load_without_tower(
+        model_folder, PRECISIONS[run.train.precision], run.model.attention, frozen_of_answers(run)
+    )
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
 from lookonce.eval.decoding.answer import Answer
 from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.loop.session import Session
-from lookonce.train.model.load import PRECISIONS, add_lora, load_trained, load_without_tower, text_model
+from lookonce.train.model.load import add_lora, load_trained, load_untuned, text_model
 
 ENGINES: dict[str, Callable[[Session], Engine]] = {
     "generate": Generate,
@@ -128,8 +128,8 @@ def _load(session: Session) -> Any:
     run, adapter = inputs.run, inputs.run.output / "adapter"
     if (adapter / "adapter_config.json").exists():
         return load_trained(inputs.model_folder, run, adapter)
-    model = load_without_tower(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention)
-    return add_lora(model, inputs.model_folder, run.lora, seed=0).to(best_device()).eval()
+    model = add_lora(load_untuned(inputs.model_folder, run), inputs.model_folder, run.lora, seed=0)
+    return model.to(best_device()).eval()
 
 
 def _dialogues(session: Session, records: Sequence[Record]) -> Dialogues:

@@ -101,7 +101,7 @@ def set_up(
     session = _with_run(session, _run_of(variant, session.inputs.run))
     inputs, run = session.inputs, session.inputs.run
     load = load_with_tower if variant.has_tower else load_without_tower
-    model = load(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention)
+    model = load(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
     model = add_lora(model, inputs.model_folder, run.lora, run.train.seed)
     arguments: dict[str, Any] = {
         "max_steps": num_steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lookonce.checks.model import CheckedModel
 from lookonce.checks.report import Result
 from lookonce.run.config import RunFile
+from lookonce.run.sections.train import UNQUANTISED
 from lookonce.train.model.gpu_memory import SPARE, longest_pack, measured_name, peak_gb
 
 PAGE = "docs/training.md#memory"
@@ -14,23 +15,26 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     """Whether the longest pack fits the memory of a GPU; `gpu_gb` is None if none is known."""
     config = model.model_folder.config if model.model_folder else None
     name, checkpointing = measured_name(run.model.path, config), run.train.gradient_checkpointing
+    frozen = run.train.frozen
     if name is None or not run.batch.has_packs:
         what = "a model" if name is None else f"batch.mode: {run.batch.mode}"
         return [Result("ok", "GPU memory", f"not measured for such {what}; training tries the longest pack first")]
     tokens = run.batch.tokens_per_pack
-    needed = peak_gb(name, tokens, checkpointing)
+    needed = peak_gb(name, tokens, checkpointing, frozen)
+    basis = "" if frozen == UNQUANTISED else f", computed for {frozen} weights and not measured"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
-        return [Result("ok", "GPU memory", f"{need}; this machine has no GPU (--gpu-memory names one)")]
-    fits = f"{need} of {gpu_gb:.0f} GB"
-    longest = max(longest_pack(name, gpu_gb, checkpointing), 0)
+        return [Result("ok", "GPU memory", f"{need}{basis}; this machine has no GPU (--gpu-memory names one)")]
+    fits = f"{need} of {gpu_gb:.0f} GB{basis}"
+    longest = max(longest_pack(name, gpu_gb, checkpointing, frozen), 0)
     if tokens <= longest or needed <= gpu_gb * (1 - SPARE):
         return [Result("ok", "GPU memory", fits)]
-    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", fits, _advice(longest, checkpointing))]
+    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", fits, _advice(longest, run))]
 
 
-def _advice(longest: int, checkpointing: bool) -> str:
+def _advice(longest: int, run: RunFile) -> str:
     """The keys to change, by the documented table."""
     keys = [f"batch.tokens_per_pack={longest}"] if longest else []
-    keys += [] if checkpointing else ["train.gradient_checkpointing=true"]
-    return f"{' or '.join(keys) or 'a larger GPU, or train.fsdp on several'} ({PAGE})"
+    keys += [] if run.train.gradient_checkpointing else ["train.gradient_checkpointing=true"]
+    others = ["train.frozen=nf4", "train.fsdp on several GPUs"] if run.train.frozen == UNQUANTISED else []
+    return f"{' or '.join(keys or [*others, 'a larger GPU'])} ({PAGE})"

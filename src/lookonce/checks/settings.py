@@ -12,6 +12,7 @@ from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.environment import gpu_gb
 from lookonce.errors import LookonceError
 from lookonce.run.config import RunFile
+from lookonce.run.sections.train import UNQUANTISED
 
 PACKAGES = {
     "bnb": "bitsandbytes",
@@ -26,7 +27,13 @@ PACKAGES = {
     "anyprecision": "torchdistx",
 }
 """Parts of optimizer names of transformers, and the package that each needs."""
-PLAIN_TRAINING = {"scheduler": "constant", "scheduler_args": {}, "track": [], "precision": "bf16"}
+PLAIN_TRAINING = {
+    "scheduler": "constant",
+    "scheduler_args": {},
+    "track": [],
+    "precision": "bf16",
+    "frozen": UNQUANTISED,
+}
 """Settings of `train` that are checked one by one, set to what always works."""
 
 
@@ -65,11 +72,13 @@ def _training(run: RunFile) -> Iterator[Result]:
     from lookonce.train.loop.arguments import training_arguments
     from lookonce.train.loop.scheduler import check_scheduler
     from lookonce.train.loop.tracking.trackers import check_trackers
+    from lookonce.train.model.frozen.choice import check_frozen
 
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
+        lambda: check_frozen(run.train.frozen),
         lambda: training_arguments(plain, run.output),
     )
     for check in checks:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.differences import Difference, differences
-from lookonce.environment import library_versions
+from lookonce.environment import library_version, library_versions
 from lookonce.errors import RunFolderError
 from lookonce.files import TEMPORARY_MARK, write_json, write_text
 from lookonce.run.absolute import with_absolute_paths
@@ -51,7 +51,7 @@ HARMLESS = {
     *("data.format", "data.stage_map", "data.context.answers", "output"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
     *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp"),
-    *("train.cuda_graphs", "train.compile", "train.flex_attention"),
+    *("train.cuda_graphs", "train.compile", "train.compile_cache", "train.flex_attention"),
     *("train.save_total_limit", "train.track", "train.start_from"),
     *(f"eval.{name}" for name in EvalSection.model_fields),
 }
@@ -292,5 +292,5 @@ def environment() -> dict[str, Any]:
     return {
         "gpus": gpus,
         "cpu_threads": torch.get_num_threads(),
-        "libraries": library_versions(),
+        "libraries": library_versions() | {"bitsandbytes": library_version("bitsandbytes")},
     }

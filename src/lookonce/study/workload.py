@@ -93,7 +93,7 @@ def _gpu_gb(run: RunFile, model: CheckedModel) -> float | None:
     name = measured_name(run.model.path, model.model_folder.config if model.model_folder else None)
     if name is None or not run.batch.has_packs:
         return None
-    return peak_gb(name, run.batch.tokens_per_pack, run.train.gradient_checkpointing)
+    return peak_gb(name, run.batch.tokens_per_pack, run.train.gradient_checkpointing, run.train.frozen)
 
 
 def _errors(results: list[Result]) -> tuple[str, ...]:

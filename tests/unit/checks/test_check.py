@@ -81,7 +81,7 @@ def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     wrong = ("train.epoch=3", "lora.rank=0", "data.test=$UNSET/test.jsonl", "train.scheduler=coine")
     found = checked(
         *wrong,
-        "train.optimizer=adamw_8bit",
+        "train.optimizer=schedule_free_adamw",
         "batch.max_tokens=45",
         "lora.targets=[nothing_proj]",
         data=on(own),
@@ -94,7 +94,7 @@ def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     assert f"2 records cannot be read: {own}/train.jsonl:3: not JSON" in train.value and "train.jsonl:5" in train.value
     assert "no records file at" in test.value and "$UNSET/test.jsonl is relative to the working directory" in test.value
     assert "scheduler` 'coine' is unknown; allowed: linear" in found.one("training").value
-    assert "train.optimizer: adamw_8bit needs the package bitsandbytes" in found.one("packages").value
+    assert "train.optimizer: schedule_free_adamw needs the package schedulefree" in found.one("packages").value
     assert "lora.targets ['nothing_proj']" in found.one("adapter").value
     assert f"1 image of 1 record cannot be used: cannot read image {own}/images/gone.jpg" in found.one("images").value
     assert f"used by {own}/val.jsonl:2" in found.one("images").value
@@ -232,6 +232,13 @@ def test_a_file_that_is_not_an_image_is_named(checked, own):
     image.write_bytes(b"not an image")
     found = checked(data=on(own)).one("images")
     assert found.level == "error" and f"{image} is not an image that can be read" in found.value
+
+
+def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch):
+    monkeypatch.setattr("lookonce.checks.memory.measured_name", lambda path, config: "Qwen3-VL-8B")
+    results = checked("train.frozen=nf4", gpu_gb=80).report.results
+    found = next(one for one in results if one.what == "GPU memory")
+    assert "about 54 GB of 80 GB, computed for nf4 weights and not measured" in found.value
 
 
 @pytest.mark.parametrize(("gpu_gb", "level"), [(None, "ok"), (24, "error"), (65, "warning"), (80, "ok")])

@@ -36,6 +36,11 @@ def test_a_record_is_never_longer_than_a_pack(tmp_path):
     assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == 900
 
 
+def test_compiled_code_is_kept_beside_the_caches_unless_said_otherwise(tmp_path):
+    assert read(tmp_path, MINIMAL, "cache.dir=/shared/caches").compile_cache == Path("/shared/caches/compiler")
+    assert read(tmp_path, MINIMAL, "train.compile_cache=mine").compile_cache == Path("mine")
+
+
 def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
     run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
     assert read(tmp_path, run.to_yaml()) == run
@@ -81,6 +86,7 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (VALIDATED + "train: {best: exact_match, save_steps: 6}\neval: {every: 3}\n", (), "checkpoint wherever"),
         (VALIDATED + "train: {best: exact_match, save_steps: 6}\neval: {every: epoch}\n", (), "checkpoint wherever"),
         (VALIDATED, ("eval.every=steps",), r"eval.every.*'epoch'"),
+        (MINIMAL + "train: {fsdp: true, frozen: nf4}\n", (), r"train: fsdp cannot shard .*\(got frozen=nf4\)"),
         (MINIMAL, ("batch.samples_per_step=0",), r"batch.samples_per_step: .* \(got 0\)"),
         (MINIMAL, ("batch.mode=share",), r"batch.mode: .*'shared', 'packed' or 'separate' \(got 'share'\)"),
         (MINIMAL, ("batch.questions_per_image=0",), r"batch.questions_per_image: .* \(got 0\)"),

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator
 
 from lookonce.run.sections.numbers import Count
 from lookonce.run.sections.paths import UserPath
+from lookonce.run.sections.train import Frozen
 from lookonce.settings import Section
 
 
@@ -42,6 +43,9 @@ class EvalSection(Section):
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
     apart from rounding."""
+    frozen: Frozen | None = None
+    """How frozen weights are kept when answers are computed after training, as `train.frozen`. By default as in
+    training if that was `int8` or `nf4`, which the adapter fits, and otherwise as `train.precision` says."""
     tokens_per_wave: Count | None = None
     """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
     many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. If there is too little memory, parts

@@ -12,6 +12,9 @@ from lookonce.settings import Section, number_from_text
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
+Frozen = Literal["precision", "fp8", "int8", "nf4"]
+UNQUANTISED = "precision"
+"""The value of `frozen` for weights that are not quantised."""
 
 
 class TrainSection(Section):
@@ -28,6 +31,10 @@ class TrainSection(Section):
     """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of the frozen weights and of autocast. Trained weights are always float32."""
+    frozen: Frozen = "precision"
+    """How the frozen weights of the decoder layers are kept. `precision`: as `precision` says. `fp8`: their products
+    are computed in 8-bit floating point, which is faster on GPUs that can (Ada, Hopper and later). `int8` and `nf4`:
+    rounded to 8 or 4 bits (QLoRA), which takes less GPU memory. Needs: pip install 'lookonce[qlora]'."""
     tf32: bool = True
     """Use TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later)."""
     optimizer: str = "adamw_torch_fused"
@@ -50,6 +57,10 @@ class TrainSection(Section):
     """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps."""
     compile: bool = True
     """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
+    compile_cache: UserPath | None = None
+    """Folder in which compiled code is kept, so that later trainings of the model on such a GPU with the same versions
+    begin sooner; by default `compiler` in `cache.dir`. Runs, ranks and machines may share it. Files of other users are
+    not read."""
     flex_attention: bool = True
     """Compute the attention over packs with FlexAttention, on a GPU only. Otherwise PyTorch's own attention gets a
     dense mask: slower, and its memory grows with the square of `tokens_per_pack`."""
@@ -84,6 +95,12 @@ class TrainSection(Section):
     def has_steps(self) -> bool:
         """Whether anything is trained."""
         return bool(self.steps or self.epochs)
+
+    @model_validator(mode="after")
+    def _shards_what_it_can(self) -> TrainSection:
+        if self.fsdp and self.frozen != UNQUANTISED:
+            raise ValueError(f"fsdp cannot shard quantised weights (got frozen={self.frozen}); remove one of the two")
+        return self
 
     @model_validator(mode="after")
     def _has_an_adapter(self) -> TrainSection:

@@ -135,3 +135,11 @@ def test_a_trained_run_starts_from_its_last_checkpoint_if_it_is_extended(trained
     assert Start.of(folder, run, False, pytest.fail) == Start(True, folder.last_checkpoint)
     assert Start.of(folder, longer(run), False, pytest.fail) == Start(False, folder.last_checkpoint)
     assert Start.of(folder, longer(run), True, pytest.fail) == Start(False, None)
+
+
+def test_an_adapter_that_was_trained_on_other_frozen_weights_is_said_to_be(trained):
+    folder, run = trained(frozen="nf4")
+    asked = {"epochs": 0, "steps": None}
+    for frozen, said in (("nf4", ""), ("precision", " (trained with train.frozen: nf4)")):
+        other = run.model_copy(update={"train": run.train.model_copy(update=asked | {"frozen": frozen})})
+        assert f"the adapter of {folder.folder}{said} answers as it is" in Start(False, None, folder).note(other)

@@ -49,18 +49,31 @@ def test_the_trial_reports_its_duration_and_the_memory_it_needs(num_captured, ex
     assert expected in text and text.endswith("needs 47.0 GB of this GPU's 150.0 GB")
 
 
-def test_the_trial_is_reported_and_kept(monkeypatch):
+def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):
     trial, notes = Trial(5416, 39.8, 0, 0.0, 47 * GIGABYTE, 150 * GIGABYTE), []
-    monkeypatch.setattr("lookonce.train.loop.warmup.run_trial", lambda trainer: trial)
-    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=True)), Startup(notes.append))
+    monkeypatch.setattr("lookonce.train.loop.warmup.run_trial", lambda trainer, startup: trial)
+    kept = SimpleNamespace(load=lambda: notes.append("load"), save=lambda: notes.append("save"))
+    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=True)), Startup(notes.append), kept)
     warm_up.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=9), None)
-    assert notes == ["compile and warm up: 0.0 s", trial.text()] and warm_up.trial is trial
+    assert notes == ["load", "load compiled code: 0.0 s", "save", "keep compiled code: 0.0 s", trial.text()]
+    assert warm_up.trial is trial
+
+
+def test_the_first_step_ends_the_start():
+    notes, state = [], SimpleNamespace(global_step=0, max_steps=9)
+    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=False)), Startup(notes.append), None)
+    warm_up.on_train_begin(None, state, None)
+    assert notes == []
+    for _ in range(2):
+        warm_up.on_step_begin(None, state, None)
+    assert notes == ["first step after 0.0 s"]
 
 
 @pytest.mark.parametrize(("pads_to_blocks", "step"), [(False, 0), (True, 9)])
 def test_there_is_no_trial_without_padded_packs_or_when_no_step_is_left(pads_to_blocks, step):
     trainer = SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=pads_to_blocks))
-    WarmUp(trainer, Startup(pytest.fail)).on_train_begin(None, SimpleNamespace(global_step=step, max_steps=9), None)
+    state = SimpleNamespace(global_step=step, max_steps=9)
+    WarmUp(trainer, Startup(pytest.fail), None).on_train_begin(None, state, None)
 
 
 @pytest.mark.parametrize(

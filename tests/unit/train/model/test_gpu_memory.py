@@ -43,6 +43,17 @@ def test_the_longest_pack_leaves_some_memory_free():
                 assert peak_gb(name, tokens, checkpointing) < 0.93 * card or not tokens
 
 
+@pytest.mark.parametrize(("frozen", "saved"), [("nf4", (2.0, 5.3, 10.1)), ("int8", (1.4, 3.5, 6.7))])
+def test_quantised_weights_save_the_documented_memory(root, frozen, saved):
+    for name, gigabytes in zip(MODELS, saved, strict=True):
+        less = peak_gb(name, 4096, False) - peak_gb(name, 4096, False, frozen)
+        assert less == pytest.approx(gigabytes, abs=0.05)
+        longest = longest_pack(name, 24, True, frozen)
+        assert longest > 0 and peak_gb(name, longest, True, frozen) <= 0.9 * 24
+    cells = " | ".join(f"{one} GB" for one in saved)
+    assert f" | {cells} | " in (root / "docs" / "training.md").read_text()
+
+
 @pytest.mark.parametrize(("gpu_gb", "card"), [(16.0, None), (23.8, 24), (48.3, 40), (85.0, 80), (150.0, 141)])
 def test_a_gpu_counts_as_the_next_smaller_card_of_the_table(gpu_gb, card):
     assert card_of(gpu_gb) == card

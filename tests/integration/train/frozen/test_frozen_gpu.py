@@ -1,0 +1,140 @@
+"""On a GPU, on the same quantised weights: sharing is as exact as each question alone, compiled and captured.
+
+Products of quantised weights in bfloat16 are rounded differently in packs and in rows, and int8 rounds its inputs. So
+the yardstick is the distance between two computations of each question alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+
+from lookonce.cache.store.reader import VisionCache
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
+from lookonce.selftest.passes import Outcome, Passes
+from lookonce.selftest.questions import stock_rows
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.features import Batch
+from lookonce.train.data.packing import Pack
+from lookonce.train.data.sampler import MicroBatch, Sampler
+from lookonce.train.loop.session import Session
+from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
+from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
+from lookonce.train.model.load import PRECISIONS, load_without_tower
+from lookonce.workflow.train import train
+
+pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),  # the compiler warns
+]
+
+DEVICE = torch.device("cuda")
+TOKENS = 1024
+NUM_PACKS = 32
+NUM_ROWS = 8
+"""Rows in a forward pass where each question is a padded row."""
+TOLERANCE = 1e-4
+KINDS = ("nf4", "int8")
+
+
+@pytest.fixture(scope="module")
+def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> Session:
+    data = {"train": str(sample / "train.jsonl"), "val": [], "test": []}
+    cache = {"dtype": "bfloat16", "min_pixels": 1, "max_pixels": 120_000}
+    inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("frozen"), data=data, cache=cache))
+    inputs.build()
+    return Session.open(inputs)
+
+
+def packs(session: Session) -> Iterator[tuple[BatchMaker, MicroBatch]]:
+    """Packs of many lengths, with few and many questions."""
+    examples, tokenizer = session.examples("train")[0], session.chat_tokenizer
+    for seed in range(NUM_PACKS):
+        options = BatchSection(samples_per_step=(2, 12, 30, 60)[seed % 4], tokens_per_pack=TOKENS)
+        sampler = Sampler.of(examples, tokenizer.image_token_id, options, seed)
+        batches = BatchMaker(sampler, tokenizer, session.collator.source, DEVICE, pads_to_blocks=True)
+        yield batches, next(sampler.epoch(0))[0]
+
+
+class Computation(Passes):
+    """Computes packs on quantised weights in one precision."""
+
+    def __init__(self, session: Session, random_lora: Callable[..., Any], frozen: str, precision: str) -> None:
+        model = random_lora(session.inputs, partial(load_without_tower, frozen=frozen), PRECISIONS[precision])
+        super().__init__(model, PRECISIONS[precision], TOKENS, DEVICE)
+
+    def compiled(self, batches: list[Batch]) -> Outcome:
+        with training_on_packs(self.model, compiled=True):
+            return self.outcome(batches)
+
+    def alone(self, batches: BatchMaker, micro_batch: MicroBatch) -> Outcome:
+        """Each question in its own pack."""
+        groups = [group.subset([row]) for group in micro_batch.pack.groups for row in range(len(group.examples))]
+        alone = [
+            MicroBatch(Pack((group,)), (weight,))
+            for group, weight in zip(groups, micro_batch.target_weights, strict=True)
+        ]
+        return self.compiled([batches.batch(one) for one in alone])
+
+    def rows(self, batches: BatchMaker, micro_batch: MicroBatch) -> Outcome:
+        """Each question as a padded row, as transformers computes it."""
+        return self.stock(stock_rows(batches, micro_batch, NUM_ROWS))
+
+
+@pytest.mark.parametrize("frozen", KINDS)
+def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(session, random_lora, frozen):
+    computation = Computation(session, random_lora, frozen, "bf16")
+    sharing, spread, new_graphs = [], [], []
+    for batches, micro_batch in packs(session):
+        rows, before = computation.rows(batches, micro_batch), num_compiled_graphs()
+        sharing.append(computation.compiled([batches.batch(micro_batch)]).distance(rows))
+        new_graphs.append(num_compiled_graphs() - before)
+        spread.append(computation.alone(batches, micro_batch).distance(rows))
+    for number, name in enumerate(("loss", "gradient")):
+        found, allowed = [one[number] for one in sharing], [one[number] for one in spread]
+        print(f"{frozen} {name}: sharing {mean(found):.2e}, at most {max(found):.2e}; alone {mean(allowed):.2e}")
+        assert mean(found) <= 1.5 * mean(allowed)
+    assert new_graphs[0] > 0 and not any(new_graphs[1:])
+
+
+def test_sharing_is_exact_in_float32(session, random_lora):
+    computation = Computation(session, random_lora, "nf4", "fp32")
+    for batches, micro_batch in islice(packs(session), 4):
+        found = computation.compiled([batches.batch(micro_batch)])
+        assert max(found.distance(computation.rows(batches, micro_batch))) < TOLERANCE
+
+
+@pytest.mark.parametrize("frozen", KINDS)
+def test_replayed_passes_have_the_bits_of_launched_ones(session, random_lora, frozen):
+    computation = Computation(session, random_lora, frozen, "bf16")
+    captured = computation.captured(session.chat_tokenizer.merge_size)
+    with training_on_packs(computation.model, compiled=True):
+        for batches, micro_batch in packs(session):
+            batch = batches.batch(micro_batch)
+            computation.outcome([batch])  # compile first: a capture cannot compile
+            _, inputs = captured.prepare(shape_of_batch(batch), batch)
+            copy_into(inputs, batch)
+            computation.model.zero_grad(set_to_none=True)
+            launched = computation.outcome([inputs])  # padded as well: products of other shapes are rounded differently
+            replayed = computation.replayed(captured, batch)
+            assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
+
+
+@pytest.mark.parametrize("frozen", KINDS)
+def test_a_whole_run_trains_and_answers(make_run: Callable[..., RunFile], built: VisionCache, frozen: str) -> None:
+    options = {"steps": 20, "precision": "bf16", "frozen": frozen, "learning_rate": 5e-3}
+    run = make_run(cache={"dir": str(built.folder.parent)}, train=options)
+    train(run, notify=lambda note: None)
+    assert (run.output / "predictions" / "val.jsonl").exists()

@@ -1,0 +1,76 @@
+"""On the same quantised weights, a shared prefix gives the loss and the gradients of one pass per question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
+from lookonce.selftest.passes import Outcome, Passes
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.loop.session import Session
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.load import load_without_tower
+
+pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> Session:
+    data = {"train": str(sample / "test.jsonl"), "val": [], "test": []}
+    inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("frozen"), data=data, cache={"min_pixels": 1}))
+    inputs.build()
+    return Session.open(inputs)
+
+
+class Steps:
+    """The steps of an epoch, each with the same adapter on the same quantised weights."""
+
+    def __init__(self, session: Session, random_lora: Callable[..., Any], frozen: str) -> None:
+        self.session, self.examples = session, session.examples("train")[0]
+        model = random_lora(session.inputs, partial(load_without_tower, frozen=frozen)).train()
+        self.passes = Passes(model, torch.float32, 2048, CPU)
+
+    def outcomes(self, *, compiled: bool = False, **batch: Any) -> list[Outcome]:
+        options = BatchSection(samples_per_step=30, samples_per_forward=30, tokens_per_pack=2048, **batch)
+        source, tokenizer = self.session.collator.source, self.session.chat_tokenizer
+        batches = BatchMaker.of(self.examples, tokenizer, source, options, CPU, seed=3)
+        with training_on_packs(self.passes.model, compiled=compiled):
+            return [self.passes.outcome(map(batches.batch, step)) for step in batches.sampler.epoch(0)]
+
+
+COMPILE = torch.nn.Module.compile
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns
+@pytest.mark.parametrize("frozen", ["nf4", "int8"])
+def test_compiled_layers_are_one_graph_and_give_the_same(session, random_lora, frozen, monkeypatch):
+    def compile_whole(layer, **options):
+        COMPILE(layer, backend="eager", fullgraph=True, **options)
+
+    steps = Steps(session, random_lora, frozen)
+    steps.passes.model.eval()  # in which bitsandbytes computes int8 as on a GPU
+    expected = steps.outcomes(mode="shared")
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_whole)
+    for found, launched in zip(steps.outcomes(compiled=True, mode="shared"), expected, strict=True):
+        assert max(found.distance(launched)) < TOLERANCE
+
+
+@pytest.mark.parametrize("frozen", ["nf4", "int8"])
+def test_all_batch_modes_give_the_same_loss_and_gradients(session, random_lora, frozen):
+    steps = Steps(session, random_lora, frozen)
+    separate = steps.outcomes(mode="separate")
+    for mode in ("packed", "shared"):
+        for found, expected in zip(steps.outcomes(mode=mode), separate, strict=True):
+            assert max(found.distance(expected)) < TOLERANCE
