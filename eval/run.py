@@ -71,7 +71,7 @@ def evaluate(
         return _save(folder, questions, known, owner) if ranks.is_first else None
     identity = ranks.first_decides(lambda: questions.identity(folder))
     cost = AnsweringCost(identity=identity, candidates=choice.identity(identity) if choice else "")
-    with ExitStack() as opened:
+    with ExitStack() as opened, questions.session.compile_cache(notify).in_use():
         model = cache(lambda: opened.enter_context(open_model()))
         answers, unfinished = _greedy(questions, folder, cost, model, owner, ranks, notify)
         asked = questions.after_all(answers)

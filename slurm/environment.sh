@@ -34,8 +34,5 @@ fi
 # The tokenizers library warns and turns its threads off after a fork, as image decoding does.
 export TOKENIZERS_PARALLELISM=false
 
-# A requeued training, perhaps on another node, finds its compiled kernels here. Must be a shared folder.
-export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$PWD/.compiled}
-
 # `sbatch --export=NONE` sets this variable, and srun would then start its tasks without PATH.
 unset SLURM_EXPORT_ENV

@@ -102,8 +102,7 @@ class Training:
         evaluations = Evaluations(self._run.eval.every, answer)
         first = [StopIfTakenOver(self.owner), CurrentIntervals(), evaluations]
         callbacks = [*first, log, CurvesFile(self.folder), stop, heartbeat, *trackers.callbacks()]
-        with self.startup.timed("group records"):
-            trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, self.startup)
+        trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
         trainer.evaluations = evaluations
         with stop.recording_signals():
@@ -131,7 +130,7 @@ class Training:
 
     def _load_model(self) -> Any:
         run, model_folder = self._run, self.session.inputs.model_folder
-        model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention)
+        model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
         model = add_lora(model, model_folder, run.lora, run.train.seed)
         if self.start.other:
             load_weights(model, self.start.other.adapter)
@@ -166,12 +165,14 @@ def open_training(
     verify_images: bool = False,
     before_claim: Callable[[], None] = lambda: None,
     notify: Notify = print,
+    startup: Startup | None = None,
 ) -> tuple[Ranks, Training | None]:
     """Claim a run's folder and open its inputs; returns no training if the run is finished.
 
     `resume` continues from the last checkpoint; `restart` first moves the run in the folder away. The cache must exist.
     `verify_images` reads all images and compares them with the cache; otherwise no image need exist. The first rank
     calls `before_claim` when nothing is left to do but to record the run; an error that it raises stops all ranks.
+    `startup` has what was timed so far.
 
     Raises:
         LookonceError: an input is missing or broken, or the folder holds another run or is in use.
@@ -181,7 +182,7 @@ def open_training(
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
     notify = notify if ranks.is_first else _ignore
-    startup = Startup(notify)
+    startup = startup or Startup(notify)
     if restart or not folder.is_finished:
         ranks.first_decides(owner.take)
     if restart or not folder.holds_work:

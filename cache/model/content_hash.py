@@ -1,7 +1,7 @@
 """Hashes of a model folder's content, by which a run recognises the model that it was trained on.
 
 Design: a fingerprint covers the vision tower, so training hashes all but the tower, whose tensors it never reads. The
-weights are read once for that; loading them afterwards is served from the page cache.
+weights are read once for that, several files at a time; loading them afterwards is served from the page cache.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lookonce.cache.model.model_folder import TOWER_PREFIXES
 from lookonce.errors import ModelError
 from lookonce.files import hash_file
 from lookonce.hub import FILES
+from lookonce.threads import threaded_map
 
 LEN_SIZE = 8
 """A safetensors file begins with the length of its header, in that many bytes."""
@@ -39,8 +40,9 @@ def hash_language_model(folder: Path) -> str:
 
 def _hash(folder: Path, hash_one: Callable[[Path], str]) -> str:
     digest = xxhash.xxh3_128()
-    for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
-        digest.update(f"{path.name} {hash_one(path)}\n".encode())
+    paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+    for path, found in zip(paths, threaded_map(hash_one, paths), strict=True):
+        digest.update(f"{path.name} {found}\n".encode())
     return digest.hexdigest()
 
 

@@ -15,6 +15,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.startup import Startup
+from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.chat.conversations import ConversationTokenizer
 from lookonce.train.data.collate_rows import RowCollator
@@ -24,6 +25,7 @@ from lookonce.train.data.tokenize import ChatTokenizer, Example, Tokens
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp
+from lookonce.train.model.compile_cache import CompileCache
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Session:
         prompts = ConversationTokenizer(self.chat_tokenizer).prompts(asked)
         return [self._shown(tokens, record) for tokens, (record, _) in zip(prompts, asked, strict=True)]
 
+    def compile_cache(self, notify: Notify) -> CompileCache:
+        """The compiled code that is kept for the run's model."""
+        return CompileCache(self.inputs.run.compile_cache, self.inputs.model_folder.folder / "config.json", notify)
+
     def _shown(self, tokens: Tokens, record: Record) -> Example:
         keys = [self.inputs.key_of(path) for path in record.images]
         return self.chat_tokenizer.with_images(tokens, record, keys, [self.cache.grid_thw(key) for key in keys])
@@ -86,9 +92,9 @@ def make_trainer(
 ) -> RunTrainer:
     """A trainer of a model on examples, which validates on `held_out` and prints nothing by itself.
 
-    Features come from the session's collator, or from `source`. `startup` times the warm-up.
+    Features come from the session's collator, or from `source`. `startup` times this and the warm-up.
     """
-    options = session.inputs.run
+    options, startup = session.inputs.run, startup or Startup(quiet)
     source = source or session.collator.source
     one_step = options.batch.model_copy(update={"samples_per_step": max(len(held_out), 1), "order": "as_given"})
     ranks = {"rank": arguments.process_index, "num_ranks": arguments.world_size}
@@ -98,20 +104,22 @@ def make_trainer(
             examples, session.chat_tokenizer, source, batch, arguments.device, options.train.seed, **ranks
         )
 
-    trainer = RunTrainer(
-        model,
-        arguments,
-        batch_maker(examples, options.batch),
-        batch_maker(held_out, one_step) if held_out else None,
-        options.train.prefetch,
-        callbacks,
-        uses_graphs=can_capture(options, arguments, source),
-        uses_flex=options.train.flex_attention,
-        num_checkpoints=options.train.save_total_limit,
-    )
+    with startup.timed("group records"):
+        batches = batch_maker(examples, options.batch), batch_maker(held_out, one_step) if held_out else None
+    with startup.timed("move weights to the device"):
+        trainer = RunTrainer(
+            model,
+            arguments,
+            *batches,
+            options.train.prefetch,
+            callbacks,
+            uses_graphs=can_capture(options, arguments, source),
+            uses_flex=options.train.flex_attention,
+            num_checkpoints=options.train.save_total_limit,
+        )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
-    trainer.add_callback(WarmUp(trainer, startup or Startup(lambda note: None)))
+    trainer.add_callback(WarmUp(trainer, startup, session.compile_cache(startup.notify)))
     return trainer
 
 

@@ -8,7 +8,6 @@ before; a shape that appears later is captured then.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,12 @@ from lookonce.text import count, duration, size
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.loop.trainer import RunTrainer, out_of_memory
 from lookonce.train.model.compile import num_compiled_graphs
+from lookonce.train.model.compile_cache import CompileCache
 from lookonce.train.model.cuda_graphs import Shape, shape_of
 from lookonce.train.model.fsdp import is_sharded
+
+COMPILE, CAPTURE = "compile and warm up", "capture CUDA graphs"
+"""What the two longest parts of a trial are called among the pieces of work before the first step."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +50,26 @@ class Trial:
 
 
 class WarmUp(TrainerCallback):
-    """Runs the trial when the trainer's model is ready, and reports recompilations in later steps."""
+    """Runs the trial when the trainer's model is ready, ends the start at the first step, and reports recompilations in
+    later steps."""
 
-    def __init__(self, trainer: RunTrainer, startup: Startup) -> None:
-        self._trainer, self._startup = trainer, startup
+    def __init__(self, trainer: RunTrainer, startup: Startup, compile_cache: CompileCache) -> None:
+        self._trainer, self._startup, self._compile_cache = trainer, startup, compile_cache
         self._num_graphs = 0
         self.trial: Trial | None = None
         """None until a trial has run."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.batch_maker.pads_to_blocks and state.global_step < state.max_steps:
-            with self._startup.timed("compile and warm up"):
-                self.trial = run_trial(self._trainer)
+            with self._startup.timed("load compiled code"):
+                self._compile_cache.load()
+            self.trial = run_trial(self._trainer, self._startup)
+            with self._startup.timed("keep compiled code"):
+                self._compile_cache.save()
             self._startup.notify(self.trial.text())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._startup.end()
         self._num_graphs = num_compiled_graphs()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -72,7 +80,7 @@ class WarmUp(TrainerCallback):
             )
 
 
-def run_trial(trainer: RunTrainer) -> Trial:
+def run_trial(trainer: RunTrainer, startup: Startup) -> Trial:
     """Run the longest pack forward and backward, capture CUDA graphs if possible, and validate on the longest pack.
 
     Gradients are dropped. All ranks run the same packs, because they gather sharded weights together.
@@ -80,32 +88,39 @@ def run_trial(trainer: RunTrainer) -> Trial:
     Raises:
         TrainingError: the GPU is out of memory; says what to lower.
     """
-    start, packs = (
-        time.perf_counter(),
-        packs_by_shape(trainer.batch_maker.sampler, trainer.state.global_step, trainer.state.max_steps),
-    )
+    with startup.timed("find shapes of packs"):
+        packs = packs_by_shape(trainer.batch_maker.sampler, trainer.state.global_step, trainer.state.max_steps)
     longest, shortest = list(packs.values())[0], list(packs.values())[-1]
     num_tokens = longest.pack.num_tokens
     torch.cuda.reset_peak_memory_stats()
     with torch.random.fork_rng(devices=[trainer.batch_maker.device]):
         try:
-            trained = _run(trainer, longest)
-            _run(trainer, shortest)  # a second length makes torch.compile compile for all lengths
-            torch.cuda.synchronize()
-            tried, launched = time.perf_counter(), torch.cuda.max_memory_allocated()
+            with startup.timed(COMPILE):
+                trained = _run(trainer, longest)
+                _run(trainer, shortest)  # a second length makes torch.compile compile for all lengths
+                torch.cuda.synchronize()
+            launched = torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
             if trainer.uses_graphs:
-                with_images = next((micro_batch for shape, micro_batch in packs.items() if shape[-1]), longest)
-                trainer.capture_passes(trained, list(packs), trainer.batch_maker.batch(with_images))
-            _validate(trainer)
+                with startup.timed(CAPTURE):
+                    _capture(trainer, trained, packs)
+            with startup.timed("try validation"):
+                _validate(trainer)
+                torch.cuda.synchronize()
         except torch.OutOfMemoryError:
             raise TrainingError(out_of_memory(trainer.batch_maker, num_tokens)) from None
-    torch.cuda.synchronize()
-    ended = time.perf_counter()
     # Nothing was freed since `empty_cache`, so the memory reserved now is the most that capturing needed.
     peak = max(launched, torch.cuda.memory_reserved()) + _bytes_of_optimizer(trainer, trained)
     total = torch.cuda.get_device_properties(trainer.batch_maker.device).total_memory
-    return Trial(num_tokens, tried - start, len(packs) if trainer.uses_graphs else 0, ended - tried, peak, total)
+    num_captured, seconds = len(packs) if trainer.uses_graphs else 0, startup.seconds
+    return Trial(num_tokens, seconds[COMPILE], num_captured, seconds.get(CAPTURE, 0.0), peak, total)
+
+
+def _capture(trainer: RunTrainer, trained: list[torch.Tensor], packs: dict[Shape, MicroBatch]) -> None:
+    """Capture a pass of each shape."""
+    with_images = next((micro_batch for shape, micro_batch in packs.items() if shape[-1]), next(iter(packs.values())))
+    trainer.capture_passes(trained, list(packs), trainer.batch_maker.batch(with_images))
+    torch.cuda.synchronize()
 
 
 def packs_by_shape(sampler: Sampler, start: int, end: int) -> dict[Shape, MicroBatch]:

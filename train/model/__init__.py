@@ -1,12 +1,16 @@
 """The model as it trains: without its tower, with LoRA, over padded rows or packs.
 
-cached_tower  the module that replaces the tower and returns cached features
-load          the model without its tower, and LoRA on its language model
-attention     the mask of a pack: which token attends to which (FlexAttention or dense)
-sync_free     the stock model's forward pass over a pack, without host-device syncs
-compile       the decoder layers compiled, and set up for packs
-fsdp          the frozen weights sharded over the ranks (FSDP2)
-loss          the weighted loss of one micro-batch
-gpu_memory    how much GPU memory a training needs, from measurements
-cuda_graphs   forward and backward passes over packs, captured as CUDA graphs and replayed
+cached_tower   the module that replaces the tower and returns cached features
+load           the model without its tower, and LoRA on its language model
+frozen         the frozen weights: in the precision of training, or quantised
+attention      the mask of a pack: which token attends to which (FlexAttention or dense)
+sync_free      the stock model's forward pass over a pack, without host-device syncs
+lora_products  LoRA's products, in the order that reads and writes least
+last_layer     the last decoder layer, computed only for the tokens that targets are predicted from
+compile        the decoder layers compiled, and set up for packs
+compile_cache  compiled code that is kept for later processes
+fsdp           the frozen weights sharded over the ranks (FSDP2)
+loss           the weighted loss of one micro-batch
+gpu_memory     how much GPU memory a training needs, from measurements
+cuda_graphs    forward and backward passes over packs, captured as CUDA graphs and replayed
 """

@@ -10,6 +10,7 @@ from lookonce.commands.options import JSON, RUN, SET, VERIFY_IMAGES, emit, notif
 from lookonce.environment import rank
 from lookonce.run.startup import Startup
 from lookonce.signals import exit_on_signal
+from lookonce.text import quiet
 
 
 @click.command()
@@ -41,9 +42,12 @@ def train(
         raise click.UsageError("--resume continues and --restart starts again; use one of them")
     with exit_on_signal("run the same command with --resume to continue"), only_results_on_stdout():
         run = read_existing(run_file, assignments)
-        with Startup(notify if rank() == 0 else lambda note: None).timed("load libraries"):
+        startup = Startup.of_process(notify if rank() == 0 else quiet)
+        with startup.timed("load libraries"):
             from lookonce.workflow.train import train as train_run
 
-        summary = train_run(run, resume=resume, restart=restart, verify_images=verify_images, notify=notify)
+        summary = train_run(
+            run, resume=resume, restart=restart, verify_images=verify_images, notify=notify, startup=startup
+        )
     if summary:
         emit(summary.to_json(), summary.text(), as_json)

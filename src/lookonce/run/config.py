@@ -70,6 +70,11 @@ class RunFile(Section):
             )
         return self
 
+    @property
+    def compile_cache(self) -> Path:
+        """The folder in which compiled code is kept."""
+        return self.train.compile_cache or self.cache.dir / "compiler"
+
     def to_yaml(self) -> str:
         """All keys with their resolved values."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

@@ -1,7 +1,8 @@
 """What a training does before its first step: each piece of work is named, timed and said as it happens.
 
 Design: a line when a piece of work ends, with its seconds, so that a fast start is a few lines. One that takes longer
-is also said before it ends, so that a slow start is never silent. It costs a sleeping thread each.
+is also said before it ends, so that a slow start is never silent. It costs a sleeping thread each. At the first step
+one line adds all of it up; what no piece of work accounts for is named there too, so nothing is hidden.
 """
 
 from __future__ import annotations
@@ -11,19 +12,32 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
+
 from lookonce.text import Notify, duration
 
 PATIENCE_S = 3.0
 """Seconds after which a piece of work is said although it has not ended."""
+OTHER = "other work"
+"""The name of what no piece of work accounts for."""
+SHORT_S = 0.1
+"""Shorter pieces of work are not named in the line that adds up."""
 
 
 class Startup:
     """Times named pieces of work; `notify` gets a note of each."""
 
-    def __init__(self, notify: Notify, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, notify: Notify, patience_s: float = PATIENCE_S, age_s: float = 0.0) -> None:
+        """`age_s`: how long ago the start began."""
         self.notify, self._patience_s = notify, patience_s
+        self._began, self._has_ended = time.perf_counter() - age_s, False
         self.seconds: dict[str, float] = {}
         """Seconds of all that has ended, by name, in order; the sum of those with one name."""
+
+    @classmethod
+    def of_process(cls, notify: Notify) -> Startup:
+        """A start that began with this process."""
+        return cls(notify, age_s=process_age())
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -39,3 +53,21 @@ class Startup:
         seconds = time.perf_counter() - began
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
         self.notify(f"{name}: {duration(seconds)}")
+
+    def end(self) -> None:
+        """Say what all seconds until now, when the first step begins, went to; later calls do nothing."""
+        if self._has_ended:
+            return
+        self._has_ended, total = True, time.perf_counter() - self._began
+        self.seconds[OTHER] = round(max(total - sum(self.seconds.values()), 0.0), 3)
+        longest = sorted(self.seconds.items(), key=lambda one: -one[1])
+        parts = ", ".join(f"{name} {duration(part)}" for name, part in longest if part >= SHORT_S)
+        self.notify(f"first step after {duration(total)}{': ' if parts else ''}{parts}")
+
+
+def process_age() -> float:
+    """Seconds since this process was started, whatever the clock was set to meanwhile, to a hundredth on Linux."""
+    process = psutil.Process()
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (process.create_time() - psutil.boot_time())
+    return max(time.time() - process.create_time(), 0.0)

@@ -18,6 +18,7 @@ import torch
 
 from lookonce.errors import LookonceError, TrainingError
 from lookonce.run.config import RunFile
+from lookonce.run.inputs import Timed, untimed
 from lookonce.selftest.note import VARIABLE, combination, is_noted_exact, save_note
 from lookonce.selftest.report import Check, Report
 from lookonce.selftest.run import run_selftest
@@ -29,8 +30,10 @@ OFF = ("off", "0", "false", "no")
 SKIP = f"{VARIABLE}=off in the environment skips the test"
 
 
-def check_exact(run: RunFile, notify: Notify) -> None:
+def check_exact(run: RunFile, notify: Notify, timed: Timed = untimed) -> None:
     """Check that packs are exact in the way in which this run computes them, if it has a GPU and packs.
+
+    `timed` times the test, if there is one, by its name.
 
     Raises:
         TrainingError: they are not; names the fastest settings that are exact.
@@ -41,7 +44,8 @@ def check_exact(run: RunFile, notify: Notify) -> None:
     if is_noted_exact(combination(precision), way):
         return
     notify("first training with this GPU, driver and libraries; testing that packs are exact, which takes a minute")
-    report = in_own_process(partial(run_selftest, own=way, precision=precision, notify=quiet))
+    with timed("test that packs are exact"):
+        report = in_own_process(partial(run_selftest, own=way, precision=precision, notify=quiet))
     save_note(report)
     if way not in report.exact:
         raise TrainingError(not_exact(report, way))

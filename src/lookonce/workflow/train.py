@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lookonce.disk_space import full_disk_named
+from lookonce.environment import rank
 from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
@@ -25,9 +26,11 @@ from lookonce.run.claim import TRAIN, RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT
+from lookonce.run.startup import Startup
 from lookonce.status.summary import Summary, summarise
-from lookonce.text import Notify, first_line
+from lookonce.text import Notify, first_line, quiet
 from lookonce.train.loop.checkpoints import KEPT, OTHER_BYTES
+from lookonce.train.model.frozen.choice import frozen_of_answers
 from lookonce.train.model.load import load_trained
 from lookonce.train.train import Training, open_training
 from lookonce.workflow.selftest import check_exact
@@ -40,23 +43,31 @@ def train(
     restart: bool = False,
     verify_images: bool = False,
     notify: Notify = print,
+    startup: Startup | None = None,
 ) -> Summary | None:
     """Train a run from its cache, evaluate the adapter, and write the summary, which is also returned.
 
     A finished run is not trained again. `resume` continues from the last checkpoint; `restart` first moves the run in
     the folder away. `verify_images` reads all images, which training does not need, and compares them with the cache.
-    Under torchrun only the first rank evaluates the adapter; the others return None.
+    Under torchrun only the first rank evaluates the adapter; the others return None. `startup` was begun by the caller.
 
     Raises:
         Stopped: a signal asked the training to stop; the current step is saved.
         LookonceError: any other error that a user can fix.
     """
+    startup = startup or Startup(notify if rank() == 0 else quiet)
     with RunClaim(run.output, TRAIN, run.cache.claim_s) as owner:
-        return _train(run, owner, resume, restart, verify_images, notify)
+        return _train(run, owner, resume, restart, verify_images, notify, startup)
 
 
 def _train(
-    run: RunFile, owner: RunClaim, resume: bool, restart: bool, verify_images: bool, notify: Notify
+    run: RunFile,
+    owner: RunClaim,
+    resume: bool,
+    restart: bool,
+    verify_images: bool,
+    notify: Notify,
+    startup: Startup,
 ) -> Summary | None:
     ranks, training = open_training(
         run,
@@ -64,8 +75,9 @@ def _train(
         resume=resume,
         restart=restart,
         verify_images=verify_images,
-        before_claim=lambda: check_exact(run, notify),
+        before_claim=lambda: check_exact(run, notify, startup.timed),
         notify=notify,
+        startup=startup,
     )
     if training is None:
         if not ranks.is_first:
@@ -78,6 +90,8 @@ def _train(
         if not ranks.is_first:
             return None
         heartbeat.enter("evaluating")
+        if frozen_of_answers(run) != run.train.frozen:
+            model = None  # and loaded again, with the other frozen weights
         evaluation = _evaluate(training, model)
         del model
         summary = summarise(training.session.inputs, training.session.cache, training.folder.read_trained(), evaluation)

@@ -1,0 +1,52 @@
+"""What one process compiled, another one finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+from torch._dynamo.utils import counters
+from lookonce.train.model.compile_cache import CompileCache
+
+folder, notes = Path(sys.argv[1]), []
+cache = CompileCache(folder / "compiler", folder / "config.json", notes.append)
+cache.load()
+product = torch.compile(lambda one, other: (one @ other).T, dynamic=True)  # no kernel for which C++ is compiled
+weight = torch.eye(8, requires_grad=True)
+product(torch.ones(16, 8), weight).sum().backward()
+cache.save()
+print(json.dumps([weight.grad.sum().item(), counters["aot_autograd"], counters["inductor"], notes]))
+"""
+
+
+def compile_in_a_process(folder: Path, machine: str) -> tuple[float, dict[str, int], dict[str, int], list[str]]:
+    """The result, PyTorch's counters and the notes of a process on a machine with a compiler folder of its own."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / machine)}
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_process_finds_what_another_one_compiled_beside_a_damaged_file(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    result, graphs, kernels, notes = compile_in_a_process(tmp_path, "a")
+    assert (graphs["autograd_cache_miss"], kernels["fxgraph_cache_miss"]) == (1, 2)
+    assert notes[0] == "compiled graphs: 1, 0 of them from earlier processes" and notes[1].startswith("kept ")
+
+    (path,) = (tmp_path / "compiler").glob("*")
+    damaged = path.with_name(path.name.replace("-", "-0"))
+    damaged.write_bytes(path.read_bytes()[:-1] + b"X")
+    again, graphs, kernels, notes = compile_in_a_process(tmp_path, "b")
+    assert again == result and (graphs["autograd_cache_hit"], kernels["fxgraph_cache_hit"]) == (1, 2)
+    assert notes == [
+        f"removed {damaged}, which is damaged; compiling what it had",
+        "compiled graphs: 1, 1 of them from earlier processes",
+    ]
+    assert [*(tmp_path / "compiler").glob("*")] == [path]
