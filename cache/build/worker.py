@@ -46,6 +46,8 @@ POLL_S = 5
 """How often a worker with nothing to claim checks whether others have finished or died."""
 SIGNAL_DELAY_S = 0.2
 """A signal to the process group may reach this process at most this long after a decoding process."""
+DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
+"""What torch raises when a decoding process has ended: the last three while it hands over pixels."""
 MAX_UNWRITTEN = 2
 """At most this many tower batches wait for the disk."""
 
@@ -165,7 +167,7 @@ class _Build:
                     if not self.options.wait:
                         return
                     time.sleep(min(POLL_S, self.options.expiry_s / 4))
-        except RuntimeError:
+        except DEAD_PROCESS:
             # A signal to the process group ends the decoding processes too, and torch then raises in this one, at any
             # point, even while a writer cleans up.
             time.sleep(SIGNAL_DELAY_S)

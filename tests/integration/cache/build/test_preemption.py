@@ -87,6 +87,23 @@ def test_a_build_that_waits_for_others_stops_on_a_signal(site, images, monkeypat
     assert all(claim.is_held() for claim in claims)
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError, EOFError, ConnectionResetError, FileNotFoundError])
+def test_a_build_whose_decoding_processes_a_signal_has_ended_is_stopped(site, images, error, is_asked):
+    """torch meets a dead process at any point of handing over an image, perhaps before the signal arrives here."""
+    timer = threading.Timer(0.05, send, [WARNING])
+
+    def end_processes(number: int) -> None:
+        if number == 3:
+            if is_asked:
+                timer.start()
+            raise error("from a process that has ended")
+
+    with pytest.raises(Stopped if is_asked else error):
+        site.build(images, site.Tower(on_image=end_processes))
+    assert not site.leftovers()
+
+
 def test_an_error_restores_the_handlers(site, images):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(3))
