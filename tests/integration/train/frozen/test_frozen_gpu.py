@@ -1,13 +1,14 @@
 """On a GPU, on the same quantised weights: sharing is as exact as each question alone, compiled and captured.
 
-Products of quantised weights in bfloat16 are rounded differently in packs and in rows, and int8 rounds its inputs. So
-the yardstick is the distance between two computations of each question alone.
+Products of quantised weights in bfloat16 are rounded differently in packs and in rows, and int8 and fp8 round their
+inputs. So the yardstick is the distance between two computations of each question alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -32,7 +33,9 @@ from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 from lookonce.workflow.train import train
 
-pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install 'lookonce[qlora]'"
+)
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.usefixtures("exact_float32"),
@@ -46,7 +49,7 @@ NUM_PACKS = 32
 NUM_ROWS = 8
 """Rows in a forward pass where each question is a padded row."""
 TOLERANCE = 1e-4
-KINDS = ("nf4", "int8")
+KINDS = ("fp8", *(pytest.param(kind, marks=needs_bitsandbytes) for kind in ("nf4", "int8")))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,7 @@ def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(session
     assert new_graphs[0] > 0 and not any(new_graphs[1:])
 
 
+@needs_bitsandbytes
 def test_sharing_is_exact_in_float32(session, random_lora):
     computation = Computation(session, random_lora, "nf4", "fp32")
     for batches, micro_batch in islice(packs(session), 4):
