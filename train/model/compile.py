@@ -52,7 +52,8 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
     check_layers(text_model(model).config)
-    last_layer = short_last_layer(model) if attention == NAME else contextlib.nullcontext()
+    trains = attention == NAME and torch.is_grad_enabled()  # else the last layer would be compiled for nothing
+    last_layer = short_last_layer(model) if trains else contextlib.nullcontext()
     with (
         as_loaded(model, attention),
         for_all_lengths(),
