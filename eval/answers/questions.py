@@ -37,6 +37,9 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 from lookonce.train.model.frozen.choice import model_settings
 
+NOT_OF_ANSWERS = {"split", "staged", "candidates", "every", "max_questions", "frozen"}
+"""Keys of `eval` that answers do not depend on, or that their identity has in another form."""
+
 
 @dataclass(frozen=True)
 class Questions:
@@ -185,7 +188,7 @@ class Questions:
             "adapter": adapter,
             "inputs": inputs,
             "cache": self.session.inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(exclude={"split", "staged", "candidates", "every", "max_questions"}),
+            "eval": run.eval.model_dump(exclude=NOT_OF_ANSWERS),
             "model": model_settings(run),
         }
         if form := run.data.context:

@@ -163,7 +163,7 @@ class Answerer:
             "adapter": {path.name: hash_file(path) for path in files},
             "model": model_identity(inputs.model_folder.folder, {}),
             "cache": inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(exclude={"split", "candidates"}),
+            "eval": run.eval.model_dump(exclude={"split", "candidates", "frozen"}),
             "precision": model_settings(run),
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

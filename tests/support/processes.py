@@ -1,4 +1,4 @@
-"""Processes of the integration tests, which start from one that has imported everything already."""
+"""Signals, and processes of the integration tests, which start from one that has imported everything already."""
 
 from __future__ import annotations
 
@@ -14,6 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+NOTICE, WARNING = signal.SIGUSR1, signal.SIGTERM
+"""Signals that leave time, and that do not."""
+
+
+def send(*numbers: signal.Signals) -> None:
+    """Send signals to this process."""
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def restored_handlers() -> Iterator[None]:
+    """However a test ends, the handlers of signals that were there before are restored."""
+    before = [signal.signal(number, signal.SIG_IGN) for number in (NOTICE, WARNING)]
+    yield
+    after = [signal.signal(number, handler) for number, handler in zip((NOTICE, WARNING), before, strict=True)]
+    assert after == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,17 @@ from lookonce.run.inputs import RunInputs
 from lookonce.selftest.passes import ieee_float32
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.workflow.train import train
+
+COMPILED_ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),  # the compiler warns
+]
+"""The marks of tests that compile on a GPU."""
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install 'lookonce[qlora]'"
+)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from lookonce.run.config import RunFile
 from lookonce.text import first_line
 from lookonce.train.loop.scheduler import check_scheduler
 from lookonce.train.loop.tracking.trackers import check_trackers
-from lookonce.train.model.frozen.choice import check_frozen
+from lookonce.train.model.frozen.choice import check_run
 
 CHECKPOINTING = next(
     name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
@@ -38,7 +38,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         UsageError: hardware or a library that the settings need is missing, or Trainer does not know a name.
     """
     check_trackers(run.train.track)
-    check_frozen(run.train.frozen)
+    check_run(run)
     options, on_gpu = run.train, torch.cuda.is_available()
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")

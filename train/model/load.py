@@ -138,7 +138,7 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
     names = list(modules)
     for name in wanted:
         matched = [found for found in names if found.endswith(name)]
-        if rounded := [one for one in matched if not all(map(torch.is_floating_point, modules[one].parameters()))]:
+        if rounded := [one for one in matched if _is_quantised(modules[one])]:
             raise ModelError(
                 f"lora.modules_to_save: {name} is quantised and cannot be trained as a whole: "
                 f"{listed(rounded, NUM_NAMED)}; name it in lora.targets, or set train.frozen: {UNQUANTISED}"
@@ -147,6 +147,10 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
             near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
+
+
+def _is_quantised(module: torch.nn.Module) -> bool:
+    return not all(map(torch.is_floating_point, (*module.parameters(), *module.buffers())))
 
 
 def check_adapter(adapter: Path) -> None:

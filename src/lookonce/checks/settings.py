@@ -72,13 +72,17 @@ def _training(run: RunFile) -> Iterator[Result]:
     from lookonce.train.loop.arguments import training_arguments
     from lookonce.train.loop.scheduler import check_scheduler
     from lookonce.train.loop.tracking.trackers import check_trackers
-    from lookonce.train.model.frozen.choice import check_frozen
+    from lookonce.train.model.frozen.choice import check_run
 
-    plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
+    sections = {
+        "train": run.train.model_copy(update=PLAIN_TRAINING),
+        "eval": run.eval.model_copy(update={"frozen": None}),
+    }
+    plain = run.model_copy(update=sections)
     checks: tuple[Callable[[], Any], ...] = (
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
-        lambda: check_frozen(run.train.frozen),
+        lambda: check_run(run),
         lambda: training_arguments(plain, run.output),
     )
     for check in checks:

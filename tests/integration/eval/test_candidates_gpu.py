@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+from support.trainings import COMPILED_ON_GPU
 
 from lookonce.eval.answers.candidates import choice
 from lookonce.eval.answers.candidates.choice import Choice
@@ -15,12 +15,7 @@ from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session
 from lookonce.train.model.load import load_without_tower
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("exact_float32"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # the compiler warns
-]
+pytestmark = COMPILED_ON_GPU
 
 
 def chosen(choice: Choice, model: Any) -> list[Answer]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
+from support.trainings import COMPILED_ON_GPU
 
 from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
@@ -17,12 +17,7 @@ from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("exact_float32"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # the compiler warns
-]
+pytestmark = COMPILED_ON_GPU
 
 NEW_TOKENS = 12
 Tokens = list[tuple[int, ...]]

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from support.trainings import COMPILED_ON_GPU
 
 from lookonce.selftest.attention import Heads, attention_checks
 from lookonce.selftest.layouts import Layout, Lengths, random_layout
@@ -16,12 +17,7 @@ from lookonce.selftest.ways import ON_GPU, Way
 from lookonce.train.model import attention, cuda_graphs
 from lookonce.workflow.selftest import check_exact
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("exact_float32"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # the compiler warns
-]
+pytestmark = COMPILED_ON_GPU
 
 DEVICE = torch.device("cuda")
 LAYOUTS = (Layout((Lengths(600, (33, 20, 260), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 900))

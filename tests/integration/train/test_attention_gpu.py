@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
+from support.trainings import COMPILED_ON_GPU
 
 from lookonce.selftest.attention import Heads, attention_checks
 from lookonce.selftest.layouts import random_layout
 from lookonce.train.model.compile import num_compiled_graphs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("exact_float32"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # the compiler warns
-]
+pytestmark = COMPILED_ON_GPU
 
 NUM_PACKS = 56
 TOLERANCE = 1e-4

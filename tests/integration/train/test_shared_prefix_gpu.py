@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.trainings import COMPILED_ON_GPU
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.config import RunFile
@@ -34,12 +35,7 @@ from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("exact_float32"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # the compiler warns
-]
+pytestmark = COMPILED_ON_GPU
 
 DEVICE = torch.device("cuda")
 NUM_PACKS = 56

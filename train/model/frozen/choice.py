@@ -57,23 +57,33 @@ def quantised(frozen: str) -> Quantised | None:
     return BitsAndBytes(frozen)
 
 
-def check_frozen(frozen: str) -> None:
-    """Check that what a value of `train.frozen` needs is here.
+def check_frozen(frozen: str, key: str = "frozen") -> None:
+    """Check that what a value of a run file's `key` needs is here.
 
     Raises:
         UsageError: a package is not installed, or the GPU cannot multiply in fp8; says what to do.
     """
     if frozen == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         raise UsageError(
-            "train.frozen: fp8 needs a GPU that multiplies in fp8 (Ada, Hopper or later), and "
-            f"{torch.cuda.get_device_name()} cannot; set train.frozen: {UNQUANTISED}, int8 or nf4"
+            f"{key}: fp8 needs a GPU that multiplies in fp8 (Ada, Hopper or later), and "
+            f"{torch.cuda.get_device_name()} cannot; set {key}: {UNQUANTISED}, int8 or nf4"
         )
     package, extra = EXTRAS.get(frozen, ("", ""))
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(
-            f"train.frozen: {frozen} needs {package}, which is not installed; install it with: "
-            f"pip install 'lookonce[{extra}]', or set train.frozen: {UNQUANTISED}"
+            f"{key}: {frozen} needs {package}, which is not installed; install it with: "
+            f"pip install 'lookonce[{extra}]', or set {key}: {UNQUANTISED}"
         )
+
+
+def check_run(run: RunFile) -> None:
+    """Check what a run needs for its training and for its answers.
+
+    Raises:
+        UsageError: see `check_frozen`.
+    """
+    check_frozen(run.train.frozen, "train.frozen")
+    check_frozen(frozen_of_answers(run), "eval.frozen")
 
 
 def frozen_of_answers(run: RunFile) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.processes import NOTICE, WARNING, send
 
 from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
@@ -22,25 +21,10 @@ from lookonce.claim_file import Process
 from lookonce.cli import main
 from lookonce.errors import Stopped
 
-pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync")
+pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync", "restored_handlers")
 
-NOTICE, WARNING = signal.SIGUSR1, signal.SIGTERM
 EX_TEMPFAIL = 75
 NUM_IMAGES = 8
-
-
-def send(*numbers: signal.Signals) -> None:
-    for number in numbers:
-        os.kill(os.getpid(), number)
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """However a build ends, the previous handlers are restored."""
-    before = [signal.signal(number, signal.SIG_IGN) for number in (NOTICE, WARNING)]
-    yield
-    after = [signal.signal(number, handler) for number, handler in zip((NOTICE, WARNING), before, strict=True)]
-    assert after == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 @pytest.mark.parametrize(

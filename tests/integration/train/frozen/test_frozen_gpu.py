@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.trainings import COMPILED_ON_GPU, needs_bitsandbytes
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
@@ -33,15 +33,7 @@ from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 from lookonce.workflow.train import train
 
-needs_bitsandbytes = pytest.mark.skipif(
-    find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install 'lookonce[qlora]'"
-)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("exact_float32"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # the compiler warns
-]
+pytestmark = COMPILED_ON_GPU
 
 DEVICE = torch.device("cuda")
 TOKENS = 1024

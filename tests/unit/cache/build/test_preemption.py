@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.processes import NOTICE, WARNING, send
 
 from lookonce.cache.build.preemption import StopSignals
 
-NOTICE, WARNING = signal.SIGUSR1, signal.SIGTERM
-
-
-def send(*numbers: signal.Signals) -> None:
-    for number in numbers:
-        os.kill(os.getpid(), number)
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """However a test ends, the previous handlers are restored."""
-    before = [signal.signal(number, signal.SIG_IGN) for number in (NOTICE, WARNING)]
-    yield
-    after = [signal.signal(number, handler) for number, handler in zip((NOTICE, WARNING), before, strict=True)]
-    assert after == [signal.SIG_IGN, signal.SIG_IGN]
+pytestmark = pytest.mark.usefixtures("restored_handlers")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,21 @@ def test_loss_and_gradients_are_those_of_the_stock_layer(model, monkeypatch):
     assert any(gradient.abs().max() > 1e-3 for gradient in found[1:])
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")  # the name that transformers 5.17 has
+def test_it_may_be_computed_again_in_the_backward_pass(model):
+    """With gradient checkpointing."""
+    with training_on_packs(model, compiled=False):
+        expected = loss_and_gradients(model)
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        try:
+            found = loss_and_gradients(model)
+        finally:
+            model.gradient_checkpointing_disable()
+            model.eval()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_it_is_for_layers_that_it_knows_and_to_which_no_features_are_added(model, monkeypatch):
     layers, config = text_model(model).layers, model.config.vision_config
     with short_last_layer(model):

@@ -13,8 +13,9 @@ from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.model.frozen.choice import check_frozen, model_settings, quantised
 
 
-def run_with(**train: str) -> RunFile:
-    return RunFile.model_validate({"model": {"path": "m"}, "data": {"train": "a"}, "output": "b", "train": train})
+def run_with(evaluation: dict[str, str] | None = None, **train: str) -> RunFile:
+    sections = {"train": train, "eval": evaluation or {}}
+    return RunFile.model_validate({"model": {"path": "m"}, "data": {"train": "a"}, "output": "b"} | sections)
 
 
 @pytest.fixture
@@ -29,8 +30,13 @@ def test_a_missing_package_is_an_error_that_names_the_command(nothing_installed,
 
 
 def test_it_is_refused_before_anything_is_read(nothing_installed):
-    with pytest.raises(UsageError, match="needs bitsandbytes"):
+    with pytest.raises(UsageError, match=r"^train.frozen: nf4 needs bitsandbytes"):
         training_arguments(run_with(frozen="nf4"), Path("checkpoints"))
+
+
+def test_what_only_the_answers_need_is_refused_before_training(nothing_installed):
+    with pytest.raises(UsageError, match=r"^eval.frozen: int8 needs bitsandbytes"):
+        training_arguments(run_with({"frozen": "int8"}), Path("checkpoints"))
 
 
 def test_weights_in_the_precision_of_training_need_nothing(nothing_installed):

@@ -10,9 +10,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from lookonce.errors import UsageError
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.errors import ModelError, UsageError
+from lookonce.run.sections.lora import LoraSection
 from lookonce.train.model.frozen.choice import check_frozen, frozen_of_answers
 from lookonce.train.model.frozen.fp8 import LARGEST, Fp8Linear, rounded
+from lookonce.train.model.load import add_lora, load_without_tower
 
 CPU = torch.device("cpu")
 
@@ -73,6 +76,14 @@ def test_peft_adds_an_adapter_in_float32_to_it():
     assert torch.equal(model.base_model.model[0](x), fp8(x)), "a new adapter changes nothing"
 
 
+def test_such_a_layer_is_no_module_to_save(sample):
+    """PEFT would copy it as one to train, and nothing of it would be trained."""
+    folder = ModelFolder.open(str(sample / "model"))
+    model, options = load_without_tower(folder, torch.float32, frozen="fp8"), LoraSection(modules_to_save=["up_proj"])
+    with pytest.raises(ModelError, match=r"^lora.modules_to_save: up_proj is quantised and cannot be trained"):
+        add_lora(model, folder, options, seed=0)
+
+
 def test_it_takes_as_many_bytes_as_bfloat16():
     _, fp8 = layers()
     assert sum(tensor.nbytes for tensor in fp8.buffers()) == 2 * 64 * 48 + 4 * (64 + 48)
@@ -82,7 +93,7 @@ def test_a_gpu_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100-SXM4-40GB")
-    with pytest.raises(UsageError, match=r"^train.frozen: fp8 needs a GPU .*, and NVIDIA A100-SXM4-40GB cannot; set"):
+    with pytest.raises(UsageError, match=r"^frozen: fp8 needs a GPU .*, and NVIDIA A100-SXM4-40GB cannot; set"):
         check_frozen("fp8")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     check_frozen("fp8")
