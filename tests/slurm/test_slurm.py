@@ -67,7 +67,9 @@ def test_slurm_accepts_the_directives(slurm: Slurm, root: Path):
 
 def test_either_all_jobs_are_submitted_or_none(make_project: Make, slurm: Slurm):
     project = make_project("refused", site='LOOKONCE_EVAL_OPTIONS="--partition=absent"\n')
-    (project.folder / "bin" / "lookonce").write_text("#!/bin/sh\nprintf 'cache 3\\ntrain\\neval\\n'\n")
+    # A job may begin before the submission is refused: it must still run when it is cancelled.
+    answers = "#!/bin/sh\n[ \"$1\" = status ] || exec sleep 60\nprintf 'cache 3\\ntrain\\neval\\n'\n"
+    (project.folder / "bin" / "lookonce").write_text(answers)
     done = project.submit()
     jobs = re.findall(r"job (\d+)", done.stdout)
     assert done.returncode == 1 and len(jobs) == 3
