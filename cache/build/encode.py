@@ -13,7 +13,7 @@ the disk is suspected and the build stops.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +21,11 @@ import torch
 
 from lookonce.cache.build.decode import DecodeAhead, DecodedBatch, Request
 from lookonce.cache.constants import Grid
+from lookonce.cache.model.kept import KeptTokens, num_kept
+from lookonce.cache.model.merging import merge_tokens
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.dtypes import Storage
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.plan import Shard, cut
 from lookonce.cache.store.receipts import Failure
 from lookonce.cache.store.shards import StoredImage
@@ -57,11 +59,11 @@ class Encoder:
         files: Mapping[str, Path],
         processor: ImageProcessor,
         tower: Tower,
-        storage: Storage,
+        fingerprint: Fingerprint,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        """`files` maps image keys to files."""
-        self.files, self.processor, self.tower, self.storage = files, processor, tower, storage
+        """`files` maps image keys to files; `fingerprint` says in which form features are stored."""
+        self.files, self.processor, self.tower, self.fingerprint = files, processor, tower, fingerprint
         self.stopwatch = stopwatch or Stopwatch()
         self._patcher = processor.patcher().to(tower.device, tower.dtype)
         self._decoder = DecodeAhead(files, processor, tower.device)
@@ -131,11 +133,14 @@ class _BatchOnDevice:
         self._grids = [encoder._patcher.grid_thw(image) for image in pixels]
         with stopwatch.measure_device("tower", device):
             features = encoder.tower.encode(patches, self._grids)
+        self._counts = [t * h * w // encoder.tower.merge_size**2 for t, h, w in self._grids]
         with stopwatch.measure_device("pack", device), torch.inference_mode():
+            features, kept = _merged(features, self._counts, encoder.fingerprint)
+            self._counts = [num_kept(number, encoder.fingerprint.keep) for number in self._counts]
             norms = torch.linalg.vector_norm(features, dim=-1, dtype=torch.float32)
             peaks = features.abs().amax(dim=-1).float()
-            stored = encoder.storage.quantize(features)
-        self._copy = HostCopy([norms, peaks, *stored], device, stopwatch)
+            stored = encoder.fingerprint.storage.quantize(features)
+        self._copy = HostCopy([norms, peaks, *stored, *kept], device, stopwatch)
 
     def wait(self) -> EncodedBatch:
         """Wait for the copy and return the encoded images."""
@@ -144,9 +149,7 @@ class _BatchOnDevice:
             return encoded
         with self._encoder.stopwatch.measure("wait for the tower"):
             tensors = self._copy.wait()
-        merge = self._encoder.tower.merge_size**2
-        counts = [t * h * w // merge for t, h, w in self._grids]
-        per_image = zip(*(torch.split(tensor, counts) for tensor in tensors), strict=True)
+        per_image = zip(*(torch.split(tensor, self._counts) for tensor in tensors), strict=True)
         for image, grid, (norm, peak, *features) in zip(self._decoded.images, self._grids, per_image, strict=True):
             if torch.isfinite(peak).all():
                 stored = StoredImage(image.key, grid, tuple(features), _rounded(norm.mean(0)), _rounded(peak.amax(0)))
@@ -157,20 +160,48 @@ class _BatchOnDevice:
         return encoded
 
 
-def encode_image(path: Path, processor: ImageProcessor, tower: Tower, storage: Storage) -> tuple[torch.Tensor, Grid]:
-    """The features of one image as a cache would return them, `[num_tokens, num_levels, hidden]`, and its grid.
+@dataclass(frozen=True)
+class ImageFeatures:
+    """The features of one image as a cache would return them."""
+
+    features: torch.Tensor
+    """`[num_tokens, num_levels, hidden]`, on the CPU."""
+    grid_thw: Grid
+    kept: KeptTokens | None
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor], grid: Grid, fingerprint: Fingerprint) -> ImageFeatures:
+        """The features that are stored in these tensors."""
+        storage = fingerprint.storage
+        features = storage.dequantize(tensors[0], tensors[1] if storage.is_scaled else None).cpu()
+        indices = tensors[-1].cpu().numpy() if fingerprint.is_merged else None
+        return cls(features, grid, None if indices is None else KeptTokens(indices, grid, fingerprint.merge_size))
+
+
+def encode_image(path: Path, processor: ImageProcessor, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
+    """The features of one image.
 
     Raises:
         ImageError: it cannot be read or decoded, or the processor refuses its shape.
     """
-    patches, grid = processor.read(path)
-    return encode_patches(patches, grid, tower, storage), grid
+    return encode_patches(*processor.read(path), tower, fingerprint)
 
 
-def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, storage: Storage) -> torch.Tensor:
-    """The features of one image from its patches, as a cache would return them, `[num_tokens, num_levels, hidden]`."""
-    stored, *scale = storage.quantize(tower.encode(patches, [grid]))
-    return storage.dequantize(stored, scale[0] if scale else None).cpu()
+def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
+    """The features of one image from its patches."""
+    features = tower.encode(patches, [grid])
+    features, kept = _merged(features, [len(features)], fingerprint)
+    return ImageFeatures.of([*fingerprint.storage.quantize(features), *kept], grid, fingerprint)
+
+
+def _merged(
+    features: torch.Tensor, counts: Sequence[int], fingerprint: Fingerprint
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """The features to store of images with `counts` tokens, and the tensor of kept tokens if there is one."""
+    if not fingerprint.is_merged:
+        return features, ()
+    features, kept = merge_tokens(features, counts, fingerprint.keep)
+    return features, (kept,)
 
 
 class HostCopy:

@@ -11,7 +11,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lookonce.cache.build.encode import Encoder
@@ -19,7 +19,6 @@ from lookonce.cache.build.planner import Finished, new_shards, pending_shards, p
 from lookonce.cache.constants import DtypeName
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.plan import PlannedImage, Shard
@@ -66,9 +65,11 @@ class Estimate:
     num_done: int
     """Number of images that are encoded already or known to be impossible."""
     num_tokens: int
-    """Tokens of all distinct images; the features are this many vectors for each level."""
+    """Tokens of all distinct images; the features are this many vectors for each level, or a share with `keep`."""
     histogram: list[tuple[int, int, int]]
     """Number of images by number of tokens: from, up to and including, images."""
+    keep: float
+    """The share of these tokens that is kept."""
     num_bytes: int
     """Bytes of the features of all these images, in the dtype of the run file."""
     bytes_by_dtype: dict[str, int]
@@ -99,7 +100,7 @@ class Estimate:
         sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
         lines = [
             ("images", self._images()),
-            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}"),
+            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}{self._kept()}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
             ("to do", f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}; {self._room()}"),
             ("an epoch", f"reads {size(self.epoch_bytes)} if every question reads its image"),
@@ -108,6 +109,9 @@ class Estimate:
         ]
         chart = bars([(f"{low:,}-{high:,}", number) for low, high, number in self.histogram])
         return f"{rows(lines)}\n\n  images by tokens\n{chart}"
+
+    def _kept(self) -> str:
+        return f"; {self.keep:g} of them kept (cache.keep)" if self.keep < 1 else ""
 
     def _images(self) -> str:
         unusable = f", {self.num_unusable:,} cannot be read" if self.num_unusable else ""
@@ -151,12 +155,13 @@ def estimate(
     pending = pending_shards(plan, finished, tokens_of)
     pending += new_shards(plan, finished, wanted, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
-    epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
+    num_bytes = num_bytes_of(fingerprint, tokens_of.values())
+    in_epoch = [tokens_of.get(key, 0) for key in epoch_images]
     pilot = None
-    if load_tower and free_bytes(folder) > with_margin(min(num_tokens * fingerprint.bytes_per_token, PILOT_BYTES)):
+    if load_tower and free_bytes(folder) > with_margin(min(num_bytes, PILOT_BYTES)):
         pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
     build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
-    epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
+    epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * sum(in_epoch) if pilot else 0
     return Estimate(
         folder=folder,
         num_files=images.num_files,
@@ -165,12 +170,15 @@ def estimate(
         num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
         histogram=histogram([number for number in tokens_of.values() if number]),
-        num_bytes=num_tokens * fingerprint.bytes_per_token,
-        bytes_by_dtype={dtype: num_tokens * _bytes_per_token(fingerprint, dtype) for dtype in COMPARED},
-        missing_bytes=missing_tokens * fingerprint.bytes_per_token,
+        keep=fingerprint.keep,
+        num_bytes=num_bytes,
+        bytes_by_dtype={
+            dtype: num_bytes_of(replace(fingerprint, dtype=dtype), tokens_of.values()) for dtype in COMPARED
+        },
+        missing_bytes=num_bytes_of(fingerprint, (image.num_tokens for shard in pending for image in shard.images)),
         num_new_shards=len(pending),
         free_bytes=free_bytes(folder),
-        epoch_bytes=epoch_tokens * fingerprint.bytes_per_token,
+        epoch_bytes=num_bytes_of(fingerprint, in_epoch),
         pilot=pilot,
         build_seconds=build_seconds,
         worker_seconds=_worker_seconds(pilot, pending) if pilot else {},
@@ -212,7 +220,7 @@ def run_pilot(
     shard = Shard("pilot", tuple(by_size[step // 2 :: step][:num_images]))
     if not shard.images:
         return None
-    encoder = Encoder(images.path_of, processor, tower, fingerprint.storage)
+    encoder = Encoder(images.path_of, processor, tower, fingerprint)
     try:
         with scratch_folder(existing(folder.parent), "pilot") as scratch:
             for _ in range(2):
@@ -241,5 +249,6 @@ def histogram(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(low + i * width, min(low + (i + 1) * width - 1, high), numbers[i]) for i in range(num_bins)]
 
 
-def _bytes_per_token(fingerprint: Fingerprint, dtype: DtypeName) -> int:
-    return STORAGE[dtype].bytes_per_token(fingerprint.num_levels, fingerprint.hidden_size)
+def num_bytes_of(fingerprint: Fingerprint, num_tokens: Iterable[int]) -> int:
+    """The bytes of the features of images for which the tower gives these numbers of tokens."""
+    return sum(fingerprint.num_bytes(number) for number in num_tokens)

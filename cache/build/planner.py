@@ -96,7 +96,8 @@ def new_shards(
         for key, image in wanted.items()
         if key not in finished.images and key not in pending
     ]
-    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=finished.shards)
+    before_merging = round(shard_bytes / fingerprint.keep)
+    return plan.extension(new, fingerprint.bytes_per_token, before_merging, taken=finished.shards)
 
 
 def ensure_plan(

@@ -131,7 +131,7 @@ class _Build:
         """The shards that this worker has finished."""
         self._shards = _rotated(shards, options.worker)
         self._load: Callable[[], Encoder]
-        self._load = lambda: Encoder(files, processor, load_tower(), fingerprint.storage, self.stopwatch)
+        self._load = lambda: Encoder(files, processor, load_tower(), fingerprint, self.stopwatch)
         self._claimed: dict[str, Claim] = {}
 
     def run(self) -> None:
@@ -248,7 +248,7 @@ class _Build:
         return [shard for shard in self._shards if shard.name not in finished]
 
     def _bytes(self, shards: list[Shard]) -> int:
-        return sum(shard.num_tokens for shard in shards) * self.fingerprint.bytes_per_token
+        return sum(self.fingerprint.num_bytes(image.num_tokens) for shard in shards for image in shard.images)
 
     def _raise_if_stopped(self) -> None:
         if self._stop.name and (left := self._unfinished()):

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xxhash
 
-from lookonce.cache.store.dtypes import SCALE_SUFFIX
+from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.receipts import Receipt
 from lookonce.cache.store.shards import FORMAT_NAME, shard_path
@@ -132,7 +133,10 @@ def _check_open_shard(
     yield from broken
     if every_byte:
         for image in images:
-            yield from _check_region(descriptor, receipt, image, on_block)
+            found = _check_region(descriptor, receipt, image, on_block)
+            yield from found
+            if fingerprint and fingerprint.is_merged and not found:
+                yield from _check_kept(descriptor, receipt, image, fingerprint)
         yield from check_offsets(receipt)
         if fingerprint and not broken:
             content = os.pread(descriptor, header.size_bytes, 0)
@@ -149,6 +153,16 @@ def _check_region(descriptor: int, receipt: Receipt, region: Region, on_block: O
     if region.key:
         return [Problem(receipt.shard, region.key, f"its bytes {what}", "image")]
     return [Problem(receipt.shard, "", f"the bytes of its header {what}", "header")]
+
+
+def _check_kept(descriptor: int, receipt: Receipt, image: Region, fingerprint: Fingerprint) -> Iterator[Problem]:
+    """The problem of kept tokens that an image cannot have, which no checksum shows."""
+    entry = receipt.images[image.key]
+    num_bytes = min(entry.num_tokens * fingerprint.tensors[-1].bytes_per_token, image.size_bytes)  # may be hostile
+    content = os.pread(descriptor, num_bytes, image.offset + image.size_bytes - num_bytes)
+    indices = np.frombuffer(content, np.int32, len(content) // 4)
+    if not KeptTokens(indices, entry.grid_thw, fingerprint.merge_size).fit(fingerprint.keep):
+        yield Problem(receipt.shard, image.key, "its kept tokens do not fit its patch grid", "image")
 
 
 def check_offsets(receipt: Receipt) -> Iterator[Problem]:
@@ -178,7 +192,7 @@ def check_header(content: bytes, receipt: Receipt, fingerprint: Fingerprint) -> 
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             what = f"the header says {found.get(name)}, the receipt {expected.get(name)}"
-            yield Problem(receipt.shard, name.removesuffix(SCALE_SUFFIX), what, "header")
+            yield Problem(receipt.shard, name.partition(".")[0], what, "header")
     grids = {key: list(entry.grid_thw) for key, entry in receipt.images.items()}
     if metadata["grid_thw"] != grids:
         yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
@@ -186,16 +200,14 @@ def check_header(content: bytes, receipt: Receipt, fingerprint: Fingerprint) -> 
 
 def expected_tensors(receipt: Receipt, fingerprint: Fingerprint) -> dict[str, Any]:
     """The tensors of a shard as its safetensors header should describe them."""
-    storage, levels, hidden = fingerprint.storage, fingerprint.num_levels, fingerprint.hidden_size
     described: dict[str, Any] = {}
     for key, entry in receipt.images.items():
-        shape = [entry.num_tokens, levels, hidden]
         begin = entry.offset - receipt.header_bytes
-        middle = begin + entry.num_tokens * levels * hidden * storage.stored_bytes
-        end = begin + entry.size_bytes
-        described[key] = {"dtype": storage.code, "shape": shape, "data_offsets": [begin, middle]}
-        if storage.is_scaled:
-            described[key + SCALE_SUFFIX] = {"dtype": "F32", "shape": shape[:2], "data_offsets": [middle, end]}
+        for tensor in fingerprint.tensors:
+            end = begin + entry.num_tokens * tensor.bytes_per_token
+            shape = [entry.num_tokens, *tensor.of_token]
+            described[key + tensor.suffix] = {"dtype": tensor.code, "shape": shape, "data_offsets": [begin, end]}
+            begin = end
     return described
 
 

@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 
 from lookonce.cache.maintenance.checks import parse_header
-from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.manifest import PARSE_ERRORS
 from lookonce.cache.store.plan import Shard
 from lookonce.cache.store.receipts import finished_shards, read_receipt
@@ -28,7 +27,7 @@ def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
         return set(planned.keys)
     with contextlib.suppress(OSError, ValueError), shard_path(folder, planned.name).open("rb") as file:
         tensors, _, _ = parse_header(file.read(MAX_HEADER_BYTES))
-        return {name.removesuffix(SCALE_SUFFIX) for name in tensors}
+        return {name.partition(".")[0] for name in tensors}
     return None
 
 

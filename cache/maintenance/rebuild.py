@@ -8,6 +8,7 @@ does: it finds the new checksums in what is left of the old receipt.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.maintenance.checks import Region, check_header, check_offsets, checksum, parse_header, regions
-from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import PARSE_ERRORS, plan_path, plan_text, read_plan_file
 from lookonce.cache.store.plan import PlannedImage, Shard, shard_name
@@ -43,7 +43,7 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
         content = os.pread(descriptor, min(8 + length, stat.st_size), 0)
         try:
             found, metadata, header_bytes = parse_header(content)
-            images = _entries(found, metadata, header_bytes)
+            images = _entries(found, metadata, header_bytes, fingerprint)
         except PARSE_ERRORS as error:
             raise CacheCorrupt(f"the header of {path} is broken ({error})") from None
         receipt = Receipt(
@@ -66,15 +66,17 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
     return replace(receipt, images={key: replace(entry, xxh3_64=digest_of[key]) for key, entry in images.items()})
 
 
-def _entries(found: dict[str, Any], metadata: dict[str, Any], header_bytes: int) -> dict[str, Entry]:
-    entries = {}
+def _entries(
+    found: dict[str, Any], metadata: dict[str, Any], header_bytes: int, fingerprint: Fingerprint
+) -> dict[str, Entry]:
+    entries, suffixes = {}, [tensor.suffix for tensor in fingerprint.tensors]
     for name, about in sorted(found.items()):
-        if name.endswith(SCALE_SUFFIX):
+        if any(name.endswith(suffix) for suffix in suffixes[1:]):
             continue
         if not KEY.fullmatch(name):
             raise ValueError(f"{name!r} is not an image key")
         begin, _ = about["data_offsets"]
-        _, end = found.get(name + SCALE_SUFFIX, about)["data_offsets"]
+        _, end = found.get(name + suffixes[-1], about)["data_offsets"]
         grid_t, grid_h, grid_w = metadata["grid_thw"][name]
         entries[name] = Entry(header_bytes + begin, end - begin, about["shape"][0], (grid_t, grid_h, grid_w), "")
     return entries
@@ -94,7 +96,7 @@ def _is_nearly_in(digits: bytes, content: bytes) -> bool:
     return any(re.search(digits[:at] + b"." + digits[at + 1 :], content, re.DOTALL) for at in range(len(digits)))
 
 
-def rebuild_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
+def rebuild_plan(folder: Path, file_of: Mapping[str, Path], fingerprint: Fingerprint) -> list[Path]:
     """Write broken and lost plan files again from the receipts; returns their paths. No worker may be alive.
 
     Plan files keep their numbers, and shards theirs. Shards without a receipt get no images; the next build that wants
@@ -109,7 +111,8 @@ def rebuild_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
             after = [later[0].name for _, later in plan_files[number + 1 :] if later]
             end = shard_number(after[0]) if after else max(map(shard_number, _known_names(folder)), default=-1) + 1
             if first < end or after or path.exists():
-                text = plan_text(_planned(folder, shard_name(index), file_of) for index in range(first, end))
+                names = map(shard_name, range(first, end))
+                text = plan_text(_planned(folder, name, file_of, fingerprint) for name in names)
                 write_text(path, text) if path.exists() else create_text(path, text)
                 rebuilt.append(path)
             first = max(first, end)
@@ -127,15 +130,21 @@ def _plan_files(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]
             yield path, None
 
 
-def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
+def _planned(folder: Path, name: str, file_of: Mapping[str, Path], fingerprint: Fingerprint) -> Shard:
     """A shard of the plan, from its receipt."""
     try:
         receipt = read_receipt(folder, name)
     except (FileNotFoundError, CacheCorrupt):
         return Shard(name, ())
-    tokens_of = {key: entry.num_tokens for key, entry in receipt.images.items()} | dict.fromkeys(receipt.failed, 0)
+    tokens_of = {key: _num_tokens(entry, fingerprint) for key, entry in receipt.images.items()}
+    tokens_of |= dict.fromkeys(receipt.failed, 0)
     files = {key: (str(file_of[key]),) for key in tokens_of if key in file_of}
     return Shard(name, tuple(PlannedImage(key, number, files.get(key, ())) for key, number in tokens_of.items()))
+
+
+def _num_tokens(entry: Entry, fingerprint: Fingerprint) -> int:
+    """The tokens of an image before merging."""
+    return math.prod(entry.grid_thw) // fingerprint.merge_size**2 if fingerprint.is_merged else entry.num_tokens
 
 
 def _known_names(folder: Path) -> set[str]:

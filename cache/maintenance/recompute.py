@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
-from lookonce.cache.build.encode import encode_image
+from lookonce.cache.build.encode import ImageFeatures, encode_image
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
 from lookonce.cache.maintenance.checks import Problem, without_advice
 from lookonce.cache.model.pixels import ImageProcessor
@@ -112,8 +113,8 @@ def recompute(
             if image_key(files[key]) != key:
                 num_skipped += 1
                 continue
-            features, grid = encode_image(files[key], processor, tower, fingerprint.storage)
-            errors[key] = _compare(cache, key, features, grid)
+            found = encode_image(files[key], processor, tower, fingerprint)
+            errors[key] = _compare(cache, key, found)
             problems += _judge(shard, key, files[key], errors[key], TOLERANCE[fingerprint.dtype])
         except (BadImage, CacheCorrupt) as error:
             problems.append(Problem(shard, key, without_advice(error), "image", str(files[key])))
@@ -135,12 +136,15 @@ def recompute(
     )
 
 
-def _compare(cache: VisionCache, key: str, features: torch.Tensor, grid: tuple[int, int, int]) -> list[float]:
+def _compare(cache: VisionCache, key: str, found: ImageFeatures) -> list[float]:
     """The relative error of each level; infinite if the shapes differ."""
-    cached = cache[key]
-    if cached.shape != features.shape or cache.grid_thw(key) != grid:
-        return [float("inf")] * features.shape[1]
-    return relative_errors(cached, features)
+    cached, kept = cache[key], cache.kept(key)
+    if cached.shape != found.features.shape or cache.grid_thw(key) != found.grid_thw:
+        return [float("inf")] * found.features.shape[1]
+    if kept is None or found.kept is None:
+        return relative_errors(cached, found.features)
+    _, here, there = np.intersect1d(kept.indices, found.kept.indices, return_indices=True)
+    return typical_errors(cached[here], found.features[there])
 
 
 def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
@@ -148,6 +152,14 @@ def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
     found, expected = found.double(), expected.double()
     difference = torch.linalg.vector_norm(found - expected, dim=(0, 2))
     errors: list[float] = (difference / torch.linalg.vector_norm(expected, dim=(0, 2)).clamp_min(1e-30)).tolist()
+    return errors
+
+
+def typical_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
+    """The relative error of the median token, for each level: which tokens are merged may depend on rounding."""
+    difference = torch.linalg.vector_norm(found.double() - expected.double(), dim=2)
+    each = difference / torch.linalg.vector_norm(expected.double(), dim=2).clamp_min(1e-30)
+    errors: list[float] = each.median(dim=0).values.tolist() if len(each) else [float("inf")] * found.shape[1]
     return errors
 
 

@@ -10,17 +10,38 @@ Features are `[num_tokens, num_levels, hidden]`, scales `[num_tokens, num_levels
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lookonce.cache.constants import DtypeName
 
 if TYPE_CHECKING:
     import torch
 
-SCALE_SUFFIX = ".scale"
-"""Follows the image key in the name of a scale tensor in a shard."""
-SCALE_BYTES = 4
+SCALE_SUFFIX, KEPT_SUFFIX = ".scale", ".kept"
+"""Follow the image key in the names of the tensors of scales and of kept tokens in a shard."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of each image in a shard: features, scales or kept tokens."""
+
+    suffix: str
+    """Follows the image key in its name."""
+    code: str
+    """The name of its dtype in a safetensors header."""
+    dtype_name: str
+    value_bytes: int
+    of_token: tuple[int, ...]
+    """The shape of what it has for each token."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.value_bytes * math.prod(self.of_token)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _dtype(self.dtype_name)
 
 
 @dataclass(frozen=True)
@@ -47,8 +68,17 @@ class Storage:
     def is_scaled(self) -> bool:
         return self.stored_name != self.compute_name
 
-    def bytes_per_token(self, num_levels: int, hidden: int) -> int:
-        return num_levels * (hidden * self.stored_bytes + (SCALE_BYTES if self.is_scaled else 0))
+    def tensors(self, num_levels: int, hidden: int, *, is_merged: bool = False) -> list[StoredTensor]:
+        """The tensors of an image, in their order; with `is_merged` the last one has the indices of kept tokens."""
+        tensors = [StoredTensor("", self.code, self.stored_name, self.stored_bytes, (num_levels, hidden))]
+        if self.is_scaled:
+            tensors.append(StoredTensor(SCALE_SUFFIX, "F32", "float32", 4, (num_levels,)))
+        if is_merged:
+            tensors.append(StoredTensor(KEPT_SUFFIX, "I32", "int32", 4, ()))
+        return tensors
+
+    def bytes_per_token(self, num_levels: int, hidden: int, *, is_merged: bool = False) -> int:
+        return sum(tensor.bytes_per_token for tensor in self.tensors(num_levels, hidden, is_merged=is_merged))
 
     def quantize(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors to write, in this order: the features, or quantized features and their scales."""

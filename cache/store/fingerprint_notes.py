@@ -19,6 +19,7 @@ from pathlib import Path
 from time import time as now
 from typing import Any
 
+import lookonce.families
 from lookonce.cache.constants import FORMAT_VERSION
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.datasets.stamps import TICK_S
@@ -87,7 +88,8 @@ def code_files() -> list[Path]:
     """The modules that compute fingerprints: a change to any of them may change the result."""
     cache = Path(__file__).parents[1]
     store = [cache / "store" / f"{name}.py" for name in ("fingerprint", "dtypes")]
-    return [cache / "constants.py", *store, *sorted((cache / "model").glob("*.py"))]
+    families = Path(lookonce.families.__file__).parent
+    return [cache / "constants.py", *store, *sorted((cache / "model").glob("*.py")), *sorted(families.glob("*.py"))]
 
 
 def _stamp(path: Path) -> list[int] | None:

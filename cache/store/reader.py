@@ -17,9 +17,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, Grid
+from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.index import Index, file_stats
 from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, mismatch_message, read_manifest, read_plan
@@ -118,8 +120,28 @@ class VisionCache:
         return list(self._threads.map(lambda key: self._read(key, pin), keys))
 
     def grid_thw(self, key: str) -> Grid:
-        """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens."""
+        """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens, or a share with `keep`."""
         return self.entry(key)[1].grid_thw
+
+    def kept(self, key: str) -> KeptTokens | None:
+        """The kept tokens of an image; None if none were merged.
+
+        Reads their indices alone, less than a thousandth of the image, and checks that they fit its patch grid. Its
+        checksum covers them too; it is compared when the features are read.
+
+        Raises:
+            FeaturesMissing: the cache does not have the image.
+            CacheCorrupt: the bytes on disk are damaged.
+        """
+        if not self.fingerprint.is_merged:
+            return None
+        shard, entry = self._sized_entry(key)
+        content = bytearray(entry.num_tokens * self.fingerprint.tensors[-1].bytes_per_token)
+        self._fill(memoryview(content), shard, entry.offset + entry.size_bytes - len(content), key)
+        kept = KeptTokens(np.frombuffer(content, np.int32), entry.grid_thw, self.fingerprint.merge_size)
+        if not kept.fit(self.fingerprint.keep):
+            raise self._corrupt(shard, key, "have kept tokens that do not fit its patch grid")
+        return kept
 
     def entry(self, key: str) -> tuple[str, Entry]:
         """The shard of an image, and its entry there.
@@ -135,30 +157,47 @@ class VisionCache:
         return self.index.entry(row)
 
     def _read(self, key: str, pin: bool) -> torch.Tensor:
-        shard, entry = self.entry(key)
-        storage, levels, hidden = self.fingerprint.storage, self.fingerprint.num_levels, self.fingerprint.hidden_size
-        expected = entry.num_tokens * self.fingerprint.bytes_per_token
-        if expected != entry.size_bytes:
-            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
         import torch
 
         pin = pin and torch.cuda.is_available()
-        content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
-        self._read_into(raw_bytes(content), shard, entry, key)
-        num_values = entry.num_tokens * levels * hidden
-        split = num_values * storage.stored_bytes
-        features = content[:split].view(storage.stored).view(entry.num_tokens, levels, hidden)
+        storage, (features, *others) = self.fingerprint.storage, self._tensors(key, pin)
         if not storage.is_scaled:
             return features
-        dequantized = storage.dequantize(features, content[split:].view(torch.float32).view(entry.num_tokens, levels))
+        dequantized = storage.dequantize(features, others[0])
         return dequantized.pin_memory() if pin else dequantized
 
-    def _read_into(self, buffer: memoryview, shard: str, entry: Entry, key: str) -> None:
+    def _tensors(self, key: str, pin: bool) -> list[torch.Tensor]:
+        """The tensors of an image as they are stored."""
+        import torch
+
+        shard, entry = self._sized_entry(key)
+        content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
+        buffer = raw_bytes(content)
+        self._fill(buffer, shard, entry.offset, key)
+        if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
+            raise self._corrupt(shard, key, "do not have the checksum in the receipt")
+        stored = self.fingerprint.tensors
+        parts = torch.split(content, [entry.num_tokens * tensor.bytes_per_token for tensor in stored])
+        return [
+            part.view(tensor.dtype).view(entry.num_tokens, *tensor.of_token)
+            for part, tensor in zip(parts, stored, strict=True)
+        ]
+
+    def _sized_entry(self, key: str) -> tuple[str, Entry]:
+        """The shard of an image and its entry there, whose bytes are those of its tokens."""
+        shard, entry = self.entry(key)
+        expected = entry.num_tokens * self.fingerprint.bytes_per_token
+        if expected != entry.size_bytes:
+            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
+        return shard, entry
+
+    def _fill(self, buffer: memoryview, shard: str, offset: int, key: str) -> None:
+        """Read bytes of an image, from `offset` in its shard."""
         filled = 0
         try:
             file = self._open(shard_path(self.folder, shard))
-            while filled < entry.size_bytes:
-                num_read = os.preadv(file.descriptor, [buffer[filled:]], entry.offset + filled)
+            while filled < len(buffer):
+                num_read = os.preadv(file.descriptor, [buffer[filled:]], offset + filled)
                 if num_read == 0:
                     raise self._corrupt(shard, key, "are truncated")
                 filled += num_read
@@ -166,8 +205,6 @@ class VisionCache:
             raise CacheError(explain_os_error(error)) from None
         except OSError as error:
             raise self._corrupt(shard, key, f"cannot be read ({error.strerror})") from None
-        if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
-            raise self._corrupt(shard, key, "do not have the checksum in the receipt")
 
     def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
         return CacheCorrupt(

@@ -23,7 +23,6 @@ import xxhash
 
 from lookonce.cache.constants import FORMAT_VERSION, Grid
 from lookonce.cache.store.direct_io import ALIGNMENT, DirectFile, write_all
-from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.receipts import (
     Entry,
@@ -54,7 +53,8 @@ class StoredImage:
     key: str
     grid_thw: Grid
     tensors: tuple[torch.Tensor, ...]
-    """On the CPU: features `[num_tokens, num_levels, hidden]`, and scales if the dtype has them."""
+    """On the CPU: features `[num_tokens, num_levels, hidden]`, scales if the dtype has them, and the indices of kept
+    tokens if others were merged into them."""
     norms: tuple[float, ...]
     peaks: tuple[float, ...]
 
@@ -79,7 +79,7 @@ class ShardWriter:
         self._entries: dict[str, Entry] = {}
         self._tensors: dict[str, Any] = {}
         self._started = time.time()
-        num_tensors = max_images * (2 if fingerprint.storage.is_scaled else 1)
+        num_tensors = max_images * len(fingerprint.tensors)
         self._header_bytes = _aligned(num_tensors * HEADER_BYTES_PER_TENSOR + ALIGNMENT)
         self._end = self._header_bytes
         path = shard_path(folder, name)
@@ -159,11 +159,11 @@ class ShardWriter:
 
     def _describe(self, image: StoredImage) -> None:
         """Reserve the image's bytes at the end of the file and add its tensors to the header."""
-        codes = self.fingerprint.storage.code, "F32"
-        for tensor, code, suffix in zip(image.tensors, codes, ("", SCALE_SUFFIX), strict=False):
+        for tensor, stored in zip(image.tensors, self.fingerprint.tensors, strict=True):
             begin = self._end - self._header_bytes
             offsets = [begin, begin + tensor.nbytes]
-            self._tensors[image.key + suffix] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": offsets}
+            about = {"dtype": stored.code, "shape": list(tensor.shape), "data_offsets": offsets}
+            self._tensors[image.key + stored.suffix] = about
             self._end += tensor.nbytes
 
     def _header(self) -> bytes:

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 import torch
 
-from lookonce.cache.build.encode import encode_patches
+from lookonce.cache.build.encode import ImageFeatures, encode_patches
 from lookonce.cache.constants import Grid
+from lookonce.cache.model.kept import KeptTokens
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.features import CPU
 
@@ -34,19 +35,22 @@ class BlankImages:
     def grid_thw(self, key: str) -> Grid:
         return self._grids[key]
 
+    def kept(self, key: str) -> KeptTokens | None:
+        return self._of_grid[self._grids[key]].kept
+
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
-        return torch.cat([self._features[self._grids[key]] for key in keys]).to(device)
+        return torch.cat([self._of_grid[self._grids[key]].features for key in keys]).to(device)
 
     @cached_property
-    def _features(self) -> dict[Grid, torch.Tensor]:
+    def _of_grid(self) -> dict[Grid, ImageFeatures]:
         """The features of a grey image of each grid."""
-        tower, storage = self._inputs.load_tower(), self._inputs.fingerprint.storage
+        tower, fingerprint = self._inputs.load_tower(), self._inputs.fingerprint
         patcher = self._inputs.processor.patcher()
 
-        def encode(grid: Grid) -> torch.Tensor:
+        def encode(grid: Grid) -> ImageFeatures:
             height, width = (number * patcher.patch_size for number in grid[1:])
             pixels = torch.full((height, width, 3), GREY, dtype=torch.uint8)
-            return encode_patches(patcher([pixels]), grid, tower, storage)
+            return encode_patches(patcher([pixels]), grid, tower, fingerprint)
 
         with torch.autocast(tower.device.type, enabled=False):  # answers are given under it, caches built without
             return {grid: encode(grid) for grid in sorted(set(self._grids.values()))}

@@ -21,7 +21,7 @@ from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, LookonceError, TrainingError
 from lookonce.eval.answers.dialogues import Asked, dialogues_of, together, without_answers
-from lookonce.eval.answers.engines import engine_of
+from lookonce.eval.answers.engines import check_shared, engine_of
 from lookonce.eval.asking.asked import ask_each
 from lookonce.eval.asking.features import LiveFeatures
 from lookonce.eval.asking.found import find_run, find_untuned
@@ -67,7 +67,8 @@ class Answerer:
     def __init__(self, inputs: RunInputs, adapter: Path | None) -> None:
         """Use `Answerer.open`. Without an adapter the model answers untuned."""
         self.inputs, self.adapter = inputs, adapter
-        self._chat = ChatTokenizer(inputs.model_folder.folder, inputs.model_folder.config)
+        model = inputs.model_folder
+        self._chat = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep)
         self._features = LiveFeatures(inputs)
         collator = RowCollator(self._features, self._chat.image_token_id, self._chat.tokenizer.pad_token_id)
         prompter = _Prompter(inputs, self._chat, collator)
@@ -124,6 +125,7 @@ class Answerer:
     def talk(self) -> Talk:
         """A conversation that has not begun; its questions come from `dialogue`."""
         run = self.inputs.run
+        check_shared(self.inputs.model_folder.family)
         room = Room(0, run.batch.tokens_per_pack, run.eval.max_new_tokens)
         return Talk(self._model, self._chat, self._features, room, PRECISIONS[run.train.precision])
 

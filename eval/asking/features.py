@@ -14,9 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from lookonce.cache.build.encode import Encoder
+from lookonce.cache.build.encode import Encoder, ImageFeatures
 from lookonce.cache.build.planner import planned_tokens
 from lookonce.cache.constants import Grid
+from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import using
 from lookonce.cache.store.manifest import MANIFEST
@@ -35,7 +36,7 @@ class LiveFeatures:
 
     def __init__(self, inputs: RunInputs) -> None:
         self._inputs = inputs
-        self._encoded: dict[str, tuple[torch.Tensor, Grid]] = {}
+        self._encoded: dict[str, ImageFeatures] = {}
 
     @cached_property
     def _cache(self) -> VisionCache | None:
@@ -68,15 +69,13 @@ class LiveFeatures:
         if not missing:
             return {}
         failed: dict[str, ImageError] = {}
-        storage = self._inputs.fingerprint.storage
-        encoder = Encoder(images.path_of, self._inputs.processor, self._tower, storage)
+        fingerprint = self._inputs.fingerprint
+        encoder = Encoder(images.path_of, self._inputs.processor, self._tower, fingerprint)
         with contextlib.closing(encoder):
             for batch in encoder.run([self._shard(images, missing)]):
                 failed |= {key: ImageError(failure.reason) for key, failure in batch.failed.items()}
                 for image in batch.images:
-                    features, *scale = image.tensors
-                    whole = storage.dequantize(features, scale[0] if scale else None)
-                    self._encoded[image.key] = whole, image.grid_thw
+                    self._encoded[image.key] = ImageFeatures.of(image.tensors, image.grid_thw, fingerprint)
         return failed
 
     def _shard(self, images: ImageIndex, keys: Sequence[str]) -> Shard:
@@ -101,12 +100,18 @@ class LiveFeatures:
 
     def grid_thw(self, key: str) -> Grid:
         if key in self._encoded:
-            return self._encoded[key][1]
+            return self._encoded[key].grid_thw
         assert self._cache is not None
         return self._cache.grid_thw(key)
 
+    def kept(self, key: str) -> KeptTokens | None:
+        if key in self._encoded:
+            return self._encoded[key].kept
+        assert self._cache is not None
+        return self._cache.kept(key)
+
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
-        found = {key: self._encoded[key][0] for key in keys if key in self._encoded}
+        found = {key: self._encoded[key].features for key in keys if key in self._encoded}
         if self._cache and (cached := [key for key in dict.fromkeys(keys) if key not in found]):
             found |= zip(cached, self._cache.get_many(cached, pin=device.type == "cuda"), strict=True)
         on_device = {key: features.to(device, non_blocking=True) for key, features in found.items()}

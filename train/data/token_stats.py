@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
-from transformers import AutoConfig, Qwen3VLConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from lookonce.cache.build.planner import planned_tokens
+from lookonce.cache.model.kept import num_kept
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Item, encodable
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
+from lookonce.families.lookup import DEFAULT, family_in
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
@@ -117,7 +119,7 @@ class TokenStats:
 class TokenCounter:
     """Makes examples and counts the tokens of images, for the model in a folder."""
 
-    def __init__(self, folder: Path, max_pixels: int | None = None) -> None:
+    def __init__(self, folder: Path, max_pixels: int | None = None, keep: float = 1.0) -> None:
         """Load tokenizer, chat template and image processor settings; weights are not needed.
 
         Raises:
@@ -128,6 +130,8 @@ class TokenCounter:
         self.processor = ImageProcessor(folder, max_pixels=max_pixels)
         self.merge_size: int = self.processor.settings["merge_size"]
         self.chat_tokenizer = ChatTokenizer(folder, _config(folder, self.merge_size))
+        self.keep = keep
+        """The share of an image's tokens that is kept."""
         self._tokenized = lru_cache(NUM_TEXTS)(self._tokenize)
 
     def example(self, record: Record, keys: Sequence[str], image_tokens: Sequence[int]) -> Example:
@@ -142,6 +146,10 @@ class TokenCounter:
             raise RecordsError(f"{record.origin}{error}") from None
         return replace(example, image_keys=tuple(keys), num_image_tokens=tuple(image_tokens), origin=record.origin)
 
+    def num_image_tokens(self, size: tuple[int, int]) -> int:
+        """The number of tokens of an image of this size that are kept; 0 if the processor refuses it."""
+        return num_kept(planned_tokens(self.processor, size), self.keep)
+
     def _tokenize(
         self, system: str | None, turns: tuple[Turn, ...], num_images: int, context: Context | None
     ) -> Example:
@@ -154,7 +162,7 @@ def count_tokens(
     corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection, assumed: int | None = None
 ) -> TokenStats:
     """The token counts of each file. `assumed` is the number of tokens of an image of unknown size."""
-    known = {image.key: planned_tokens(counter.processor, image.size) for image in corpus.images.values() if image.size}
+    known = {image.key: counter.num_image_tokens(image.size) for image in corpus.images.values() if image.size}
     known = {key: number for key, number in known.items() if number}
     images = {corpus.identity(path) for path in corpus.images}
 
@@ -213,7 +221,9 @@ def _examples(
 
 
 def _config(folder: Path, merge_size: int) -> Any:
-    """The model's configuration if the folder has one; else Qwen3-VL's, which the tokenizer is checked against."""
+    """The model's configuration if the folder has one; else one that the tokenizer is checked against."""
     if (folder / "config.json").exists():
+        family_in(folder)  # refuses others, which may have no image token
         return AutoConfig.from_pretrained(folder)
-    return Qwen3VLConfig(vision_config={"spatial_merge_size": merge_size})
+    config_class: Any = CONFIG_MAPPING[DEFAULT.model_type]
+    return config_class(vision_config={"spatial_merge_size": merge_size})

@@ -125,7 +125,8 @@ def bench_cache(
         raise UsageError("no image of the run can be decoded; name a run file whose records have images")
     num_tokens = sum(image.num_tokens for image in wanted)
     tower_seconds = _tower_alone(wanted, images, processor, tower)
-    num_bytes, options = num_tokens * fingerprint.bytes_per_token, BuildOptions(shard_bytes)
+    num_bytes = sum(fingerprint.num_bytes(image.num_tokens) for image in wanted)
+    options = BuildOptions(shard_bytes)
     with scratch_folder(existing(scratch_root), "bench") as folder:
         warm_up = images.first(_num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time
         build_cache(folder, fingerprint, processor, warm_up, lambda: tower, options)
@@ -232,6 +233,6 @@ def _stock_loop(
                 grid_thw=inputs["image_grid_thw"].to(stock.device),
                 return_dict=True,
             )
-        levels = [output.pooler_output, *output.deepstack_features]
+        levels = [output.pooler_output, *getattr(output, "deepstack_features", ())]
         save_file({"features": torch.stack(levels, dim=1).cpu()}, folder / f"{image.key}.safetensors")
     return time.perf_counter() - start

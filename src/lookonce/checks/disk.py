@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from lookonce.cache.model.tower import num_levels
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.checks.images import CheckedImages
 from lookonce.checks.model import CheckedModel
@@ -31,8 +30,8 @@ def check_disk(run: RunFile, model: CheckedModel, images: CheckedImages, is_comp
 
 def _needs(run: RunFile, model: CheckedModel, images: CheckedImages) -> Iterator[tuple[str, Path, int]]:
     if model.model_folder and images.to_encode:
-        vision = model.model_folder.config.vision_config
-        each = STORAGE[run.cache.dtype].bytes_per_token(num_levels(vision), vision.out_hidden_size)
+        shape = model.model_folder.family.feature_shape(model.model_folder.vision_config)
+        each = STORAGE[run.cache.dtype].bytes_per_token(*shape, is_merged=run.cache.keep < 1)
         yield "features", run.cache.dir, each * sum(images.tokens.get(path, 0) for path in images.to_encode)
     if model.num_trained:
         number = run.train.save_total_limit + 1  # an old one is deleted once the new one is written

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lookonce.cache.build.planner import index_from_plan, planned_tokens
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.model.kept import num_kept
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import MANIFEST, read_manifest, read_plan
 from lookonce.cache.store.reader import VisionCache
@@ -51,7 +52,7 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
     unusable: dict[Path, str] = {}
     cache, state = _open_cache(run, model, found)
     rest = _by_plan(cache, origin_of, found, unusable) if cache else list(origin_of)
-    _on_disk(rest, cache, model, found, unusable)
+    _on_disk(rest, cache, model, run.cache.keep, found, unusable)
     if cache is None and state.level == "error":
         results.append(state)
     elif found.to_encode:
@@ -126,6 +127,7 @@ def _on_disk(
     paths: list[Path],
     cache: VisionCache | None,
     model: CheckedModel,
+    keep: float,
     found: CheckedImages,
     unusable: dict[Path, str],
 ) -> None:
@@ -143,5 +145,5 @@ def _on_disk(
             continue
         found.to_encode += [] if key in keys else [path]
         keys.add(key)
-        if model.processor and (num_tokens := planned_tokens(model.processor, image)):
+        if model.processor and (num_tokens := num_kept(planned_tokens(model.processor, image), keep)):
             found.tokens[path], found.keys[path] = num_tokens, key

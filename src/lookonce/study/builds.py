@@ -16,6 +16,7 @@ from typing import Any
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.run.config import RunFile
+from lookonce.run.model_ref import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, for_training, read_split
 from lookonce.study.expand import StudyRun
 
@@ -74,5 +75,4 @@ def find_builders(runs: Iterable[StudyRun], contents: Mapping[str, Content]) -> 
 
 def _features(run: RunFile) -> dict[str, Any]:
     """What the features of an image depend on, and the folder that they are in."""
-    pixels = {"dtype", "backend", "min_pixels", "max_pixels"}
-    return run.cache.model_dump(include={"dir"} | pixels) | run.model.model_dump(include={"path", "revision"})
+    return run.cache.model_dump(include={"dir"} | FEATURE_SETTINGS) | run.model.model_dump(include={"path", "revision"})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from lookonce.train.data.token_stats import TokenStats
 
 COUNT = click.IntRange(1)
+
+
+class _Share(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        share = super().convert(value, param, ctx)
+        return self.fail(f"{value} is not a number", param, ctx) if math.isnan(share) else share  # in no range
 
 
 @data.command("audit")
@@ -32,6 +39,7 @@ COUNT = click.IntRange(1)
 )
 @click.option("--image-tokens", type=COUNT, help="Tokens that each missing image counts.")
 @click.option("--max-pixels", type=COUNT, help="Like cache.max_pixels in the run file.")
+@click.option("--keep", type=_Share(0.01, 1), help="Like cache.keep in the run file.")
 @click.option("--samples-per-step", type=COUNT, help="Like batch.samples_per_step in the run file.")
 @click.option("--tokens-per-pack", type=COUNT, help="Like batch.tokens_per_pack in the run file.")
 @click.option("--max-tokens", type=COUNT, help="Like batch.max_tokens in the run file; longer records are left out.")
@@ -47,6 +55,7 @@ def audit(
     tokenizer: Path | None,
     image_tokens: int | None,
     max_pixels: int | None,
+    keep: float | None,
     as_json: bool,
     **batch: int | None,
 ) -> None:
@@ -82,11 +91,11 @@ def audit(
     from lookonce.datasets.audit.corpus import Corpus
     from lookonce.datasets.audit.report import to_text
 
-    if tokenizer is None and (image_tokens or max_pixels or any(batch.values())):
+    if tokenizer is None and (image_tokens or max_pixels or keep or any(batch.values())):
         raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
     corpus = Corpus.read(records, image_root, decode=decode, coerce_answers=coerce_answers)
     report = run_audit(corpus)
-    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, batch) if tokenizer else None
+    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, keep, batch) if tokenizer else None
     sections, texts, tokens = [], [], {}
     if stats:
         from lookonce.train.data import token_report
@@ -110,10 +119,11 @@ def _token_stats(
     tokenizer: Path,
     image_tokens: int | None,
     max_pixels: int | None,
+    keep: float | None,
     batch: dict[str, int | None],
 ) -> TokenStats:
     from lookonce.run.sections.batch import BatchSection
     from lookonce.train.data.token_stats import TokenCounter, count_tokens
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
-    return count_tokens(corpus, TokenCounter(tokenizer, max_pixels), str(tokenizer), section, image_tokens)
+    return count_tokens(corpus, TokenCounter(tokenizer, max_pixels, keep or 1.0), str(tokenizer), section, image_tokens)
