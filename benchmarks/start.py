@@ -5,12 +5,14 @@
 Makes image files, records, and a cache of random features of one block of tokens each, once; then opens the training in
 a fresh process and prints the seconds of each part, of the CPU in all, and the most memory. `--distinct` gives every
 record a question of its own, so that no conversation occurs twice. `--tokenizer` names a folder with another tokenizer
-than the sample's. Needs 1 kB of disk space an image.
+than the sample's. `--steps` makes the batches of more steps, and prints the process's own memory, open files and
+threads at the first and at the last. Needs 1 kB of disk space an image.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import subprocess
@@ -18,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from lookonce.cache.store.index import read_index, write_index
@@ -30,6 +33,7 @@ from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.train import open_training
 
 ANSWERS = ("yes", "no", "none", "polyp", "2", "upper left", "pink; red", "more than 20")
@@ -79,8 +83,8 @@ def fill_cache(run: RunFile) -> None:
         write_index(inputs.cache_folder, fingerprint.sha256)
 
 
-def start(run: RunFile) -> dict[str, float]:
-    """Seconds of each part of a start."""
+def start(run: RunFile, num_steps: int) -> dict[str, float]:
+    """Seconds of each part of a start, and memory, files and threads of the process before and after `num_steps`."""
     began = time.perf_counter()
     with RunClaim(run.output, "benchmark") as owner:
         _, training = open_training(run, owner, restart=True, notify=lambda note: None)
@@ -94,12 +98,30 @@ def start(run: RunFile) -> dict[str, float]:
         with clock.timed("first step's batch"):
             for micro_batch in next(batches.sampler.steps(0, 1)):
                 batches.batch(micro_batch)
+        grows = {f"{name}, step 1": number for name, number in holds().items()}
+        steps = batches.sampler.steps(1, num_steps)
+        with contextlib.closing(Prefetcher(steps, batches.batch, device, num_ahead=2)) as ahead:
+            for _ in range(1, num_steps):
+                for _batch in ahead.step():
+                    pass
+            grows |= {f"{name}, step {num_steps}": number for name, number in holds().items()}
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return clock.seconds | {
-        "all": round(time.perf_counter() - began, 3),
-        "CPU seconds with imports": round(used.ru_utime + used.ru_stime, 3),
-        "GB of memory at most": round(used.ru_maxrss / 1e6, 2),
-    }
+    return (
+        clock.seconds
+        | grows
+        | {
+            "all": round(time.perf_counter() - began, 3),
+            "CPU seconds with imports": round(used.ru_utime + used.ru_stime, 3),
+            "GB of memory at most": round(used.ru_maxrss / 1e6, 2),
+        }
+    )
+
+
+def holds() -> dict[str, float]:
+    """What the process holds now: memory of its own, open files and threads."""
+    process = psutil.Process()
+    memory = process.memory_full_info()
+    return {"GB": round(memory.uss / 1e9, 3), "files": process.num_fds(), "threads": process.num_threads()}
 
 
 def main() -> None:
@@ -109,11 +131,12 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--distinct", action="store_true")
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--steps", type=int, default=1, help="of which batches are made; the first is timed")
     parser.add_argument("--made", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     run = make_run(options.folder, options.images, options.questions, options.distinct, options.tokenizer)
     if options.made:
-        print(json.dumps(start(run), indent=2))
+        print(json.dumps(start(run, options.steps), indent=2))
         return
     fill_cache(run)
     began = time.perf_counter()

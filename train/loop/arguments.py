@@ -21,10 +21,6 @@ from lookonce.train.loop.scheduler import check_scheduler
 from lookonce.train.loop.tracking.trackers import check_trackers
 from lookonce.train.model.frozen.choice import check_run
 
-CHECKPOINTING = next(
-    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
-)
-"""The name of this setting in TrainingArguments; the second is that of transformers 5.17."""
 FOLLOW_LOSS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 """Learning rate schedules that depend on what is measured while training."""
 TF32_CAPABILITY = (8, 0)
@@ -63,7 +59,6 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "fp16": options.precision == "fp16",
         "tf32": options.tf32 if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY else None,
         "use_cpu": not on_gpu,
-        CHECKPOINTING: options.gradient_checkpointing,
         "ddp_find_unused_parameters": False,
         "ddp_broadcast_buffers": False,
         "logging_steps": options.logging_steps,

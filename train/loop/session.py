@@ -26,6 +26,8 @@ from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile_cache import CompileCache
+from lookonce.train.model.linear_attention import linear_layers
+from lookonce.train.model.load import text_model
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Session:
     def open(cls, inputs: RunInputs) -> Session:
         limit_cpu_threads(inputs.model_folder.folder)
         cache = inputs.open_cache()
-        chat_tokenizer = ChatTokenizer(inputs.model_folder.folder, inputs.model_folder.config)
+        model = inputs.model_folder
+        chat_tokenizer = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep)
         collator = RowCollator(
             cached_features(cache, inputs.run), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id
         )
@@ -113,9 +116,10 @@ def make_trainer(
             *batches,
             options.train.prefetch,
             callbacks,
-            uses_graphs=can_capture(options, arguments, source),
+            uses_graphs=can_capture(options, arguments, source) and not linear_layers(text_model(model)),
             uses_flex=options.train.flex_attention,
             num_checkpoints=options.train.save_total_limit,
+            checkpointing=options.train.gradient_checkpointing,
         )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
@@ -126,10 +130,11 @@ def make_trainer(
 def can_capture(run: RunFile, arguments: TrainingArguments, source: FeatureSource) -> bool:
     """Whether passes over packs can be captured as CUDA graphs: one shape is always the same work, on the GPU alone.
 
-    This is not so with a tower, whose shapes depend on its images, nor with gradient checkpointing (random states),
-    fp16 (loss scaling) and sharded weights, which involve the CPU.
+    This is not so with a tower, whose shapes depend on its images, nor with fp16 (loss scaling), sharded weights, and
+    gradient checkpointing outside of compiled code (random states), which involve the CPU.
     """
     options, is_sharded = run.train, run.train.fsdp and arguments.world_size > 1
-    needs_cpu = source.has_tower or options.gradient_checkpointing or arguments.fp16 or is_sharded
+    keeps_random_states = options.gradient_checkpointing and not options.compile
+    needs_cpu = source.has_tower or keeps_random_states or arguments.fp16 or is_sharded
     on_gpu = arguments.device.type == "cuda"
     return options.cuda_graphs and on_gpu and run.batch.has_packs and not needs_cpu

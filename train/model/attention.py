@@ -68,7 +68,7 @@ class PackMask:
         def pack_attends(batch: Any, head: Any, position_q: Any, position_k: Any) -> Any:
             return attends(position_q, position_k, buffer[position_k])
 
-        rows = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+        rows = torch.zeros(2 * max_tokens, dtype=torch.int64, device=device)  # targets are padded to a power of two
 
         def rows_attend(batch: Any, head: Any, row: Any, position_k: Any) -> Any:
             return attends(rows[row], position_k, buffer[position_k])

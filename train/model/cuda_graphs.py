@@ -6,9 +6,9 @@ the same shapes at the same addresses, so each shape has input tensors that batc
 with features that no token takes, and the targets are padded to a power of two with target weights of 0. Gradients are
 added to tensors that stay in place. All graphs share one memory pool, since they are replayed one after another.
 
-The cost: a quarter of a second to capture each of some dozens of shapes (up to 8,192 tokens there are 47 lengths, most
-with one or two numbers of targets); a memory pool that nothing else can use until training ends; and gradients are
-exchanged between ranks after the last pass, not during it.
+The cost: a quarter of a second to capture each of some dozens of shapes, when it first appears (up to 8,192 tokens
+there are 47 lengths, most with one or two numbers of targets); a memory pool that nothing else can use until training
+ends; and gradients are exchanged between ranks after the last pass, not during it.
 """
 
 from __future__ import annotations
@@ -104,10 +104,11 @@ class CapturedPasses:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if isinstance(error.__context__, torch.OutOfMemoryError):  # ending the capture failed because of it
-                raise error.__context__ from None
+            cause = error.__context__ or error  # after any error, ending the capture fails too
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
             raise TrainingError(
-                f"a pass over a pack cannot be captured as a CUDA graph ({first_line(error)}); train without CUDA "
+                f"a pass over a pack cannot be captured as a CUDA graph ({first_line(cause)}); train without CUDA "
                 "graphs: lookonce train RUN.yaml --resume --set train.cuda_graphs=false"
             ) from error
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections.train import UNQUANTISED, Checkpointing
 
 CARDS_GB = (24, 40, 80, 141)
 SPARE = 0.1
@@ -31,13 +31,13 @@ BYTES = {UNQUANTISED: 2.0, "fp8": 2.0, "int8": 1.03, "nf4": 0.55}
 
 @dataclass(frozen=True)
 class Measured:
-    """Memory of one model's training, by whether it uses gradient checkpointing."""
+    """Memory of one model's training, by `train.gradient_checkpointing`: what was measured, the fastest steps first."""
 
     hidden_size: int
     num_layers: int
-    peaks_gb: dict[bool, tuple[float, float]]
+    peaks_gb: dict[Checkpointing, tuple[float, float]]
     """The memory at each of `LENGTHS`."""
-    longest: dict[bool, tuple[int, ...]]
+    longest: dict[Checkpointing, tuple[int, ...]]
     """The longest pack for each of `CARDS_GB`, in tokens; 0 if none fits."""
     num_quantised: float
     """Billions of weights in the products of the decoder layers, which `train.frozen` can quantise."""
@@ -74,8 +74,22 @@ def measured_name(model: str, config: Any = None) -> str | None:
     return next((name for name, one in MODELS.items() if (one.hidden_size, one.num_layers) == shape), None)
 
 
-def peak_gb(name: str, num_tokens: int, checkpointing: bool, frozen: str = UNQUANTISED) -> float:
-    """The memory that packs of this length need, in GB."""
+def is_measured(name: str, checkpointing: Checkpointing) -> bool:
+    """Whether the memory of a model's training was measured with this `train.gradient_checkpointing`."""
+    return checkpointing in MODELS[name].peaks_gb
+
+
+def sparing(name: str, num_tokens: int, gpu_gb: float, checkpointing: Checkpointing, frozen: str) -> Checkpointing:
+    """What to set `train.gradient_checkpointing` to on a GPU that is too small with this value: the fastest with which
+    packs of this length fit, or the one with the least memory."""
+    choices = list(MODELS[name].peaks_gb)
+    later = choices[choices.index(checkpointing) + 1 :]
+    usable = gpu_gb * (1 - SPARE)
+    return next((one for one in later if peak_gb(name, num_tokens, one, frozen) <= usable), choices[-1])
+
+
+def peak_gb(name: str, num_tokens: int, checkpointing: Checkpointing, frozen: str = UNQUANTISED) -> float:
+    """The memory that packs of this length need, in GB, if `is_measured`."""
     (first, last), (low, high) = LENGTHS, MODELS[name].peaks_gb[checkpointing]
     saved = MODELS[name].num_quantised * (BYTES[UNQUANTISED] - BYTES[frozen])
     return low + (num_tokens - first) * (high - low) / (last - first) - saved
@@ -86,7 +100,7 @@ def card_of(gpu_gb: float) -> int | None:
     return max((card for card in CARDS_GB if card * (1 - TOLERANCE) <= gpu_gb), default=None)
 
 
-def longest_pack(name: str, gpu_gb: float, checkpointing: bool, frozen: str = UNQUANTISED) -> int:
+def longest_pack(name: str, gpu_gb: float, checkpointing: Checkpointing, frozen: str = UNQUANTISED) -> int:
     """The longest pack for a GPU by the documented table, in tokens; 0 if none fits or the GPU is smaller than all.
 
     With quantised weights it is computed, for a GPU of any size.

@@ -2,24 +2,20 @@
 
 Design: `from_pretrained` builds models on the meta device. The tower is replaced right after the model's `__init__`, so
 it never takes memory, and its tensors are skipped when the checkpoint is read. Every other tensor of the model must be
-in the checkpoint, with its shape: a random one would be trained on without a word. LoRA is PEFT's. A LoRA pattern that
-matches modules of the tower would match nothing here, but would add untrained adapters to the tower when the result is
-loaded onto the stock model. So patterns are checked against the tower's module names first.
+in the checkpoint, with its shape: a random one would be trained on without a word. LoRA is PEFT's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
-from peft.tuners.tuners_utils import check_target_module_exists
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
+from peft import PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device, limit_cpu_threads
@@ -28,12 +24,19 @@ from lookonce.run.config import RunFile
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import count, first_line, listed
-from lookonce.train.model.cached_tower import CachedVisionTower
+from lookonce.train.model.cached_tower import replace_tower
 from lookonce.train.model.frozen.choice import frozen_of_answers, quantised
+from lookonce.train.model.lora.targets import (
+    expert_tensors,
+    leave_experts_uncompiled,
+    lora_config,
+    of_language_model,
+    refuse_tower_targets,
+    tower_module_names,
+)
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtype of the frozen weights for each `train.precision` of a run file."""
-TOWER_NAME = "model.visual"
 NUM_NAMED = 4
 
 
@@ -47,11 +50,14 @@ def load_without_tower(
     stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_folder.config)]
 
     class WithoutTower(stock_class):  # type: ignore[misc]
-        _keys_to_ignore_on_load_unexpected = [r"(^|\.)visual\."]
+        _keys_to_ignore_on_load_unexpected = [
+            *(stock_class._keys_to_ignore_on_load_unexpected or ()),
+            rf"(^|\.){model_folder.family.tower}\.",
+        ]
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            self.model.visual = CachedVisionTower(config.vision_config, dtype)
+            replace_tower(self, dtype)
 
     # transformers finds the names that a checkpoint has for tensors by the name and the module of the class
     WithoutTower.__name__, WithoutTower.__module__ = stock_class.__name__, stock_class.__module__
@@ -113,7 +119,10 @@ def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: 
     Raises:
         ModelError: the targets match modules of the tower, or nothing.
     """
-    config, in_tower = lora_config(options), _tower_module_names(model_folder)
+    config, in_tower = lora_config(options), tower_module_names(model_folder)
+    config.target_parameters = expert_tensors(options, model_folder.family)
+    in_text = [name for name, _ in model.named_modules() if name not in in_tower]  # comparisons have the tower
+    config.target_modules = of_language_model(config.target_modules, in_text, in_tower)
     refuse_tower_targets(in_tower, config)
     _check_modules_to_save(model, options.modules_to_save)
     torch.manual_seed(seed)
@@ -121,8 +130,11 @@ def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: 
         peft_model = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"lora.targets {options.targets}: {first_line(error)}") from None
-    refuse_tower_targets(in_tower, peft_model.peft_config["default"])  # `all-linear` has been resolved to names
+    adapter: Any = peft_model.peft_config["default"]  # `all-linear` has been resolved to names
+    adapter.target_modules = of_language_model(adapter.target_modules, in_text, in_tower)
+    refuse_tower_targets(in_tower, adapter)
     _train_in_float32(peft_model)
+    leave_experts_uncompiled(peft_model)
     return peft_model
 
 
@@ -179,6 +191,7 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
     peft_model: Any = get_peft_model(model, config)
     _train_in_float32(peft_model)  # before the weights are loaded, as `PeftModel.from_pretrained` would round them
     load_weights(peft_model, adapter)
+    leave_experts_uncompiled(peft_model)
     trained: PeftModel = peft_model.requires_grad_(False).to(best_device()).eval()
     return trained
 
@@ -211,46 +224,11 @@ def text_model(model: Any) -> Any:
     return base_model(model).model.language_model
 
 
+def head_size(config: Any) -> int:
+    """The size of an attention head, for the configuration of a language model, which need not name it."""
+    return getattr(config, "head_dim", None) or int(config.hidden_size // config.num_attention_heads)
+
+
 def base_model(model: Any) -> Any:
     """transformers' model, inside PEFT's if there is an adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def lora_config(options: LoraSection) -> LoraConfig:
-    """PEFT's configuration for the run file's `lora` section."""
-    return LoraConfig(
-        r=options.rank,
-        lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        use_rslora=options.rslora,
-        target_modules=options.targets,
-        modules_to_save=options.modules_to_save or None,
-        task_type="CAUSAL_LM",
-    )
-
-
-def refuse_tower_targets(names: list[str], config: Any) -> None:
-    """Check that PEFT's `config` matches none of the tower's modules, neither as target nor as module to save.
-
-    Raises:
-        ModelError: it matches some; the message names them.
-    """
-    try:
-        matched = [name for name in names if check_target_module_exists(config, name)]
-    except re.error as error:
-        raise ModelError(f"lora.targets {config.target_modules!r} is not a regular expression: {error}") from None
-    saved = [name for name in names if name.endswith(tuple(config.modules_to_save or ()))]  # as PEFT matches them
-    for option, found in (("targets", matched), ("modules_to_save", saved)):
-        if found:
-            raise ModelError(
-                f"lora.{option} reaches into the vision tower, which is frozen and not in memory: it matches "
-                f"{listed(found, NUM_NAMED)}; name modules of the language model, for example q_proj, k_proj, v_proj, "
-                "o_proj, gate_proj, up_proj, down_proj"
-            )
-
-
-def _tower_module_names(model_folder: ModelFolder) -> list[str]:
-    with torch.device("meta"):
-        tower_class: Any = MODEL_MAPPING[type(model_folder.vision_config)]
-        tower = tower_class(model_folder.vision_config)
-    return [f"{TOWER_NAME}.{name}" for name, _ in tower.named_modules() if name]

@@ -18,6 +18,7 @@ from lookonce.train.data.collate_rows import IGNORED
 from lookonce.train.data.features import Batch
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.last_layer import inputs_of
+from lookonce.train.model.linear_attention import masks_of
 
 LOSS_KEYS = ("targets", "weights")
 """Keys of a batch that the loss takes, and not the model."""
@@ -38,7 +39,7 @@ def forward_loss(model: Any, batch: Batch, mask: PackMask) -> torch.Tensor:
     """A batch's share of the loss of its step, with gradients."""
     inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
     if MASK_KEY in batch:
-        inputs["attention_mask"] = mask(batch[MASK_KEY])
+        inputs["attention_mask"] = masks_of(model, mask(batch[MASK_KEY]), batch[MASK_KEY])
         inputs |= inputs_of(model, mask, batch["logits_to_keep"], batch[MASK_KEY])
     logits = model(**inputs, use_cache=False).logits
     return weighted_loss(logits, batch["targets"], batch["weights"])

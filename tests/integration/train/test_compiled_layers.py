@@ -1,18 +1,44 @@
-"""Compiled layers take no number from the CPU: a float of a module is a constant of their graph, and not an input."""
+"""Compiled layers serve packs of all shapes, and take no number from the CPU: a float of a module is a constant."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.model import ModelSize, small_model
 from lookonce.selftest.passes import Passes
 from lookonce.selftest.questions import Questions, make_batches
-from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model import attention
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
+from lookonce.train.model.last_layer import inputs_of
+from lookonce.train.model.load import text_model
 
 CPU = torch.device("cpu")
 COMPILE = torch.nn.Module.compile
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns
+def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monkeypatch):
+    """A capture cannot compile: a shape that needs another graph ends the training."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **options: COMPILE(layer, backend="eager", **options))
+    compiled = torch.compile(flex_attention, dynamic=True, backend="eager")
+    monkeypatch.setattr(attention, "_compiled", lambda: compiled)
+    model, mask = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU), PackMask(1024, CPU)
+    mask.is_dense = False  # blocks, as on a GPU
+    num_graphs = []
+    with training_on_packs(model, compiled=True):
+        for length, num_targets in ((1024, 700), (256, 200), (1024, 1), (512, 2048), (640, 129), (256, 128)):
+            seen_until = torch.full((length,), length, dtype=torch.int32)
+            inputs = {"attention_mask": mask(seen_until), "position_ids": torch.arange(length).expand(3, 1, -1)}
+            inputs |= inputs_of(model, mask, torch.arange(num_targets) % length, seen_until)
+            del inputs["logits_to_keep"]
+            with torch.no_grad():  # FlexAttention has no backward pass on a CPU
+                text_model(model)(inputs_embeds=torch.randn(1, length, 64), use_cache=False, **inputs)
+            num_graphs.append(num_compiled_graphs())
+    assert num_graphs[0] > 0 and len(set(num_graphs)) == 1
 
 
 @pytest.mark.filterwarnings("default")  # the compiler warns

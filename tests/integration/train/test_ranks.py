@@ -144,11 +144,14 @@ def make(make_cached_run, sample, tmp_path):
 def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, variant):
     """With DDP, with sharded weights, and with captured passes, whose gradients the ranks exchange without DDP.
 
+    In the first two the ranks use gradient checkpointing.
     Where weights are whole, the ranks also share the questions that are answered while training.
     """
     fsdp, val = variant == "fsdp", val and tmp_path / val
     every = None if fsdp else 4
-    one, two = make("one", val, every=every, **batch), make("two", val, {"fsdp": fsdp}, every, **batch)
+    checkpointing = {"fsdp": True, "ddp": "selective"}.get(variant, False)
+    one = make("one", val, every=every, **batch)
+    two = make("two", val, {"fsdp": fsdp, "gradient_checkpointing": checkpointing}, every, **batch)
     alone, together = tmp_path / "alone", tmp_path / "together"
     trained(alone, one, num_ranks=1)
     ended = trained(together, two, captured=variant == "captured")

@@ -22,8 +22,10 @@ import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import BitsAndBytesConfig
 
-NOT_QUANTISED = ("lm_head", "model.visual")
-"""Modules that keep their precision; the second is the tower, in models that have it."""
+from lookonce.families.lookup import FAMILIES
+
+NOT_QUANTISED = ("lm_head", *{f"model.{family.tower}" for family in FAMILIES.values()})
+"""Modules that keep their precision: the last product, and the tower, in models that have it."""
 logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # it notes each cast of int8's inputs
 
 

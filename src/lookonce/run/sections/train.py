@@ -13,6 +13,7 @@ from lookonce.settings import Section, number_from_text
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
 Frozen = Literal["precision", "fp8", "int8", "nf4"]
+Checkpointing = Literal[False, True, "selective"]
 UNQUANTISED = "precision"
 """The value of `frozen` for weights that are not quantised."""
 
@@ -53,8 +54,9 @@ class TrainSection(Section):
     """Weight decay of the optimizer; 0 disables it."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Gradients are scaled down to at most this norm; 0 disables clipping."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps."""
+    gradient_checkpointing: Checkpointing = False
+    """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps.
+    `selective`: those of each layer's MLP, half of what is stored. true: all, for the least memory."""
     compile: bool = True
     """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
     compile_cache: UserPath | None = None
@@ -66,7 +68,8 @@ class TrainSection(Section):
     dense mask: slower, and its memory grows with the square of `tokens_per_pack`."""
     cuda_graphs: bool = True
     """Capture passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch kernels. The graphs
-    keep their memory until training ends. Not used with gradient checkpointing, fp16, fsdp or `separate` mode."""
+    keep their memory until training ends. Not used with fp16, fsdp or `separate` mode, nor
+    with gradient checkpointing if `compile` is false."""
     fsdp: bool = False
     """Shard the frozen weights over the GPUs of a distributed training (FSDP2), for models too large for one GPU."""
     prefetch: Count = 2

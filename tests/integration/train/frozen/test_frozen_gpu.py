@@ -68,6 +68,7 @@ class Computation(Passes):
 
     def __init__(self, session: Session, random_lora: Callable[..., Any], frozen: str, precision: str) -> None:
         model = random_lora(session.inputs, partial(load_without_tower, frozen=frozen), PRECISIONS[precision])
+        model = model.to(DEVICE) if frozen == "fp8" else model  # bitsandbytes' models are there
         super().__init__(model, PRECISIONS[precision], TOKENS, DEVICE)
 
     def compiled(self, batches: list[Batch]) -> Outcome:

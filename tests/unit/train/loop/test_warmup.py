@@ -13,7 +13,7 @@ from lookonce.run.startup import Startup
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import can_capture
-from lookonce.train.loop.warmup import Trial, WarmUp, packs_by_shape
+from lookonce.train.loop.warmup import Trial, WarmUp, largest, packs_by_shape
 from lookonce.train.model.cuda_graphs import shape_of
 
 IMAGE = 98
@@ -41,12 +41,18 @@ def test_one_micro_batch_of_each_upcoming_shape_is_captured_the_longest_first():
 
 
 @pytest.mark.parametrize(
-    ("num_captured", "expected"), [(0, "; needs"), (31, ", captured CUDA graphs of 31 pack shapes in 8.3 s; ")]
+    ("num_shapes", "expected"),
+    [(0, "; needs"), (31, ", captured as a CUDA graph in 0.3 s (each of 31 pack shapes is when it first appears); ")],
 )
-def test_the_trial_reports_its_duration_and_the_memory_it_needs(num_captured, expected):
-    text = Trial(5416, 39.8, num_captured, 8.3, 47 * GIGABYTE, 150 * GIGABYTE).text()
+def test_the_trial_reports_its_duration_and_the_memory_it_needs(num_shapes, expected):
+    text = Trial(5416, 39.8, num_shapes, 0.3, 47 * GIGABYTE, 150 * GIGABYTE).text()
     assert text.startswith("warm-up: longest pack (5,416 tokens) in 39.8 s, including compilation")
     assert expected in text and text.endswith("needs 47.0 GB of this GPU's 150.0 GB")
+
+
+def test_the_largest_shapes_have_the_most_tokens_and_the_most_targets():
+    assert largest([(900, 64, True), (800, 256, False), (700, 128, True)]) == [(900, 64, True), (800, 256, False)]
+    assert largest([(900, 64, True), (800, 64, True)]) == [(900, 64, True)]
 
 
 def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):
@@ -81,7 +87,10 @@ def test_there_is_no_trial_without_padded_packs_or_when_no_step_is_left(pads_to_
     [
         ({}, True),
         ({"cuda_graphs": False}, False),
-        ({"gradient_checkpointing": True}, False),
+        ({"gradient_checkpointing": True}, True),
+        ({"gradient_checkpointing": "selective"}, True),
+        ({"gradient_checkpointing": "selective", "compile": False}, False),
+        ({"compile": False}, True),
         ({"fsdp": True}, True),
         ({"fsdp": True, "world_size": 2}, False),
         ({"world_size": 2}, True),
@@ -94,7 +103,8 @@ def test_there_is_no_trial_without_padded_packs_or_when_no_step_is_left(pads_to_
     ids=str,
 )
 def test_passes_are_captured_where_they_are_always_the_same_work(make_run, changes, expected):
-    train = {key: value for key, value in changes.items() if key in ("cuda_graphs", "gradient_checkpointing", "fsdp")}
+    keys = ("cuda_graphs", "gradient_checkpointing", "compile", "fsdp")
+    train = {key: value for key, value in changes.items() if key in keys}
     run = make_run(train=train, batch={"mode": changes.get("mode", "shared")})
     device = torch.device(changes.get("device", "cuda"))
     arguments = SimpleNamespace(world_size=changes.get("world_size", 1), fp16=changes.get("fp16", False), device=device)

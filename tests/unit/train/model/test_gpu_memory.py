@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from lookonce.train.model.gpu_memory import CARDS_GB, LENGTHS, MODELS, card_of, longest_pack, measured_name, peak_gb
+from lookonce.run.sections.train import UNQUANTISED
+from lookonce.train.model.gpu_memory import (
+    CARDS_GB,
+    LENGTHS,
+    MODELS,
+    card_of,
+    is_measured,
+    longest_pack,
+    measured_name,
+    peak_gb,
+    sparing,
+)
 
 
 def number(text: str) -> int:
@@ -58,6 +70,16 @@ def test_quantised_weights_save_the_documented_memory(root, frozen, saved):
 def test_a_gpu_counts_as_the_next_smaller_card_of_the_table(gpu_gb, card):
     assert card_of(gpu_gb) == card
     assert bool(longest_pack("Qwen3-VL-2B", gpu_gb, False)) == bool(card)
+
+
+@pytest.mark.parametrize(("gpu_gb", "expected"), [(60, "selective"), (30, True), (10, True)])
+def test_the_fastest_checkpointing_that_fits_is_offered_or_the_one_with_the_least_memory(monkeypatch, gpu_gb, expected):
+    measured = MODELS["Qwen3-VL-8B"]
+    between = {False: measured.peaks_gb[False], "selective": (22.0, 36.0), True: measured.peaks_gb[True]}
+    monkeypatch.setitem(MODELS, "Qwen3-VL-8B", replace(measured, peaks_gb=between))
+    assert is_measured("Qwen3-VL-8B", "selective")
+    assert sparing("Qwen3-VL-8B", 8192, gpu_gb, False, UNQUANTISED) == expected
+    assert sparing("Qwen3-VL-8B", 8192, gpu_gb, True, UNQUANTISED) is True
 
 
 def test_a_model_is_recognised_by_its_configuration_or_else_by_its_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.run.sections.lora import LoraSection
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model import attention, last_layer
@@ -61,28 +63,13 @@ def test_loss_and_gradients_are_those_of_the_stock_layer(model, monkeypatch):
     text_model(model).norm.register_forward_hook(lambda *call: seen.append(call[-1].shape[1]))
     with training_on_packs(model, compiled=False):
         found = loss_and_gradients(model)
-    monkeypatch.setattr(last_layer, "KNOWN", ())
+    monkeypatch.setitem(FAMILIES, DEFAULT.model_type, replace(DEFAULT, has_short_last_layer=False))
     with training_on_packs(model, compiled=False):
         expected = loss_and_gradients(model)
     assert seen == [len(pack()["logits_to_keep"]), NUM_TOKENS], "once for the tokens to predict from, and once for all"
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()
     assert any(gradient.abs().max() > 1e-3 for gradient in found[1:])
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")  # the name that transformers 5.17 has
-def test_it_may_be_computed_again_in_the_backward_pass(model):
-    """With gradient checkpointing."""
-    with training_on_packs(model, compiled=False):
-        expected = loss_and_gradients(model)
-        model.train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        try:
-            found = loss_and_gradients(model)
-        finally:
-            model.gradient_checkpointing_disable()
-            model.eval()
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_it_is_for_layers_that_it_knows_and_to_which_no_features_are_added(model, monkeypatch):

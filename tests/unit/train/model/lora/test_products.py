@@ -9,7 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from lookonce.train.model.lora_products import scaled_in_weights
+from lookonce.train.model.lora import products
+from lookonce.train.model.lora.products import fewer_passes
 
 INPUT = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -41,7 +42,7 @@ def computed(model: Any, **autocast: Any) -> list[torch.Tensor]:
 def test_with_a_scale_that_is_a_power_of_two_no_bit_changes(bf16, dropout):
     model = adapted(lora_alpha=8, lora_dropout=dropout)
     expected = computed(model, enabled=bf16)
-    with scaled_in_weights(model):
+    with fewer_passes(model, joins=False):
         found = computed(model, enabled=bf16)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
@@ -49,7 +50,7 @@ def test_with_a_scale_that_is_a_power_of_two_no_bit_changes(bf16, dropout):
 def test_another_scale_changes_the_rounding_alone():
     model = adapted(lora_alpha=10, use_rslora=True, bias="lora_only")
     expected = computed(model, enabled=False)
-    with scaled_in_weights(model):
+    with fewer_passes(model, joins=False):
         found = computed(model, enabled=False)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -60,7 +61,7 @@ def test_what_peft_does_besides_is_left_to_it(options):
     model = adapted(lora_alpha=10, **options)
     with torch.no_grad():
         expected = model(INPUT)
-        with scaled_in_weights(model):
+        with fewer_passes(model, joins=False):
             assert torch.equal(model(INPUT), expected)
             with model.disable_adapter():
                 without = model(INPUT)
@@ -76,16 +77,20 @@ def test_a_model_in_another_precision_without_autocast_is_left_to_peft():
     x = INPUT.bfloat16()
     with torch.no_grad():
         expected = model(x)
-        with scaled_in_weights(model):
+        with fewer_passes(model, joins=False):
             found = model(x)
     assert torch.equal(found, expected)
 
 
-def test_it_is_undone_and_may_be_nested():
+@pytest.mark.parametrize("joins", [False, True])
+def test_it_is_undone_and_may_be_nested(monkeypatch, joins):
+    monkeypatch.setattr(products, "text_model", lambda model: model)
     model = adapted()
     layer = model.base_model.model[0]
-    with scaled_in_weights(model):
-        with scaled_in_weights(model):
+    before, state = layer.base_layer.weight.clone(), set(model.state_dict())
+    with fewer_passes(model, joins=joins):
+        with fewer_passes(model, joins=joins):
             pass
-        assert "forward" in vars(layer)
-    assert "forward" not in vars(layer)
+        assert "forward" in vars(layer) and set(model.state_dict()) == state
+    assert "forward" not in vars(layer) and not hasattr(layer, "joined") and not model._forward_pre_hooks
+    assert torch.equal(layer.base_layer.weight, before) and layer.base_layer.weight.is_contiguous()

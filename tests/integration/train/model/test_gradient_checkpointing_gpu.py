@@ -1,0 +1,118 @@
+"""On a GPU, compiled layers with gradient checkpointing are as exact as without, are captured, and need less memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from statistics import mean
+
+import pytest
+import torch
+from support.trainings import COMPILED_ON_GPU
+
+from lookonce.run.sections.train import Checkpointing
+from lookonce.selftest.attention import Heads
+from lookonce.selftest.model import ModelSize, small_model
+from lookonce.selftest.passes import Outcome, Passes
+from lookonce.selftest.questions import MERGE_SIZE, Questions, make_batches
+from lookonce.train.data.features import Batch
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
+from lookonce.train.model.gradient_checkpointing import checkpointed
+
+pytestmark = COMPILED_ON_GPU
+
+DEVICE = torch.device("cuda")
+SIZE = ModelSize(512, 8, Heads(8, 4, 64))
+QUESTIONS = Questions(((3, 4), (30, 40), (2, 9), (20, 30)), (2, 9, 4, 9, 3), 2048, 12)
+HOW: tuple[Checkpointing, ...] = ("selective", True)
+
+
+@cache
+def packs() -> list[Batch]:
+    batches = make_batches(QUESTIONS, SIZE.hidden, DEVICE)
+    return [batches.batch(micro_batch) for step in batches.sampler.epoch(0) for micro_batch in step]
+
+
+def passes(dtype: torch.dtype, dropout: float = 0.0) -> Passes:
+    model = small_model(SIZE, dtype, DEVICE)
+    for module in model.modules() if dropout else ():
+        if hasattr(module, "lora_dropout"):
+            module.lora_dropout["default"] = torch.nn.Dropout(dropout)
+    return Passes(model, dtype, QUESTIONS.tokens_per_pack, DEVICE)
+
+
+def outcomes(passes: Passes, how: Checkpointing) -> list[Outcome]:
+    """Each pack's outcome, with dropout from the same random state."""
+    with training_on_packs(passes.model, compiled=True), checkpointed(passes.model, how):
+        passes.outcome(packs())  # compiles
+        torch.cuda.manual_seed(1)
+        return [passes.outcome([pack]) for pack in packs()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("how", HOW)
+def test_in_float32_nothing_changes(how, dropout):
+    exact = passes(torch.float32, dropout)
+    for found, expected in zip(outcomes(exact, how), outcomes(exact, False), strict=True):
+        loss, gradient = found.distance(expected)
+        print(f"{how} {dropout}: loss {loss:.1e}, gradient {gradient:.1e}")
+        assert loss < 1e-5 and gradient < 1e-4
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_in_bfloat16_it_is_as_near_to_float32_as_without(how):
+    exact, rounded = outcomes(passes(torch.float32), False), passes(torch.bfloat16)
+
+    def distances(choice: Checkpointing) -> list[float]:
+        """The mean distances of loss and gradient."""
+        each = [one.distance(other) for one, other in zip(outcomes(rounded, choice), exact, strict=True)]
+        return [mean(values) for values in zip(*each, strict=True)]
+
+    found, without = distances(how), distances(False)
+    print(f"{how}: loss and gradient {found}, without {without}")
+    assert all(one <= 1.5 * other for one, other in zip(found, without, strict=True))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_replayed_passes_have_the_bits_of_launched_ones(how):
+    rounded = passes(torch.bfloat16)
+    captured = rounded.captured(MERGE_SIZE)
+    with training_on_packs(rounded.model, compiled=True), checkpointed(rounded.model, how):
+        for pack in packs():
+            rounded.outcome([pack])  # compile first: a capture cannot compile
+            _, inputs = captured.prepare(shape_of_batch(pack), pack)
+            copy_into(inputs, pack)
+            rounded.model.zero_grad(set_to_none=True)
+            launched, replayed = rounded.outcome([inputs]), rounded.replayed(captured, pack)
+            assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_state(how):
+    rounded = passes(torch.bfloat16, dropout=0.3)
+    captured = rounded.captured(MERGE_SIZE)
+    [pack, *_] = packs()
+    with training_on_packs(rounded.model, compiled=True), checkpointed(rounded.model, how):
+        rounded.outcome([pack])
+        rounded.replayed(captured, pack)
+        torch.cuda.manual_seed(1)
+        first, second = (rounded.replayed(captured, pack).gradient for _ in range(2))
+        torch.cuda.manual_seed(1)
+        again = rounded.replayed(captured, pack).gradient
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+def test_the_more_is_computed_again_the_less_memory_a_pass_needs():
+    longest = max(packs(), key=lambda pack: pack["input_ids"].shape[1])
+    peaks = {}
+    for how in (False, *HOW):
+        rounded = passes(torch.bfloat16)
+        with training_on_packs(rounded.model, compiled=True), checkpointed(rounded.model, how):
+            rounded.outcome([longest])
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            rounded.run(longest)
+            peaks[how] = torch.cuda.max_memory_allocated() - before
+    print({how: f"{peak / 2**20:.0f} MiB" for how, peak in peaks.items()})
+    assert all(less < 0.8 * more for more, less in pairwise(peaks.values()))

@@ -1,0 +1,87 @@
+"""A layer of linear attention over a pack of any depth gives what the stock layer gives each branch by itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from lookonce.train.model.attention import dense_mask
+from lookonce.train.model.linear_attention import LINEAR, masks_of, states_of_branches
+
+TOLERANCE = 1e-4
+"""In float32; the norm in these layers enlarges rounding."""
+
+
+@cache
+def hybrid() -> Any:
+    """A model of one such layer, without weights of anything else."""
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
+    config = Qwen3_5TextConfig(hidden_size=16, num_hidden_layers=1, linear_num_value_heads=4, **sizes)
+    torch.manual_seed(0)
+    layer = Qwen3_5GatedDeltaNet(config, 0).requires_grad_(False)
+    layer.A_log.copy_(torch.linspace(0.01, 1, 4).log())
+    text = SimpleNamespace(layers=[SimpleNamespace(linear_attn=layer), SimpleNamespace()])
+    return SimpleNamespace(model=SimpleNamespace(language_model=text), config=SimpleNamespace(model_type="qwen3_5"))
+
+
+def layer_of(model: Any) -> Any:
+    return model.model.language_model.layers[0].linear_attn
+
+
+@st.composite
+def packs(draw: st.DrawFn) -> torch.Tensor:
+    """`seen_until` of a pack of up to two images: chains of prefixes, each with a short branch; then padding."""
+    ends: list[int] = []
+    for lengths in draw(st.lists(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 5)), min_size=1), max_size=2)):
+        begin, total = len(ends), sum(map(sum, lengths))
+        for length, aside in lengths:
+            ends += [begin + total] * length
+            ends += [len(ends) + aside] * aside
+    return torch.tensor([*ends, len(ends) + 1], dtype=torch.int32)
+
+
+@settings(max_examples=15)
+@given(seen_until=packs())
+def test_each_token_has_the_result_and_gradient_of_its_own_sequence(seen_until):
+    model, length = hybrid(), len(seen_until)
+    generator = torch.Generator().manual_seed(length)
+    pack = torch.randn(1, length, 16, generator=generator, requires_grad=True)
+    wanted = torch.randn(length, 16, generator=generator)
+    allowed = dense_mask(seen_until)[0, 0]
+    expected = torch.zeros(length, 16)
+    for token in range(length):  # the last tokens of branches, whose sequences have all others
+        path = allowed[token].nonzero()[:, 0]
+        if token + 1 == length or not allowed[token + 1, token]:
+            expected = expected.index_copy(0, path, layer_of(model)(pack[:, path])[0])
+    (expected * wanted).sum().backward()
+    right, pack.grad = pack.grad, None
+    with states_of_branches(model):
+        found = layer_of(model)(pack, attention_mask=masks_of(model, "mask", seen_until)[LINEAR])[0]
+    (found * wanted).sum().backward()
+    assert (found - expected).norm() < TOLERANCE * expected.norm()
+    assert (pack.grad - right).norm() < TOLERANCE * right.norm()
+
+
+def test_only_packs_are_computed_in_segments_and_all_is_undone():
+    model, rows = hybrid(), torch.randn(3, 9, 16)
+    expected = layer_of(model)(rows)
+    with states_of_branches(model):
+        assert torch.equal(layer_of(model)(rows), expected)
+        with states_of_branches(model):
+            assert "forward" in vars(layer_of(model))
+        assert "forward" in vars(layer_of(model))
+    assert "forward" not in vars(layer_of(model))
+
+
+def test_a_model_without_such_layers_gets_the_mask_alone():
+    text = SimpleNamespace(layers=[SimpleNamespace()])
+    model = SimpleNamespace(model=SimpleNamespace(language_model=text))
+    mask = torch.ones(1, 1, 2, 2)
+    assert masks_of(model, mask, torch.tensor([2, 2])) is mask

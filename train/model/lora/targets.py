@@ -1,0 +1,124 @@
+"""Which modules get LoRA weights: those of the language model that the run file names.
+
+Design: the tower is not in memory, so a pattern that matches its modules would match nothing here. But it would add
+untrained adapters to the tower when the result is loaded onto the stock model. So targets are compared with the names
+of the tower's modules: a pattern that matches some is refused, and names that both parts have become a pattern of the
+language model. Targets are linear layers; which matrices are none of these, such as those of experts, is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.tuners_utils import check_target_module_exists
+
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.errors import ModelError
+from lookonce.families.family import Family
+from lookonce.run.sections.lora import LoraSection
+from lookonce.text import listed
+
+NUM_NAMED = 4
+
+
+def lora_config(options: LoraSection) -> LoraConfig:
+    """PEFT's configuration for the run file's `lora` section."""
+    return LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        use_rslora=options.rslora,
+        target_modules=options.targets,
+        modules_to_save=options.modules_to_save or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def expert_tensors(options: LoraSection, family: Family) -> list[str] | None:
+    """The tensors of experts that get LoRA weights; None if the run file does not ask for them.
+
+    Raises:
+        ModelError: the family has no experts.
+    """
+    if options.experts and not family.experts:
+        raise ModelError(f"lora.experts: {family.name} has no experts; leave the key out")
+    return [*family.experts] if options.experts else None
+
+
+def leave_experts_uncompiled(model: PeftModel) -> None:
+    """Let compiled layers call PEFT's code for experts, which replaces their tensors as it runs, as it is."""
+    disable: Any = torch.compiler.disable
+    for wrapper in _wrappers(model):
+        wrapper.forward = disable(wrapper.forward)
+
+
+def _wrappers(model: torch.nn.Module) -> list[Any]:
+    """PEFT's modules around those whose tensors have LoRA weights."""
+    return [module for module in model.modules() if isinstance(module, ParamWrapper)]
+
+
+def of_language_model(targets: Any, in_text: list[str], in_tower: list[str]) -> Any:
+    """LoRA targets that match modules of the language model alone, if they are names that the tower's modules have too.
+
+    The tower is not here, but the adapter is also loaded onto models that have it.
+    """
+    if isinstance(targets, str) or not any(_is_named(targets, in_tower)):
+        return targets
+    is_in_both = all(any(_is_named([target], in_text)) for target in targets)
+    return rf"(.*\.language_model\..*\.)?({'|'.join(map(re.escape, sorted(targets)))})" if is_in_both else targets
+
+
+def _is_named(targets: Iterable[str], modules: list[str]) -> Iterator[bool]:
+    suffixes = tuple(f".{target}" for target in targets)
+    return (f".{module}".endswith(suffixes) for module in modules)
+
+
+def refuse_tower_targets(names: list[str], config: Any) -> None:
+    """Check that PEFT's `config` matches none of the tower's modules, neither as target nor as module to save.
+
+    Raises:
+        ModelError: it matches some; the message names them.
+    """
+    try:
+        matched = [name for name in names if check_target_module_exists(config, name)]
+    except re.error as error:
+        raise ModelError(f"lora.targets {config.target_modules!r} is not a regular expression: {error}") from None
+    saved = [name for name in names if name.endswith(tuple(config.modules_to_save or ()))]  # as PEFT matches them
+    for option, found in (("targets", matched), ("modules_to_save", saved)):
+        if found:
+            raise ModelError(
+                f"lora.{option} reaches into the vision tower, which is frozen and not in memory: it matches "
+                f"{listed(found, NUM_NAMED)}; name modules of the language model, for example q_proj, k_proj, v_proj, "
+                "o_proj, gate_proj, up_proj, down_proj"
+            )
+
+
+def tower_module_names(model_folder: ModelFolder) -> list[str]:
+    """The names that the tower's modules have in the stock model."""
+    with torch.device("meta"):
+        family = model_folder.family
+        tower = family.load(family.tower_class)(model_folder.vision_config)
+    return [f"model.{family.tower}.{name}" for name, _ in tower.named_modules() if name]
+
+
+def beyond_targets(layers: torch.nn.ModuleList) -> str | None:
+    """What to say of the matrices of decoder layers that `lora.targets` cannot name; None if there are none."""
+    linear, others = 0, Counter[str]()
+    adapted = {id(wrapper.get_param()) for wrapper in _wrappers(layers)}
+    for name, module in layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            linear += 0 if module.weight.requires_grad else module.in_features * module.out_features
+            continue
+        for own, weight in module.named_parameters(recurse=False):
+            if weight.ndim > 1 and not weight.requires_grad and id(weight) not in adapted:
+                others[f"{name.partition('.')[2]}.{own}"] += weight.numel()
+    if not others:
+        return None
+    share = others.total() / (others.total() + linear)
+    return f"no LoRA weights for {listed(sorted(others), NUM_NAMED)}: {share:.0%} of the decoder layers' weights"
