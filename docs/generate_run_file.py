@@ -82,8 +82,12 @@ def default(field: Any) -> str:
         return "required"
     if value is None or value in ([], {}):
         return "optional"
-    shown = str(value).lower() if isinstance(value, bool) else str(value).replace("\n", "\\n")
-    return "default `" + (f"[{', '.join(value)}]" if isinstance(value, list) else shown) + "`"
+    return "default `" + (f"[{', '.join(value)}]" if isinstance(value, list) else shown(value)) + "`"
+
+
+def shown(value: Any) -> str:
+    """A value as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("\n", "\\n")
 
 
 def kind(schema: dict[str, Any]) -> str:
@@ -93,7 +97,7 @@ def kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return "mapping"
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+        return ", ".join(f"`{shown(value)}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
     if schema["type"] == "array" and not schema["items"]:

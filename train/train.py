@@ -38,7 +38,8 @@ from lookonce.train.loop.session import Session, make_trainer
 from lookonce.train.loop.tracking.trackers import Trackers
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.fsdp import is_sharded, shard_frozen
-from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower
+from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower, text_model
+from lookonce.train.model.lora.targets import beyond_targets
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ class Training:
         model = add_lora(model, model_folder, run.lora, run.train.seed)
         if self.start.other:
             load_weights(model, self.start.other.adapter)
+        if without := beyond_targets(text_model(model).layers):
+            self.notify(without)
         return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.num_ranks > 1 else model
 
     def _save_adapter(self, model: Any) -> None:
@@ -163,7 +166,7 @@ def open_training(
     resume: bool = False,
     restart: bool = False,
     verify_images: bool = False,
-    before_claim: Callable[[], None] = lambda: None,
+    before_claim: Callable[[RunInputs], None] = lambda inputs: None,
     notify: Notify = print,
     startup: Startup | None = None,
 ) -> tuple[Ranks, Training | None]:
@@ -207,7 +210,7 @@ def open_training(
     if note := start.note(run):
         notify(note)
     examples = {} if start.is_trained else _make_examples(session, startup, notify)
-    ranks.first_decides(before_claim)
+    ranks.first_decides(lambda: before_claim(inputs))
     ranks.first_decides(lambda: begin(owner, inputs, identity, restart, notify))
     return ranks, Training(session, folder, arguments, ranks, start, notify, startup, owner, examples)
 

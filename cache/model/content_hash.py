@@ -13,8 +13,8 @@ from typing import Any
 
 import xxhash
 
-from lookonce.cache.model.model_folder import TOWER_PREFIXES
 from lookonce.errors import ModelError
+from lookonce.families.lookup import family_in
 from lookonce.files import hash_file
 from lookonce.hub import FILES
 from lookonce.threads import threaded_map
@@ -33,9 +33,10 @@ def hash_language_model(folder: Path) -> str:
     """The xxh3 over a model's files without the tensors of its vision tower.
 
     Raises:
-        ModelError: a file of weights is broken.
+        ModelError: a file of weights is broken, or the model's family is not known.
     """
-    return _hash(folder, lambda path: _hash_weights(path) if path.suffix == ".safetensors" else hash_file(path))
+    tower = family_in(folder).tower_prefixes
+    return _hash(folder, lambda path: _hash_weights(path, tower) if path.suffix == ".safetensors" else hash_file(path))
 
 
 def _hash(folder: Path, hash_one: Callable[[Path], str]) -> str:
@@ -46,12 +47,14 @@ def _hash(folder: Path, hash_one: Callable[[Path], str]) -> str:
     return digest.hexdigest()
 
 
-def _hash_weights(path: Path) -> str:
-    """The xxh3 over names, types, shapes and bytes of a file's tensors, without those of the tower."""
+def _hash_weights(path: Path, without: tuple[str, ...]) -> str:
+    """The xxh3 over names, types, shapes and bytes of a file's tensors whose names do not begin with `without`."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         start, tensors = _read_header(path, file)
         for name, tensor in tensors:
+            if name.startswith(without):
+                continue
             digest.update(json.dumps([name, tensor["dtype"], tensor["shape"]]).encode())
             begin, end = tensor["data_offsets"]
             for block in _blocks(file, start + begin, end - begin):
@@ -65,8 +68,7 @@ def _read_header(path: Path, file: Any) -> tuple[int, list[tuple[str, dict[str, 
         length = int.from_bytes(file.read(LEN_SIZE), "little")
         header: dict[str, dict[str, Any]] = json.loads(file.read(length))
         tensors = [(name, value) for name, value in header.items() if name != "__metadata__"]
-        kept = [(name, value) for name, value in tensors if not name.startswith(TOWER_PREFIXES)]
-        return LEN_SIZE + length, sorted(kept, key=lambda tensor: tensor[1]["data_offsets"])
+        return LEN_SIZE + length, sorted(tensors, key=lambda tensor: tensor[1]["data_offsets"])
     except (ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
         raise ModelError(f"cannot read {path}: {error!r}; copy or download it again") from None
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel, apply_rotary_pos_emb_vision
+from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from lookonce.cache.constants import Grid
@@ -43,7 +43,7 @@ class FastTower:
     """A stock vision module whose slow parts are replaced in place."""
 
     def __init__(self, module: Any) -> None:
-        """`module` is a frozen `Qwen3VLVisionModel` in its final dtype and on its device."""
+        """`module` is the frozen tower of a family that `has_fast_tower`, in its final dtype and on its device."""
         self.module = module
         self.device: torch.device = module.device
         self.varlen = varlen_attn is not None and self.device.type == "cuda" and module.dtype.itemsize == 2
@@ -54,11 +54,6 @@ class FastTower:
         for block in module.blocks:
             block.attn = _ConcatenatedAttention(block.attn, rotary, self.varlen)
         self._positions = functools.lru_cache(maxsize=NUM_GRIDS)(self._positions_of)
-
-    @staticmethod
-    def fits(module: Any) -> bool:
-        """Whether this class supports the tower."""
-        return isinstance(module, Qwen3VLVisionModel)
 
     def __call__(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
         """The output of the stock tower for `patches` `[sum of t * h * w, patch_dim]` of images with these grids."""

@@ -16,16 +16,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from lookonce.errors import ModelError, explain_os_error
+from lookonce.families.family import Family
+from lookonce.families.lookup import family_in
 from lookonce.hub import locate
 from lookonce.text import first_line
-
-SUPPORTED = ("qwen3_vl", "qwen3_vl_moe")
-"""Model types whose tower returns what a cache stores. The second is not tested."""
-TOWER_PREFIXES = ("model.visual.", "visual.")
-"""Prefixes of the tower's tensor names: the current one, and that of the first published models."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,7 @@ class ModelFolder:
     """A model folder with a vision tower; open one with `ModelFolder.open`."""
 
     folder: Path
+    family: Family
     config: PreTrainedConfig
     _file_of: dict[str, Path]
     """The file of each tensor of the tower, by the tensor's name in the model folder."""
@@ -45,19 +43,16 @@ class ModelFolder:
             ModelError: there is no such folder or model, or it has no vision tower that is supported.
         """
         folder = locate(name, revision, is_local=is_local)
-        config = _read_config(folder)
-        if getattr(config, "vision_config", None) is not None and config.model_type not in SUPPORTED:
+        family = family_in(folder)
+        config = _read_config(folder, family)
+        files = _tensor_files(folder)
+        names = {tensor: file for tensor, file in files.items() if tensor.startswith(family.tower_prefixes)}
+        if not names:
             raise ModelError(
-                f"{folder} has a model of type {config.model_type!r}, which lookonce does not support; "
-                f"supported: {', '.join(SUPPORTED)}; set `model.path` to a Qwen3-VL model"
+                f"{folder} has no vision tower (model type {family.model_type!r}, no tensor named "
+                f"{family.tower_prefixes[0]}*); copy or download the model again"
             )
-        names = {tensor: file for tensor, file in _tensor_files(folder).items() if tensor.startswith(TOWER_PREFIXES)}
-        if not names or getattr(config, "vision_config", None) is None:
-            raise ModelError(
-                f"{folder} has no vision tower (model type {config.model_type!r}, "
-                f"no tensor named {TOWER_PREFIXES[0]}*); set `model.path` to a Qwen3-VL model"
-            )
-        return cls(folder, config, names)
+        return cls(folder, family, config, names)
 
     @property
     def vision_config(self) -> PreTrainedConfig:
@@ -81,13 +76,12 @@ class ModelFolder:
         """
         with contextlib.ExitStack() as stack:
             files = {path: stack.enter_context(_open_tensors(path)) for path in set(self._file_of.values())}
-            for name in sorted(self._file_of, key=_tower_name):
-                yield _tower_name(name), files[self._file_of[name]].get_tensor(name)
+            for name in sorted(self._file_of, key=self._tower_name):
+                yield self._tower_name(name), files[self._file_of[name]].get_tensor(name)
 
-
-def _tower_name(name: str) -> str:
-    prefix = next(prefix for prefix in TOWER_PREFIXES if name.startswith(prefix))
-    return name.removeprefix(prefix)
+    def _tower_name(self, name: str) -> str:
+        prefix = next(prefix for prefix in self.family.tower_prefixes if name.startswith(prefix))
+        return name.removeprefix(prefix)
 
 
 def _open_tensors(path: Path) -> Any:
@@ -100,7 +94,9 @@ def _open_tensors(path: Path) -> Any:
         raise ModelError(f"cannot read {path}: {error}; copy or download it again") from None
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def _read_config(folder: Path, family: Family) -> PreTrainedConfig:
+    if family.model_type not in CONFIG_MAPPING:
+        raise family.missing(f"models of type {family.model_type}")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except PermissionError as error:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import MODEL_MAPPING, PreTrainedConfig
 
 from lookonce.cache.constants import Grid
 from lookonce.cache.model.fast_tower import FastTower
@@ -21,11 +20,6 @@ from lookonce.errors import ModelError
 
 TOKENS_PER_TOWER_BATCH = 8192
 """The most image tokens of a tower batch on a GPU."""
-
-
-def num_levels(config: PreTrainedConfig) -> int:
-    """The number of levels of the features, merged output and DeepStack: 4 for Qwen3-VL."""
-    return 1 + len(getattr(config, "deepstack_visual_indexes", None) or ())
 
 
 class Tower:
@@ -41,21 +35,21 @@ class Tower:
     ) -> None:
         """Build the tower from the tensors of the model folder.
 
-        `fast` replaces modules by faster ones that round differently (fast_tower.py). It is the default on GPUs only,
-        so features computed on a CPU have the bits of the stock tower.
+        `fast` replaces modules by faster ones that round differently (fast_tower.py), if the family has such ones. It
+        is the default on GPUs only, so features computed on a CPU have the bits of the stock tower.
 
         Raises:
             ModelError: the tensors do not fit the configuration.
         """
         limit_cpu_threads(model_folder.folder)
         self.dtype, self.device = dtype, torch.device(device)
-        self.config = model_folder.vision_config
+        self.family, self.config = model_folder.family, model_folder.vision_config
         self.merge_size: int = self.config.spatial_merge_size
         self.tokens_per_tower_batch = TOKENS_PER_TOWER_BATCH if self.device.type == "cuda" else 1
         """The most image tokens of a tower batch; a larger image is a batch by itself. On a CPU every image is."""
         self.module = _build(model_folder, dtype).to(self.device)
         fast = self.device.type == "cuda" if fast is None else fast
-        self._run = FastTower(self.module) if fast and FastTower.fits(self.module) else self._run_stock
+        self._run = FastTower(self.module) if fast and self.family.has_fast_tower else self._run_stock
 
     @torch.inference_mode()
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
@@ -65,26 +59,29 @@ class Tower:
         t * h * w / merge_size**2 tokens.
         """
         output = self._run(patches.to(self.device, self.dtype), grids)
-        return torch.stack([output.pooler_output, *(output.deepstack_features or ())], dim=1)
+        deepstack = output.deepstack_features if self.family.has_deepstack else ()
+        return torch.stack([output.pooler_output, *deepstack], dim=1)
 
     def _run_stock(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
         return self.module(patches, grid_thw=torch.tensor(grids, device=self.device), return_dict=True)
 
     def flop(self, num_tokens: int) -> float:
-        """FLOPs for an image of `num_tokens` tokens: matrix products and attention, two per multiply-add."""
-        config: Any = self.config
-        hidden, merged = config.hidden_size, config.hidden_size * self.merge_size**2
-        patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
-        num_patches = num_tokens * self.merge_size**2
-        block = 4 * hidden**2 + 2 * hidden * config.intermediate_size + 2 * num_patches * hidden
-        mergers = num_levels(config) * (merged**2 + merged * config.out_hidden_size)
-        return float(2 * (num_patches * (patch * hidden + config.depth * block) + num_tokens * mergers))
+        """FLOPs for an image of `num_tokens` tokens: matrix products and attention, two per multiply-add.
+
+        Attention counts as if each patch attended to its whole image, also in blocks with windows.
+        """
+        num_patches, parameters = num_tokens * self.merge_size**2, self.module.named_parameters()
+        weights = [(name, weight.numel()) for name, weight in parameters if weight.ndim > 1 and "pos_embed" not in name]
+        of_token = sum(number for name, number in weights if "merger" in name)
+        of_patch = sum(number for _, number in weights) - of_token
+        attention = self.config.depth * 2 * num_patches * len(self.module.patch_embed.proj.weight)
+        return float(2 * (num_patches * (of_patch + attention) + num_tokens * of_token))
 
 
 def _build(model_folder: ModelFolder, dtype: torch.dtype) -> Any:
     config = model_folder.vision_config
     tensors = dict(model_folder.tower_tensors())
-    tower_class: Any = MODEL_MAPPING[type(config)]
+    tower_class = model_folder.family.load(model_folder.family.tower_class)
     module, loading = tower_class.from_pretrained(
         None,
         config=config,

@@ -1,11 +1,9 @@
-"""A Qwen3-VL with random weights as an ordinary model folder: a tiny one to train, or real sizes to measure speed.
+"""A model with random weights as an ordinary model folder: a tiny one to train, or real sizes to measure speed.
 
 Design: weights are drawn with variance 1/fan_in, so that every layer keeps the scale of its input. transformers' own
 initialisation (0.02 everywhere) shrinks a tiny tower's output until nothing can be learned from it. Stock transformers,
-PEFT and lookonce all load the folder like any Qwen3-VL model.
-
-The real sizes have the shapes of the published configurations (https://huggingface.co/Qwen/Qwen3-VL-2B-Instruct and its
-siblings) with random weights, which is enough to measure speed.
+PEFT and lookonce all load the folder like any model of the family. The real sizes have the shapes of the published
+configurations with random weights, which is enough to measure speed.
 """
 
 from __future__ import annotations
@@ -18,53 +16,16 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel, Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
+from transformers.models.auto import processing_auto
 
 from lookonce.datasets.sample.tokenizer import write_tokenizer
 from lookonce.errors import UsageError
+from lookonce.families.family import Family
+from lookonce.families.lookup import DEFAULT, family_of
 from lookonce.files import follow_umask
 from lookonce.text import first_line
 
-_VISION_2B = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
-_VISION_8B = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
-_TEXT = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936}
-SIZES: dict[str, dict[str, dict[str, Any]]] = {
-    "tiny": {
-        "text": {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-        },
-        "vision": {
-            "depth": 4,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_heads": 4,
-            "deepstack_visual_indexes": [0, 1, 2],
-            "num_position_embeddings": 256,
-        },
-    },
-    "2b": {
-        "text": _TEXT
-        | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
-        "vision": _VISION_2B | {"deepstack_visual_indexes": [5, 11, 17]},
-    },
-    "4b": {
-        "text": _TEXT
-        | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-        "vision": _VISION_2B | {"deepstack_visual_indexes": [5, 11, 17]},
-    },
-    "8b": {
-        "text": _TEXT
-        | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-        "vision": _VISION_8B | {"deepstack_visual_indexes": [8, 16, 24]},
-    },
-}
-TIED_EMBEDDINGS = {"tiny": False, "2b": True, "4b": True, "8b": False}
 POSITION_STD = 0.1
 """The standard deviation of the tower's position embedding; a larger one drowns the colours of the tiny model."""
 PATCH_GRID = 2
@@ -73,6 +34,8 @@ too, and kernels with noise in every pixel cost 4 points of held-out accuracy on
 HEAD_GAIN = 3
 """Scales the weights of the output head. Hidden states are normalised and the head is frozen, so with a gain of 1 no
 token of the tiny model could get more than about three quarters of the probability."""
+DECAYS = 0.005, 1.0
+"""Decays of the heads of linear attention, slowest and fastest. transformers draws them up to 16, which forgets all."""
 
 MIN_PIXELS, MAX_PIXELS = 65_536, 16_777_216
 """The limits of Qwen3-VL."""
@@ -81,22 +44,29 @@ TINY_MIN_PIXELS, TINY_MAX_PIXELS = 4_096, 25_600
 
 
 def write_model(
-    folder: Path, size: str = "tiny", seed: int = 0, tokenizer: Path | None = None, *, tower_only: bool = False
+    folder: Path,
+    size: str = "tiny",
+    seed: int = 0,
+    tokenizer: Path | None = None,
+    *,
+    family: Family = DEFAULT,
+    tower_only: bool = False,
 ) -> None:
     """Write a model folder with random weights.
 
-    `size` is a key of `SIZES`; real sizes are written in bfloat16, the tiny one in float32. `tokenizer` is a folder
+    `size` is one of the family's; real sizes are written in bfloat16, the tiny one in float32. `tokenizer` is a folder
     whose tokenizer and chat template are copied; by default the sample's own small tokenizer is written. `tower_only`
     leaves out the tensors of the language model.
 
     Raises:
         UsageError: the size is unknown, or the folder has no tokenizer.
+        ModelError: the installed transformers does not have the family.
     """
-    if size not in SIZES:
-        raise UsageError(f"no model of size {size!r}; choose one of {', '.join(SIZES)}")
+    if size not in family.sizes:
+        raise UsageError(f"no {family.name} of size {size!r}; choose one of {', '.join(family.sizes)}")
     folder.mkdir(parents=True, exist_ok=True)
     ids = _copy_tokenizer(tokenizer, folder) if tokenizer else write_tokenizer(folder)
-    config = make_config(size, ids)
+    config = make_config(size, ids, family)
     dtype = torch.float32 if size == "tiny" else torch.bfloat16
     if tower_only:
         _write_tower(folder, config, seed, dtype)
@@ -104,50 +74,50 @@ def write_model(
         device = "cuda" if size != "tiny" and torch.cuda.is_available() else "cpu"  # billions of draws take minutes
         random_model(config, seed, dtype, device).save_pretrained(folder)
     limits = (TINY_MIN_PIXELS, TINY_MAX_PIXELS) if size == "tiny" else (MIN_PIXELS, MAX_PIXELS)
-    write_image_processor(folder, *limits)
+    write_image_processor(folder, *limits, config.vision_config.patch_size, family)
     follow_umask(folder)
 
 
-def make_config(size: str, ids: dict[str, int]) -> Qwen3VLConfig:
-    """Return the configuration of one of `SIZES` for a tokenizer with these special token ids."""
-    text, vision = dict(SIZES[size]["text"]), dict(SIZES[size]["vision"])
+def make_config(size: str, ids: dict[str, int], family: Family = DEFAULT) -> Any:
+    """Return the configuration of one of the family's sizes for a tokenizer with these special token ids."""
+    if family.model_type not in CONFIG_MAPPING:
+        raise family.missing(f"models of type {family.model_type}")
+    wanted = family.sizes[size]
+    text, vision = dict(wanted.text), dict(wanted.vision)
     vocab_size = math.ceil((max(ids.values()) + 1) / 64) * 64
     text["vocab_size"] = max(vocab_size, text.get("vocab_size", 0))
-    text["rope_parameters"] = {
-        "rope_type": "default",
-        "rope_theta": 10_000.0 if size == "tiny" else 5_000_000.0,
-        "mrope_section": [4, 2, 2] if size == "tiny" else [24, 20, 20],
-        "mrope_interleaved": True,
-    }
-    text["tie_word_embeddings"] = TIED_EMBEDDINGS[size]
+    text["tie_word_embeddings"] = wanted.tied
     text["pad_token_id"] = ids["<|endoftext|>"]
-    vision["out_hidden_size"] = text["hidden_size"]
+    text |= {name: ids["<|im_end|>"] for name in ("bos_token_id", "eos_token_id") if name in text}
+    vision[family.feature_size] = text["hidden_size"]
     special: dict[str, Any] = {
-        "image_token_id": ids["<|image_pad|>"],
+        "image_token_id": ids[family.image_token],
         "video_token_id": ids["<|video_pad|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=TIED_EMBEDDINGS[size], **special)
+    config_class: Any = CONFIG_MAPPING[family.model_type]
+    return config_class(text_config=text, vision_config=vision, tie_word_embeddings=wanted.tied, **special)
 
 
-def random_model(config: Qwen3VLConfig, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+def random_model(config: Any, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """Return a model of this configuration with weights drawn from `seed` with variance 1/fan_in."""
-    model: PreTrainedModel = _drawn(
-        Qwen3VLForConditionalGeneration, config, seed, dtype, device, config.tie_word_embeddings
-    )
+    stock_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    model: PreTrainedModel = _drawn(stock_class, config, seed, dtype, device, config.tie_word_embeddings)
     model.tie_weights()
-    model.generation_config.eos_token_id = config.eos_token_id
-    model.generation_config.pad_token_id = config.pad_token_id
+    for name in ("eos_token_id", "pad_token_id"):  # older versions of transformers have them in one place only
+        value = getattr(config, name, None)
+        setattr(model.generation_config, name, getattr(config.text_config, name) if value is None else value)
     return model
 
 
-def _write_tower(folder: Path, config: Qwen3VLConfig, seed: int, dtype: torch.dtype) -> None:
+def _write_tower(folder: Path, config: Any, seed: int, dtype: torch.dtype) -> None:
     """Write the tower's tensors, named as in a whole model, and the whole configuration."""
-    tower = _drawn(Qwen3VLVisionModel, config.vision_config, seed, dtype, "cpu", False)
-    tensors = {f"model.visual.{name}": tensor for name, tensor in tower.state_dict().items()}
+    family = family_of(config)
+    tower = _drawn(family.load(family.tower_class), config.vision_config, seed, dtype, "cpu", False)
+    tensors = {f"model.{family.tower}.{name}": tensor for name, tensor in tower.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config.save_pretrained(folder)
 
@@ -181,25 +151,31 @@ def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, tied: 
         parameter.normal_(0, HEAD_GAIN / math.sqrt(parameter[0].numel()), generator=generator)
     elif "embed_tokens" in name and not tied:
         parameter.normal_(0, 1, generator=generator)
+    elif ".experts." in name:  # the matrices of all experts in one
+        parameter.normal_(0, 1 / math.sqrt(parameter.shape[-1]), generator=generator)
     elif parameter.ndim >= 2:
         parameter.normal_(0, 1 / math.sqrt(parameter[0].numel()), generator=generator)
+    elif name.endswith("A_log"):  # the decays of linear attention: from heads that forget slowly to fast ones
+        parameter.copy_(torch.linspace(*DECAYS, len(parameter)).log())
     elif name.endswith("bias"):
         parameter.zero_()
 
 
-def write_image_processor(folder: Path, min_pixels: int, max_pixels: int) -> None:
-    """Write `preprocessor_config.json` with Qwen3-VL's settings and these limits."""
+def write_image_processor(
+    folder: Path, min_pixels: int, max_pixels: int, patch_size: int = 16, family: Family = DEFAULT
+) -> None:
+    """Write `preprocessor_config.json` with Qwen3-VL's settings, these limits and this size of patches."""
     settings = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "size": {"shortest_edge": min_pixels, "longest_edge": max_pixels},
-        "patch_size": 16,
+        "patch_size": patch_size,
         "temporal_patch_size": 2,
         "merge_size": 2,
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
         "resample": 3,
         "do_convert_rgb": True,
-        "processor_class": "Qwen3VLProcessor",
+        "processor_class": vars(processing_auto)["PROCESSOR_MAPPING_NAMES"][family.model_type],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 

@@ -28,6 +28,7 @@ from lookonce.datasets.sample.questions import ask
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
 from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
 from lookonce.errors import UsageError
+from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
 
 SPLIT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
@@ -65,6 +66,7 @@ def write_sample(
     model: str = "tiny",
     tokenizer: Path | None = None,
     *,
+    family: str = DEFAULT.model_type,
     num_images: int | None = None,
     sizes: Path | None = None,
     tower_only: bool = False,
@@ -72,10 +74,11 @@ def write_sample(
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
-    `sizes` is a CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in
-    its share. `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the
-    bytes. With `stages` the questions are those of stages.py. There are 64 frames, or 128 with stages, unless
-    `num_images` says otherwise. Does nothing if the same sample already exists.
+    `family` is the family of the model and `model` its size. `sizes` is a CSV file with columns `width` and `height`,
+    or `KVASIR_SIZES`; frames then have these sizes, each in its share. `tower_only` leaves the language model out,
+    which is enough for a cache and takes a thirtieth of the bytes. With `stages` the questions are those of stages.py.
+    There are 64 frames, or 128 with stages, unless `num_images` says otherwise. Does nothing if the same sample already
+    exists.
 
     Raises:
         UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
@@ -84,6 +87,7 @@ def write_sample(
     wanted = {
         "seed": seed,
         "model": model,
+        "family": family,
         "tokenizer": str(tokenizer) if tokenizer else None,
         "images": num_images,
         "sizes": f"stratified from {sizes}" if sizes else None,
@@ -104,7 +108,7 @@ def write_sample(
     target = folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}") as unfinished:
-        _write_model(Path(unfinished) / "model", model, seed, tokenizer, tower_only)  # first: it may be refused
+        _write_model(Path(unfinished) / "model", family, model, seed, tokenizer, tower_only)  # first: it may be refused
         content = _write(Path(unfinished), seed, num_images, frame_sizes, stages) | wanted
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
@@ -120,16 +124,17 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-    found = {"images": NUM_IMAGES, "sizes": None, "tower_only": False, "stages": False} | found  # older ones lack these
+    older = {"family": DEFAULT.model_type, "images": NUM_IMAGES, "sizes": None, "tower_only": False, "stages": False}
+    found = older | found
     if found["sizes"]:  # version 0.1.0 wrote another word before the path
         found["sizes"] = re.sub(r"^\w+ from ", "stratified from ", str(found["sizes"]))
     return found
 
 
-def _write_model(folder: Path, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
+def _write_model(folder: Path, family: str, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
     from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
 
-    write_model(folder, model, seed, tokenizer, tower_only=tower_only)
+    write_model(folder, model, seed, tokenizer, family=FAMILIES[family], tower_only=tower_only)
 
 
 def _write(

@@ -16,17 +16,19 @@ from typing import Any, Protocol
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.errors import TrainingError
+from lookonce.errors import ModelError, TrainingError
 from lookonce.eval.answers.generate import greedy_answers
 from lookonce.eval.answers.wave_size import tokens_per_wave
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
+from lookonce.families.family import Family
 from lookonce.run.config import RunFile
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS
 
 MIN_COMPILED = 500
@@ -77,9 +79,28 @@ class Engine(ABC):
 
 
 def engine_of(prompter: Prompter) -> Engine:
-    """The engine of `eval.engine`."""
+    """The engine of `eval.engine`.
+
+    Raises:
+        ModelError: it cannot answer with this model.
+    """
+    if prompter.inputs.run.eval.engine == "shared":
+        check_shared(prompter.inputs.model_folder.family)
     engines: dict[str, Callable[[Prompter], Engine]] = {"shared": SharedPrefixes, "generate": Generate}
     return engines[prompter.inputs.run.eval.engine](prompter)
+
+
+def check_shared(family: Family) -> None:
+    """Check that answers of a family's models can share prefixes.
+
+    Raises:
+        ModelError: they cannot; the message names the other engine.
+    """
+    if LINEAR in family.layer_types:
+        raise ModelError(
+            f"{family.name} has layers of {LINEAR}, whose states are not kept while answers share prefixes; set "
+            "eval.engine: generate (`lookonce eval` and `predict` have it, `ask` does not)"
+        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedConfig, Qwen3VLProcessor
+import transformers
+from PIL import Image
+from transformers import AutoTokenizer, PreTrainedConfig, ProcessorMixin
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from lookonce.cache.model.tower import Tower
@@ -171,16 +174,29 @@ def _real(name: str) -> Path:
 
 
 @pytest.fixture
-def stock_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Qwen3VLProcessor]:
-    """Loads transformers' own processor from a model folder.
+def stock_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Any]:
+    """Loads transformers' own processor from a model folder, that of the model's family.
 
     That processor requires a video processor, which needs torchvision. No test shows a video, so it gets none.
     """
-    monkeypatch.setattr(Qwen3VLProcessor, "check_argument_for_proper_class", lambda self, name, value: type(value))
+    monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda self, name, value: type(value))
 
-    def load(folder: Path) -> Qwen3VLProcessor:
+    def load(folder: Path) -> Any:
+        settings = json.loads((folder / "preprocessor_config.json").read_text())
+        processor_class = getattr(transformers, settings.get("processor_class", "Qwen3VLProcessor"))
         tokenizer = AutoTokenizer.from_pretrained(folder)
         images = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        return Qwen3VLProcessor(images, tokenizer, None, chat_template=tokenizer.chat_template)
+        return processor_class(images, tokenizer, None, chat_template=tokenizer.chat_template)
 
     return load
+
+
+def stock_answer(model: Any, processor: Any, line: dict[str, Any], max_new_tokens: int) -> str:
+    """transformers' own answer to the question of a line of a predictions file."""
+    content = [{"type": "image"}, {"type": "text", "text": line["question"]}]
+    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    with Image.open(*line["images"]) as image:
+        inputs = processor(text=[text], images=[image.convert("RGB")], return_tensors="pt")
+    output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+    answer: str = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return answer

@@ -1,4 +1,4 @@
-"""Trainings to interrupt and compare, and models with random LoRA weights."""
+"""Trainings to interrupt and compare, models with random LoRA weights, and single optimizer steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ import torch
 from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets.images import image_size
+from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import ieee_float32
+from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.features import Batch
+from lookonce.train.loop.session import Session
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
+from lookonce.train.model.loss import forward_loss
 from lookonce.workflow.train import train
 
 COMPILED_ON_GPU = [
@@ -30,6 +39,13 @@ COMPILED_ON_GPU = [
 needs_bitsandbytes = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install 'lookonce[qlora]'"
 )
+
+MAX_TOKENS = 1500
+CPU = torch.device("cpu")
+SIZES = {"min_pixels": 1, "max_pixels": 120_000}
+"""So that images have grids of several sizes, of more than one window of the tower."""
+Step = tuple[float, dict[str, torch.Tensor]]
+"""Loss and gradients."""
 
 
 @dataclass
@@ -136,3 +152,41 @@ def exact_float32() -> Iterator[None]:
     """Multiplies float32 matrices without TensorFloat-32, which an earlier training may have allowed."""
     with ieee_float32():
         yield
+
+
+def records(sample: Path) -> list[Record]:
+    """Images of four sizes with several questions, two images, several turns, a system text, and no image."""
+    found = read_records(sample / "train.jsonl")
+    images = list({image_size(record.images[0].read_bytes()): record.images for record in found}.values())[:4]
+    turns = [record.turns[0] for record in found[:8]]
+    return [
+        *(Record(shown, (turn,)) for number, shown in enumerate(images) for turn in turns[: 2 + number]),
+        *(Record((*images[1], *images[0]), (turn,)) for turn in turns[:2]),
+        *(Record(images[0], (turns[3], turn), system="Answer briefly.") for turn in turns[4:6]),
+        Record((), (Turn("Is there text?", "no"),)),
+    ]
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def batches(session: Session, mode: str) -> list[Batch]:
+    """Those of one step with all examples."""
+    examples, _ = session.examples("train")
+    options = BatchSection(mode=mode, samples_per_step=1000, samples_per_forward=5, tokens_per_pack=MAX_TOKENS)
+    maker = BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, options, CPU, seed=3)
+    [micro_batches] = maker.sampler.epoch(0)
+    return [maker.batch(micro_batch) for micro_batch in micro_batches]
+
+
+def step(model: Any, batches: list[Batch]) -> Step:
+    """One step with some batches."""
+    mask, total = PackMask(MAX_TOKENS, CPU), 0.0
+    model.zero_grad()
+    with training_on_packs(model, compiled=False):
+        for batch in batches:
+            loss = forward_loss(model, batch, mask)
+            loss.backward()
+            total += loss.item()
+    return total, gradients(model)

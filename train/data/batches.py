@@ -70,5 +70,4 @@ class BatchMaker:
 
     @cached_property
     def _pack_collator(self) -> PackCollator:
-        chat = self.chat_tokenizer
-        return PackCollator(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, self.source.grid_thw)
+        return PackCollator.of(self.chat_tokenizer, self.source)

@@ -11,7 +11,7 @@ Shapes: `L` tokens of the pack with padding, `K` targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lookonce.cache.constants import Grid
-from lookonce.train.data.features import Batch
+from lookonce.train.data.features import Batch, FeatureSource
 from lookonce.train.data.groups import Group
 from lookonce.train.data.mrope import prefix_positions
-from lookonce.train.data.tokenize import Example
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 Column = NDArray[np.int64]
 NO_TOKEN = -1
@@ -37,7 +36,12 @@ class PackCollator:
     image_token_id: int
     pad_token_id: int
     merge_size: int
-    grid_of: Callable[[str], Grid]
+    source: FeatureSource
+
+    @classmethod
+    def of(cls, chat: ChatTokenizer, source: FeatureSource) -> PackCollator:
+        """The collator of a model's tokens, whose images a source has."""
+        return cls(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source)
 
     def __call__(
         self, groups: Sequence[Group], examples: Sequence[Example], target_weights: Sequence[float], length: int
@@ -59,8 +63,9 @@ class PackCollator:
     def _add(self, pack: _PackBuilder, group: Group, examples: Sequence[Example], weights: Sequence[float]) -> None:
         first = examples[group.examples[0]]
         prefix_ids = first.token_ids[: group.len_prefix]
-        grids = [self.grid_of(key) for key in first.image_keys]
-        positions, start = prefix_positions(prefix_ids, self.image_token_id, grids, self.merge_size)
+        grids = [self.source.grid_thw(key) for key in first.image_keys]
+        kept = [self.source.kept(key) for key in first.image_keys]
+        positions, start = prefix_positions(prefix_ids, self.image_token_id, grids, self.merge_size, kept)
         repeats = np.ones(len(prefix_ids), dtype=np.int64)
         repeats[prefix_ids == self.image_token_id] = first.num_image_tokens
         prefix = pack.add(np.repeat(prefix_ids, repeats), positions)

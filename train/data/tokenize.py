@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.constants import Grid
+from lookonce.cache.model.kept import num_kept
 from lookonce.datasets.records import Record
 from lookonce.errors import ModelError, RecordsError, explain_os_error
+from lookonce.families.lookup import family_of
 from lookonce.text import first_line
 
-IMAGE_TOKEN = "<|image_pad|>"
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
 
@@ -62,23 +63,25 @@ class Example:
 class ChatTokenizer:
     """Makes examples of records for one model, with its tokenizer, chat template and image token."""
 
-    def __init__(self, folder: Path, config: PreTrainedConfig) -> None:
-        """Load the tokenizer of a model folder.
+    def __init__(self, folder: Path, config: PreTrainedConfig, keep: float = 1.0) -> None:
+        """Load the tokenizer of a model folder; `keep` is the share of an image's tokens that the model is shown.
 
         Raises:
             ModelError: the tokenizer is missing, has no chat template, or lacks the image token that the model expects.
         """
+        self.image_token = family_of(config).image_token
         self.tokenizer = _load_tokenizer(folder)
         self.image_token_id: int = config.image_token_id
         added = self.tokenizer.added_tokens_decoder.items()
         special: dict[int, str] = {number: token.content for number, token in added if token.special}
         self.special_token_ids, self.special_tokens = [*special], [*special.values()]
         self.merge_size: int = config.vision_config.spatial_merge_size
-        found = self.tokenizer.get_vocab().get(IMAGE_TOKEN)
+        self.keep = keep
+        found = self.tokenizer.get_vocab().get(self.image_token)
         if found != self.image_token_id:
             raise ModelError(
-                f"the tokenizer in {folder} has {IMAGE_TOKEN} as {found}, the model expects {self.image_token_id}; "
-                "use the tokenizer that was published with the model"
+                f"the tokenizer in {folder} has {self.image_token} as {found}, the model expects "
+                f"{self.image_token_id}; use the tokenizer that was published with the model"
             )
 
     def example(self, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
@@ -124,7 +127,7 @@ class ChatTokenizer:
     def num_image_tokens(self, grid: Grid) -> int:
         """Number of tokens of an image."""
         t, h, w = grid
-        return t * h * w // self.merge_size**2
+        return num_kept(t * h * w // self.merge_size**2, self.keep)
 
     def _check_texts(self, record: Record) -> None:
         """Refuse special tokens inside texts: they could end an answer early, or stand for an image."""

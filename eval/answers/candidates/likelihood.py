@@ -25,6 +25,7 @@ from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.linear_attention import masks_of
 from lookonce.train.model.loss import LOSS_KEYS, MASK_KEY
 
 NUM_AHEAD = 2
@@ -52,7 +53,7 @@ class Likelihood:
         self._model, self._source, self._dtype, self._compiled = model.eval(), source, dtype, compiled
         self._device: torch.device = model.device
         self._image_token_id, self._tokens_per_pack = chat.image_token_id, tokens_per_pack
-        self._collate = PackCollator(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source.grid_thw)
+        self._collate = PackCollator.of(chat, source)
         self._mask = PackMask(padded_length(tokens_per_pack), self._device)
 
     def logprobs(self, batches: Iterable[Sequence[Example]]) -> Generator[list[tuple[Example, float]]]:
@@ -121,7 +122,7 @@ class Likelihood:
     def _of_targets(self, batch: Batch) -> torch.Tensor:
         """The log-probability of each target of a pack, on the CPU."""
         inputs = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
-        mask = self._mask(batch[MASK_KEY])
+        mask = masks_of(self._model, self._mask(batch[MASK_KEY]), batch[MASK_KEY])
         logits = self._model(**inputs, attention_mask=mask, use_cache=False).logits[0]
         rows = zip(*(torch.split(one, ROWS_AT_A_TIME) for one in (logits, batch["targets"][0])), strict=True)
         return torch.cat([-cross_entropy(some.float(), right, reduction="none") for some, right in rows]).double().cpu()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lookonce.train.model.load import text_model
+from lookonce.train.model.load import head_size, text_model
 
 
 class KeyValues:
@@ -25,7 +25,7 @@ class KeyValues:
         """Allocate the buffers. `dtype` is that of the passes."""
         self.num_places = num_places
         config = text_model(model).config
-        shape = (1, config.num_key_value_heads, num_places, config.head_dim)
+        shape = (1, config.num_key_value_heads, num_places, head_size(config))
         self._modules = [layer.self_attn for layer in text_model(model).layers]
         self._buffers = [
             tuple(torch.zeros(shape, dtype=dtype, device=model.device) for _ in range(2)) for _ in self._modules
@@ -60,4 +60,4 @@ def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tens
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Bytes of a token's keys and values in all layers, for transformers' `config` of a language model."""
-    return 2 * int(config.num_hidden_layers * config.num_key_value_heads * config.head_dim) * dtype.itemsize
+    return 2 * int(config.num_hidden_layers * config.num_key_value_heads * head_size(config)) * dtype.itemsize

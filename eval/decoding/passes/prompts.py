@@ -48,7 +48,7 @@ class Prompts:
         self._flex = flex and model.device.type == "cuda"
         self._model, self._source, self._room, self._device = model, source, room, model.device
         self._image_token_id = chat.image_token_id
-        self._collate = PackCollator(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source.grid_thw)
+        self._collate = PackCollator.of(chat, source)
         self._mask = PackMask(padded_length(1), self._device, flex=flex)
         self._longest = 0
 

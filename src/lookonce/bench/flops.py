@@ -17,7 +17,7 @@ from torch.nn import Linear
 
 from lookonce.train.data.groups import Group
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.load import text_model
+from lookonce.train.model.load import head_size, text_model
 
 KEYS_AND_VALUES = ("k_proj", "v_proj")
 """The products of the last layer that all its tokens need."""
@@ -29,9 +29,8 @@ def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) 
     of_target: int = 4 * config.hidden_size * config.vocab_size
     of_token = 0
     for name, module in layers.named_modules():
-        if isinstance(module, Linear):
+        if flops := _of_token(module, config):
             number, *parts = name.split(".")
-            flops = module.in_features * module.out_features * (6 if module.weight.requires_grad else 4)
             if number == str(len(layers) - 1) and not set(KEYS_AND_VALUES) & set(parts):
                 of_target += flops
             else:
@@ -41,8 +40,16 @@ def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) 
         tokens += group.num_tokens
         targets += sum(int(examples[number].supervised.sum()) for number in group.examples)
         pairs += num_pairs(group)
-    of_pair: int = 14 * (config.num_hidden_layers - 1) * config.num_attention_heads * config.head_dim
+    of_pair: int = 14 * (config.num_hidden_layers - 1) * config.num_attention_heads * head_size(config)
     return of_token * tokens + of_target * targets + of_pair * pairs
+
+
+def _of_token(module: Any, config: Any) -> int:
+    """FLOPs of a layer for one token, 0 for what is no product. A token goes through a few of the experts only."""
+    if isinstance(module, Linear):
+        return int(module.in_features * module.out_features * (6 if module.weight.requires_grad else 4))
+    experts = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim == 3)
+    return 4 * experts // config.num_experts * int(config.num_experts_per_tok) if experts else 0
 
 
 def num_pairs(group: Group) -> int:

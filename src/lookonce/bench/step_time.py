@@ -26,7 +26,7 @@ from lookonce import environment
 from lookonce.bench.flops import num_flops
 from lookonce.bench.matmul import matmul_flops_per_second
 from lookonce.bench.step_report import Measured, StepReport
-from lookonce.bench.variants import Variant, set_up
+from lookonce.bench.variants import Variant, check_variants, set_up
 from lookonce.text import Notify
 from lookonce.train.data.groups import Group
 from lookonce.train.data.sampler import Sampler
@@ -56,6 +56,7 @@ def bench_step(
     Yields:
         After each variant the report of all so far, so that a time limit loses only the variant that it interrupts.
     """
+    check_variants(variants, session.inputs.fingerprint.keep)
     rate = None
     if torch.cuda.is_available():
         device = torch.device("cuda", environment.local_rank())
@@ -84,6 +85,7 @@ def _measure(
     with tempfile.TemporaryDirectory() as folder:
         notify(f"{variant.name}: {variant.description}")
         model, trainer = set_up(variant, session, examples, MAX_STEPS, Path(folder), notify)
+        trainer.captures_all = True  # else the measured steps would capture
         clock = _Clock(trainer, num_steps, num_steps or in_epoch)
         compiled = session.inputs.run.train.compile and torch.cuda.is_available()
         with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():

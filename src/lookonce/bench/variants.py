@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from lookonce import environment
 from lookonce.errors import UsageError
+from lookonce.families.family import Family
 from lookonce.run.config import RunFile
 from lookonce.run.startup import Startup
-from lookonce.text import Notify
+from lookonce.text import Notify, listed
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import Batch, FeatureSource, Pixels
 from lookonce.train.data.tokenize import Example
@@ -36,6 +37,10 @@ from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.session import Session, cached_features, make_trainer
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
+CHECKPOINTING = next(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
+"""The name of the stock Trainer's setting, which has no other form; the second is that of transformers 5.17."""
 PLAIN_ROWS = 4
 """Rows per forward pass of stock training, a common setting: more do not fit a GPU of 80 GB."""
 
@@ -85,6 +90,20 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
     return sorted((VARIANTS[name] for name in names), key=lambda variant: variant.name == "liger")
 
 
+def check_variants(variants: Sequence[Variant], keep: float) -> None:
+    """Refuse variants with a tower if only a share of an image's tokens is kept.
+
+    Raises:
+        UsageError: there is such a variant.
+    """
+    refused = [variant.name for variant in variants if variant.has_tower and keep < 1]
+    if refused:
+        raise UsageError(
+            f"with the tower in every step no tokens are merged, but cache.keep is {keep:g}; leave out "
+            f"{listed(refused)} (--variants), or add --set cache.keep=1.0"
+        )
+
+
 def set_up(
     variant: Variant,
     session: Session,
@@ -95,9 +114,7 @@ def set_up(
 ) -> tuple[Any, Any]:
     """A model with a new adapter, and a trainer of `num_steps` steps that saves nothing; `notify` gets its notes."""
     if variant.name == "liger":
-        from liger_kernel.transformers import apply_liger_kernel_to_qwen3_vl
-
-        apply_liger_kernel_to_qwen3_vl()
+        _patch_with_liger(session.inputs.model_folder.family)
     session = _with_run(session, _run_of(variant, session.inputs.run))
     inputs, run = session.inputs, session.inputs.run
     load = load_with_tower if variant.has_tower else load_without_tower
@@ -116,6 +133,15 @@ def set_up(
         source = Pixels(inputs.processor, inputs.images.path_of)
     settings = training_arguments(run, folder, **arguments)
     return model, make_trainer(session, model, settings, examples, startup=Startup(notify), source=source)
+
+
+def _patch_with_liger(family: Family) -> None:
+    import liger_kernel.transformers
+
+    patch = getattr(liger_kernel.transformers, f"apply_liger_kernel_to_{family.model_type}", None)
+    if patch is None:
+        raise UsageError(f"the installed liger-kernel has no kernels for {family.name}; leave out the variant liger")
+    patch()
 
 
 def _run_of(variant: Variant, run: RunFile) -> RunFile:
@@ -140,7 +166,7 @@ def _stock_trainer(
         gradient_accumulation_steps=max(run.batch.samples_per_step // rows_of_all_ranks, 1),
         dataloader_num_workers=_num_loader_workers(),
         dataloader_pin_memory=torch.cuda.is_available(),
-        **arguments,
+        **arguments | {CHECKPOINTING: bool(run.train.gradient_checkpointing)},
     )
     pixels = Pixels(inputs.processor, inputs.images.path_of)
     collate = StockCollator(replace(session.collator, source=pixels))

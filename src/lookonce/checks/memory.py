@@ -6,7 +6,7 @@ from lookonce.checks.model import CheckedModel
 from lookonce.checks.report import Result
 from lookonce.run.config import RunFile
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.train.model.gpu_memory import SPARE, longest_pack, measured_name, peak_gb
+from lookonce.train.model.gpu_memory import SPARE, is_measured, longest_pack, measured_name, peak_gb, sparing
 
 PAGE = "docs/training.md#memory"
 
@@ -17,8 +17,10 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     name, checkpointing = measured_name(run.model.path, config), run.train.gradient_checkpointing
     frozen = run.train.frozen
     if name is None or not run.batch.has_packs:
-        what = "a model" if name is None else f"batch.mode: {run.batch.mode}"
-        return [Result("ok", "GPU memory", f"not measured for such {what}; training tries the longest pack first")]
+        what = "such a model" if name is None else f"batch.mode: {run.batch.mode}"
+        return [_not_measured(what)]
+    if not is_measured(name, checkpointing):
+        return [_not_measured(f"train.gradient_checkpointing: {checkpointing}")]
     tokens = run.batch.tokens_per_pack
     needed = peak_gb(name, tokens, checkpointing, frozen)
     basis = "" if frozen == UNQUANTISED else f", computed for {frozen} weights and not measured"
@@ -29,12 +31,18 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     longest = max(longest_pack(name, gpu_gb, checkpointing, frozen), 0)
     if tokens <= longest or needed <= gpu_gb * (1 - SPARE):
         return [Result("ok", "GPU memory", fits)]
-    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", fits, _advice(longest, run))]
+    less = sparing(name, tokens, gpu_gb, checkpointing, frozen)
+    other = [] if less == checkpointing else [f"train.gradient_checkpointing={str(less).lower()}"]
+    advice = _advice(longest, other, run)
+    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", fits, advice)]
 
 
-def _advice(longest: int, run: RunFile) -> str:
+def _not_measured(what: str) -> Result:
+    return Result("ok", "GPU memory", f"not measured for {what}; training tries the longest pack first")
+
+
+def _advice(longest: int, other: list[str], run: RunFile) -> str:
     """The keys to change, by the documented table."""
-    keys = [f"batch.tokens_per_pack={longest}"] if longest else []
-    keys += [] if run.train.gradient_checkpointing else ["train.gradient_checkpointing=true"]
+    keys = [*([f"batch.tokens_per_pack={longest}"] if longest else []), *other]
     others = ["train.frozen=nf4", "train.fsdp on several GPUs"] if run.train.frozen == UNQUANTISED else []
     return f"{' or '.join(keys or [*others, 'a larger GPU'])} ({PAGE})"

@@ -45,7 +45,7 @@ def check_model(run: RunFile) -> tuple[CheckedModel, list[Result]]:
         model.folder = locate(run.model.path, run.model.revision, is_local=True)
     except ModelError as error:
         return model, [Result("error", "model", str(error), FETCH)]
-    results = [*_weights(run, model), *_tokenizer(run, model), *_lora(run, model)]
+    results = [*_weights(run, model), *_tokenizer(run, model), *_lora(run, model), *_answers(run, model)]
     return model, results
 
 
@@ -60,7 +60,7 @@ def _weights(run: RunFile, model: CheckedModel) -> Iterator[Result]:
         yield Result("error", "model", f"{model.folder} lacks {listed(absent)} of its weights", FETCH)
         return
     num_bytes = sum(path.stat().st_size for path in model.model_folder.folder.glob("*.safetensors"))
-    yield Result("ok", "model", f"{run.model.path}: {model.model_folder.config.model_type}, {size(num_bytes)}")
+    yield Result("ok", "model", f"{run.model.path}: {model.model_folder.family.model_type}, {size(num_bytes)}")
 
 
 def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
@@ -77,22 +77,40 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
 
 
 def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    from lookonce.train.model.cached_tower import replace_tower
     from lookonce.train.model.compile import check_layers
-    from lookonce.train.model.load import add_lora
+    from lookonce.train.model.load import add_lora, text_model
+    from lookonce.train.model.lora.targets import beyond_targets
 
     if model.model_folder is None:
         return
-    config = model.model_folder.config
+    family, config = model.model_folder.family, model.model_folder.config
     try:
-        if run.batch.has_packs:
-            check_layers(config.get_text_config())
+        if run.batch.has_packs or run.eval.engine == "shared":
+            check_layers(family, config.get_text_config())
         with torch.device("meta"):
             stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
             stock = stock_class(config)
-            stock.model.visual = torch.nn.Identity()
+            replace_tower(stock, stock.dtype)
             trained = add_lora(stock.requires_grad_(False), model.model_folder, run.lora, run.train.seed)
     except LookonceError as error:
-        yield Result("error", "adapter", str(error), "correct the section `lora`, or `batch.mode`")
+        yield Result("error", "adapter", str(error), "correct the section `lora`, or `batch.mode` and `eval.engine`")
         return
     model.num_trained = sum(weight.numel() for weight in trained.parameters() if weight.requires_grad)
-    yield Result("ok", "adapter", f"rank {run.lora.rank}: {model.num_trained:,} trained weights")
+    without = beyond_targets(text_model(trained).layers)
+    yield Result(
+        "ok",
+        "adapter",
+        f"rank {run.lora.rank}: {model.num_trained:,} trained weights{f'; {without}' if without else ''}",
+    )
+
+
+def _answers(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    from lookonce.eval.answers.engines import check_shared
+
+    if model.model_folder is None or run.eval.engine != "shared":
+        return
+    try:
+        check_shared(model.model_folder.family)
+    except ModelError as error:
+        yield Result("error", "evaluation", str(error), "set `eval.engine: generate`")

@@ -23,6 +23,7 @@ from lookonce.commands.options import (
     read_existing,
 )
 from lookonce.errors import UsageError
+from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.signals import exit_on_signal
 from lookonce.text import listed
 
@@ -36,8 +37,11 @@ def synthetic(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option(
             "--model",
-            type=click.Choice(["2b", "4b", "8b"]),
+            type=click.Choice([*dict.fromkeys(size for family in FAMILIES.values() for size in family.sizes)]),
             help="Instead of a run file: a model of this size, random weights.",
+        ),
+        click.option(
+            "--family", default=DEFAULT.model_type, type=click.Choice([*FAMILIES]), help="With --model: its family."
         ),
         click.option(
             "--data",
@@ -86,12 +90,13 @@ def _opened(
     run: RunFile | None,
     assignments: tuple[str, ...],
     model: str | None,
+    family: str,
     num_images: int,
     tokenizer: Path | None,
     place: Path,
 ) -> RunInputs:
     """The inputs of a run, or synthetic ones whose cache is built."""
-    from lookonce.bench.synthetic import make_run
+    from lookonce.bench.synthetic import data_folder, make_run
     from lookonce.run.inputs import RunInputs
 
     if run:
@@ -100,9 +105,9 @@ def _opened(
     if environment.num_ranks() > 1:
         raise UsageError(
             "--model writes files, which only one process can do; run it once without torchrun, and then "
-            f"torchrun with the run file that it leaves in {place / f'{model}-{num_images}'}"
+            f"torchrun with the run file that it leaves in {data_folder(place, family, model, num_images)}"
         )
-    inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments))
+    inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments, family))
     inputs.build()
     return inputs
 
@@ -129,6 +134,7 @@ def bench_step(
     run_file: Path | None,
     assignments: tuple[str, ...],
     model: str | None,
+    family: str,
     num_images: int,
     tokenizer: Path | None,
     place: Path,
@@ -165,7 +171,7 @@ def bench_step(
     from lookonce.train.loop.session import Session
 
     chosen = find_variants((ways or variants).split(","))
-    inputs = _opened(run, assignments, model, num_images, tokenizer, place)
+    inputs = _opened(run, assignments, model, family, num_images, tokenizer, place)
     session = Session.open(inputs)
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None
@@ -195,6 +201,7 @@ def bench_answers(
     run_file: Path | None,
     assignments: tuple[str, ...],
     model: str | None,
+    family: str,
     num_images: int,
     tokenizer: Path | None,
     place: Path,
@@ -219,7 +226,7 @@ def bench_answers(
     from lookonce.bench.answers import bench_answers as measure
     from lookonce.train.loop.session import Session
 
-    inputs = _opened(run, assignments, model, num_images, tokenizer, place)
+    inputs = _opened(run, assignments, model, family, num_images, tokenizer, place)
     if not (records := inputs.records.get(split)):
         raise UsageError(f"the run file names no records for `data.{split}`; choose another --split")
     report = None

@@ -9,17 +9,25 @@ import click
 
 from lookonce.commands.options import JSON, PATH, emit
 from lookonce.datasets.sample.scene import DEFAULT_SEED
+from lookonce.families.lookup import DEFAULT, FAMILIES
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--seed", default=DEFAULT_SEED, show_default=True, help="The same seed writes the same bytes.")
 @click.option(
+    "--family",
+    default=DEFAULT.model_type,
+    show_default=True,
+    type=click.Choice([*FAMILIES]),
+    help="Family of the model.",
+)
+@click.option(
     "--model",
     default="tiny",
     show_default=True,
-    type=click.Choice(["tiny", "2b", "4b", "8b"]),
-    help="Size of the model. Real sizes have random weights and serve to measure speed.",
+    type=click.Choice([*dict.fromkeys(size for family in FAMILIES.values() for size in family.sizes)]),
+    help="Size of the model, one that the family has. Real sizes have random weights and serve to measure speed.",
 )
 @click.option(
     "--tokenizer",
@@ -41,6 +49,7 @@ from lookonce.datasets.sample.scene import DEFAULT_SEED
 def sample(
     folder: Path,
     seed: int,
+    family: str,
     model: str,
     tokenizer: Path | None,
     num_images: int,
@@ -55,6 +64,7 @@ def sample(
     Examples:
       lookonce sample data/sample
       lookonce sample data/stages --stages
+      lookonce sample data/qwen2.5 --family qwen2_5_vl
       lookonce sample data/speed --model 2b
       lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
     """
@@ -65,6 +75,7 @@ def sample(
         seed,
         model,
         tokenizer,
+        family=family,
         num_images=num_images,
         sizes=sizes,
         tower_only=tower_only,

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.build.planner import planned_tokens
-from lookonce.cache.model.tower import num_levels
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.datasets.images import image_size, read_many
 from lookonce.datasets.records import Record
 from lookonce.disk_space import free_bytes
 from lookonce.environment import gpu_gb
 from lookonce.errors import ImageError, LookonceError, ModelError
+from lookonce.families.lookup import family_of
 from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.records import read_split
@@ -156,5 +156,6 @@ def _text_tokens(record: Record, counter: TokenCounter | None) -> int:
 
 
 def _bytes_per_token(config: Any) -> int | None:
-    vision = getattr(config, "vision_config", None)
-    return STORAGE["bfloat16"].bytes_per_token(num_levels(vision), vision.out_hidden_size) if vision else None
+    if config is None:
+        return None
+    return STORAGE["bfloat16"].bytes_per_token(*family_of(config).feature_shape(config.vision_config))

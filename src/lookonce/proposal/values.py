@@ -13,8 +13,9 @@ from typing import Any
 from lookonce.disk_space import with_margin
 from lookonce.proposal.facts import Facts
 from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections.train import Checkpointing
 from lookonce.text import size
-from lookonce.train.model.gpu_memory import SPARE, card_of, longest_pack, peak_gb
+from lookonce.train.model.gpu_memory import MODELS, SPARE, card_of, longest_pack, peak_gb
 
 MEMORY, STEPS = "docs/training.md#memory", "docs/training.md#how-many-samples-a-step"
 MOST_TOKENS = 8192
@@ -61,7 +62,7 @@ def _memory(facts: Facts) -> Iterator[Proposal]:
     if name is None:
         yield Proposal(key, default, f"the default: the memory of this model was not measured; {MEMORY} has others")
         return
-    for checkpointing in (False, True):
+    for checkpointing in MODELS[name].peaks_gb:
         longest, basis = _fitting(name, gpu_gb, checkpointing)
         if longest:
             value = min(longest, MOST_TOKENS)
@@ -69,16 +70,16 @@ def _memory(facts: Facts) -> Iterator[Proposal]:
             yield Proposal(key, value, f"{basis}{most}")
             if checkpointing:
                 reason = f"without it, no pack of {name} fits {gpu_gb:.0f} GB; {MEMORY}"
-                yield Proposal("train.gradient_checkpointing", True, reason)
+                yield Proposal("train.gradient_checkpointing", checkpointing, reason)
             return
     need = f"{name} needs about {peak_gb(name, LEAST_TOKENS, checkpointing=True):.0f} GB"
     yield Proposal(key, LEAST_TOKENS, f"even so, {need}, and this GPU has {gpu_gb:.0f}: take a smaller model; {MEMORY}")
     yield Proposal("train.gradient_checkpointing", True, "less memory, for slower steps")
 
 
-def _fitting(name: str, gpu_gb: float, checkpointing: bool) -> tuple[int, str]:
+def _fitting(name: str, gpu_gb: float, checkpointing: Checkpointing) -> tuple[int, str]:
     """The longest pack for a GPU, 0 if none, and the source of that figure."""
-    how = " with gradient checkpointing" if checkpointing else ""
+    how = f" with gradient_checkpointing: {str(checkpointing).lower()}" if checkpointing else ""
     if card := card_of(gpu_gb):
         longest = longest_pack(name, gpu_gb, checkpointing)
         return longest, f"{name}{how} fits {longest:,} in {card} GB ({MEMORY})"

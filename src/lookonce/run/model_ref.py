@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
 
+PIXEL_SETTINGS = {"backend", "min_pixels", "max_pixels"}
+FEATURE_SETTINGS = {*PIXEL_SETTINGS, "dtype", "keep"}
+"""The keys of the section `cache` that change the fingerprint."""
+
 
 def source_of(run: RunFile, *, is_local: bool = False) -> Source:
     """The files and settings that the fingerprint of a run's cache is computed from; `is_local` downloads nothing.
@@ -27,7 +31,7 @@ def source_of(run: RunFile, *, is_local: bool = False) -> Source:
         ModelError: there is no such model, or it is not on this machine.
     """
     folder = locate(run.model.path, run.model.revision, is_local=is_local)
-    settings = run.cache.model_dump(mode="json", include={"dtype", "backend", "min_pixels", "max_pixels"})
+    settings = run.cache.model_dump(mode="json", include=FEATURE_SETTINGS)
     return Source.of(folder, settings)
 
 
@@ -40,9 +44,10 @@ def open_model(source: Source, known: Fingerprint | None = None) -> tuple[ModelF
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
 
-    pixels = {name: value for name, value in source.settings.items() if name != "dtype"}
+    pixels = {name: value for name, value in source.settings.items() if name in PIXEL_SETTINGS}
     model_folder, processor = ModelFolder.open(str(source.folder)), ImageProcessor(source.folder, **pixels)
-    return model_folder, processor, known or Fingerprint.of(model_folder, processor, source.settings["dtype"])
+    dtype, keep = source.settings["dtype"], source.settings["keep"]
+    return model_folder, processor, known or Fingerprint.of(model_folder, processor, dtype, keep)
 
 
 def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:

@@ -20,7 +20,7 @@ from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.lora import LoraSection
 from lookonce.text import located
 
-SHAPE = ("rank", "alpha", "rslora", "targets", "modules_to_save")
+SHAPE = ("rank", "alpha", "rslora", "targets", "experts", "modules_to_save")
 """Keys of `lora` that both runs must share; dropout may differ."""
 MODEL = "language_model"
 """The recorded input that both runs must share."""

@@ -18,8 +18,8 @@ from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections.lora import LoraSection
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.questions import IDS, VOCABULARY
-from lookonce.train.model.cached_tower import CachedVisionTower
-from lookonce.train.model.load import lora_config
+from lookonce.train.model.cached_tower import replace_tower
+from lookonce.train.model.lora.targets import lora_config
 
 LORA_STD = 0.1
 """Standard deviation of the matrices B of the adapter."""
@@ -43,7 +43,7 @@ def small_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> An
         config = _config(size)
         model: Any = random_model(config, 0, torch.float32)
         model = model.bfloat16().to(dtype)  # in all precisions the weights of bfloat16
-        model.model.visual = CachedVisionTower(config.vision_config, dtype)
+        replace_tower(model, dtype)
         adapted = get_peft_model(model.requires_grad_(False), lora_config(LoraSection(rank=8)))
     generator = torch.Generator().manual_seed(1)
     for name, parameter in adapted.named_parameters():

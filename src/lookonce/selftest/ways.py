@@ -34,7 +34,8 @@ class Way:
         """The way in which a run computes packs on a GPU."""
         options = run.train
         is_sharded = options.fsdp and environment.num_ranks() > 1
-        is_launched = options.gradient_checkpointing or options.precision == "fp16" or is_sharded
+        keeps_random_states = options.gradient_checkpointing and not options.compile
+        is_launched = keeps_random_states or options.precision == "fp16" or is_sharded
         return cls(options.flex_attention, options.compile, options.cuda_graphs and not is_launched)
 
     @property

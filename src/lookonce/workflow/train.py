@@ -16,6 +16,7 @@ import torch
 from lookonce.disk_space import full_disk_named
 from lookonce.environment import rank
 from lookonce.eval.answers.accuracy import Accuracy
+from lookonce.eval.answers.engines import check_shared
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metrics import Evaluation
@@ -25,6 +26,7 @@ from lookonce.report.report import report_training
 from lookonce.run.claim import TRAIN, RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
+from lookonce.run.inputs import RunInputs
 from lookonce.run.records import HELD_OUT
 from lookonce.run.startup import Startup
 from lookonce.status.summary import Summary, summarise
@@ -69,13 +71,18 @@ def _train(
     notify: Notify,
     startup: Startup,
 ) -> Summary | None:
+    def before_claim(inputs: RunInputs) -> None:
+        if run.eval.engine == "shared" and (run.eval.every or inputs.records[run.eval.split]):
+            check_shared(inputs.model_folder.family)
+        check_exact(run, notify, startup.timed)
+
     ranks, training = open_training(
         run,
         owner,
         resume=resume,
         restart=restart,
         verify_images=verify_images,
-        before_claim=lambda: check_exact(run, notify, startup.timed),
+        before_claim=before_claim,
         notify=notify,
         startup=startup,
     )

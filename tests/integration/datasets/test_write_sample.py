@@ -68,6 +68,7 @@ def test_report_counts_what_was_written(sample: Path) -> None:
     [
         ({"seed": OTHER_SEED}, rf"\(seed: {DEFAULT_SEED}\); wanted seed: {OTHER_SEED}\. "),
         ({"model": "2b"}, r"\(model: tiny\); wanted model: 2b\. "),
+        ({"family": "qwen2_vl"}, r"\(family: qwen3_vl\); wanted family: qwen2_vl\. "),
         ({"tokenizer": Path("other")}, r"\(tokenizer: None\); wanted tokenizer: other\. "),
         ({"num_images": 128}, r"\(images: 64\); wanted images: 128\. "),
         ({"sizes": KVASIR_SIZES}, r"\(sizes: None\); wanted sizes: stratified from kvasir\. "),
@@ -102,7 +103,7 @@ def test_a_default_sample_of_an_older_version_is_kept(tmp_path: Path, sample: Pa
     folder = tmp_path / "sample"
     folder.mkdir()
     stamp = json.loads((sample / "sample.json").read_text())
-    older = {key: value for key, value in stamp.items() if key not in ("images", "sizes", "tower_only")}
+    older = {key: value for key, value in stamp.items() if key not in ("family", "images", "sizes", "tower_only")}
     (folder / "sample.json").write_text(json.dumps(older))
     assert not write_sample(folder).fresh
 
@@ -150,7 +151,7 @@ def test_writing_to_the_current_folder_keeps_it_current(tmp_path: Path, monkeypa
     [
         (lambda folder: folder.write_text("a file"), {}, "is not empty"),
         (lambda folder: (folder.mkdir(), (folder / "sample.json").write_text("{")), {}, "sample.json is broken"),
-        (lambda folder: None, {"model": "huge"}, "no model of size 'huge'; choose one of tiny, 2b"),
+        (lambda folder: None, {"model": "huge"}, "no Qwen3-VL of size 'huge'; choose one of tiny, 2b"),
         (lambda folder: None, {"tokenizer": Path("nowhere")}, "nowhere has no tokenizer"),
     ],
 )

@@ -119,10 +119,8 @@ def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path
     for key in {key for example in blank.examples for key in example.image_keys}:
         with Image.open(inputs.images.path_of[key]) as image:
             Image.new("RGB", image.size, (128, 128, 128)).save(tmp_path / "grey.png")
-        expected, grid = encode_image(
-            tmp_path / "grey.png", inputs.processor, inputs.load_tower(), inputs.fingerprint.storage
-        )
-        assert grid == source.grid_thw(key)
-        assert torch.equal(source.load([key]), expected)
+        expected = encode_image(tmp_path / "grey.png", inputs.processor, inputs.load_tower(), inputs.fingerprint)
+        assert expected.grid_thw == source.grid_thw(key)
+        assert torch.equal(source.load([key]), expected.features)
     engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]
     assert len(set(map(id, engines))) == len(engines), "an engine keeps passes that were recorded with the adapter"

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
-from PIL import Image
+from support.sample import stock_answer
 from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.cache.store.reader import VisionCache
@@ -70,12 +70,7 @@ def test_stock_peft_on_the_stock_model_gives_the_same_answers(trained, sample, s
     model = PeftModel.from_pretrained(model, str(trained.output / "adapter")).eval()
     processor = stock_processor(sample / "model")
     for line in asked:
-        content = [{"type": "image"}, {"type": "text", "text": line["question"]}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        with Image.open(*line["images"]) as image:
-            inputs = processor(text=[text], images=[image.convert("RGB")], return_tensors="pt")
-        output = model.generate(**inputs, do_sample=False, max_new_tokens=trained.eval.max_new_tokens)
-        answer = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        answer = stock_answer(model, processor, line, trained.eval.max_new_tokens)
         assert answer == line["predicted"], line
 
 

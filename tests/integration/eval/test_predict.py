@@ -115,7 +115,7 @@ def in_memory(monkeypatch) -> list[int]:
     found, real = [], LiveFeatures.load
 
     def load(self, keys, *device):
-        found.append(sum(len(features) for features, _ in self._encoded.values()))
+        found.append(sum(len(image.features) for image in self._encoded.values()))
         return real(self, keys, *device)
 
     monkeypatch.setattr(LiveFeatures, "load", load)

@@ -22,7 +22,6 @@ from lookonce.run.inputs import RunInputs
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import BLOCK
-from lookonce.train.loop.arguments import CHECKPOINTING
 from lookonce.train.loop.session import Session
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
@@ -82,10 +81,12 @@ def make_session(
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
-    def make(model: Path = sample / "model", **changes: Any) -> Session:
+    def make(model: Path = sample / "model", keep: float = 1.0, **changes: Any) -> Session:
         data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)} | changes
         lora = {"modules_to_save": ["embed_tokens"]}
-        inputs = RunInputs.open(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora))
+        inputs = RunInputs.open(
+            make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES | {"keep": keep}, lora=lora)
+        )
         inputs.build()
         return Session.open(RunInputs.from_cache(inputs.run))
 
@@ -186,6 +187,18 @@ def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_wit
     assert_same(found, bench.expected(samples_per_step=ALL)[0])
 
 
+@pytest.mark.parametrize("keep", [0.5, 0.2])
+def test_sharing_is_exact_with_merged_tokens(bench, make_session, keep):
+    merged = Bench(make_session(keep=keep), bench.model)
+    for found, whole in zip(merged.examples, bench.examples, strict=True):
+        assert found.num_image_tokens == tuple(max(1, round(keep * number)) for number in whole.num_image_tokens)
+    [expected] = merged.expected(samples_per_step=ALL)
+    for batch in ({"mode": "shared"}, {"mode": "packed", "tokens_per_pack": 2000}):
+        assert_same(merged.steps(merged.batch_maker(samples_per_step=ALL, **batch))[0], expected)
+    [of_whole] = bench.expected(samples_per_step=ALL)
+    assert abs(expected.loss - of_whole.loss) > 100 * TOLERANCE
+
+
 @pytest.mark.parametrize("form", ["summary", "turns"])
 def test_prefixes_of_several_levels_are_exact(make_session, random_lora, form):
     """An image, then answers of stage 0, then of stage 1, then a question of stage 2."""
@@ -215,15 +228,6 @@ def test_padding_a_pack_changes_nothing(bench):
     lengths = [padded.batch(micro_batch)["input_ids"].shape[1] for micro_batch in step]
     assert all(length % BLOCK == 0 for length in lengths) and lengths != batch_maker.sampler.pack_lengths(0)
     assert_same(bench.steps(padded)[0], bench.expected(samples_per_step=ALL, loss="token")[0])
-
-
-def test_gradient_checkpointing_changes_nothing(bench):
-    bench.model.train()  # else it has no effect
-    getattr(bench.model, f"{CHECKPOINTING}_enable")()
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL))
-    getattr(bench.model, f"{CHECKPOINTING}_disable")()
-    bench.model.eval()
-    assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
 
 
 def test_a_pack_has_each_image_once_per_system_text(bench):

@@ -52,7 +52,7 @@ def the_sample_model_is_checked_once(sample: Path) -> Iterator[None]:
 
     def check_once(run: RunFile) -> Any:
         cache = run.cache.model_dump(include={"backend", "min_pixels", "max_pixels"})
-        sections = str((run.model, cache, run.lora, run.batch.mode, run.train.seed))
+        sections = str((run.model, cache, run.lora, run.batch.mode, run.eval.engine, run.train.seed))
         if run.model.path != str(sample / "model"):
             return check_model(run)
         if sections not in found:

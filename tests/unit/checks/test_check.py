@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.checks import disk
+from lookonce.errors import ModelError
 from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
 from lookonce.text import size
@@ -42,6 +43,18 @@ def test_with_a_built_cache_nothing_is_to_be_done(checked, built):
     found = checked(cache={"dir": str(built.folder.parent)})
     assert found.problems() == []
     assert f"64 images in {built.folder}" in [one.value for one in found.report.results]
+
+
+def test_layers_that_packs_cannot_have_are_an_error_of_training_and_of_shared_answers(checked, monkeypatch):
+    def refuse(family, config):
+        raise ModelError("layers of sliding_attention")
+
+    monkeypatch.setattr("lookonce.train.model.compile.check_layers", refuse)
+    kept_apart = {"most": 5, "train": {"seed": 7}}  # no other test checks such a model
+    rows, generate = {"mode": "separate"}, {"engine": "generate"}
+    for sections in ({"eval": generate}, {"batch": rows}):
+        assert checked(**sections, **kept_apart).one("adapter").value == "layers of sliding_attention"
+    assert checked(batch=rows, eval=generate, **kept_apart).problems("adapter") == []
 
 
 def test_what_a_selection_leaves_out_is_counted_over_all_records(checked, root):
@@ -239,6 +252,14 @@ def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch):
     results = checked("train.frozen=nf4", gpu_gb=80).report.results
     found = next(one for one in results if one.what == "GPU memory")
     assert "about 54 GB of 80 GB, computed for nf4 weights and not measured" in found.value
+
+
+def test_a_form_of_gradient_checkpointing_that_was_not_measured_is_named(checked, monkeypatch):
+    monkeypatch.setattr("lookonce.checks.memory.measured_name", lambda path, config: "Qwen3-VL-8B")
+    monkeypatch.setattr("lookonce.checks.memory.is_measured", lambda name, checkpointing: False)
+    results = checked("train.gradient_checkpointing=selective", gpu_gb=16).report.results
+    found = next(one for one in results if one.what == "GPU memory")
+    assert found.level == "ok" and "not measured for train.gradient_checkpointing: selective" in found.value
 
 
 @pytest.mark.parametrize(("gpu_gb", "level"), [(None, "ok"), (24, "error"), (65, "warning"), (80, "ok")])

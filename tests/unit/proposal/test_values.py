@@ -8,6 +8,7 @@ import pytest
 
 from lookonce.proposal.facts import Facts, Sampled
 from lookonce.proposal.values import Proposal, propose
+from lookonce.train.model.gpu_memory import MODELS
 
 FACTS = Facts(
     num_records=40_000,
@@ -45,6 +46,17 @@ def test_packs_are_those_of_the_documented_table(model, gpu_gb, tokens, checkpoi
     assert found["batch.tokens_per_pack"].value == tokens
     assert ("train.gradient_checkpointing" in found) == checkpointing
     assert "docs/training.md#memory" in found["batch.tokens_per_pack"].reason
+
+
+def test_the_fastest_form_of_gradient_checkpointing_that_fits_is_proposed(monkeypatch):
+    measured = MODELS["Qwen3-VL-8B"]
+    peaks = {False: measured.peaks_gb[False], "selective": (20.0, 34.0), True: measured.peaks_gb[True]}
+    longest = {False: measured.longest[False], "selective": (2048, 8192, 16384, 16384), True: measured.longest[True]}
+    monkeypatch.setitem(MODELS, "Qwen3-VL-8B", replace(measured, peaks_gb=peaks, longest=longest))
+    found = proposed(gpu_gb=24.0)
+    assert found["batch.tokens_per_pack"].value == 2048
+    assert found["train.gradient_checkpointing"].value == "selective"
+    assert "with gradient_checkpointing: selective fits 2,048 in 24 GB" in found["batch.tokens_per_pack"].reason
 
 
 def test_a_gpu_that_is_too_small_is_said():

@@ -91,7 +91,9 @@ def test_json_has_each_check_and_the_exact_ways_without_numbers_that_json_lacks(
 def test_a_run_names_its_way(make_run):
     assert Way.of(make_run()) == Way()
     assert Way.of(make_run(train={"cuda_graphs": False})) == Way(recorded=False)
-    assert Way.of(make_run(train={"gradient_checkpointing": True})) == Way(recorded=False)
+    assert Way.of(make_run(train={"gradient_checkpointing": True})) == Way()
+    uncompiled = make_run(train={"gradient_checkpointing": "selective", "compile": False})
+    assert Way.of(uncompiled) == Way(compiled=False, recorded=False)
     assert Way.of(make_run(train={"flex_attention": False, "compile": False})) == Way(flex=False, compiled=False)
     assert Way.of(make_run(train={"fsdp": True})) == Way(), "nothing is sharded in one process"
 

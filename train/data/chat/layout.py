@@ -18,7 +18,7 @@ import numpy as np
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.chat.template import Pieces, Text, write_around
-from lookonce.train.data.tokenize import IMAGE_TOKEN, ChatTokenizer, to_messages
+from lookonce.train.data.tokenize import ChatTokenizer, to_messages
 
 
 class Shape(NamedTuple):
@@ -61,7 +61,7 @@ def layout_of(shape: Shape, chat: ChatTokenizer, cuts: tuple[str, ...]) -> Layou
     `cuts` are the tokenizer's cutting tokens.
     """
     pieces, end_token = _written(shape, chat, 2 * shape.num_turns), chat.tokenizer.eos_token
-    if pieces is None or not {end_token, IMAGE_TOKEN} <= {*cuts} or not _can_cut(pieces, cuts):
+    if pieces is None or not {end_token, chat.image_token} <= {*cuts} or not _can_cut(pieces, cuts):
         return None
     for answer in shape.answers:
         prompt = _written(shape, chat, answer, generation_prompt=True)

@@ -41,8 +41,8 @@ class EvalSection(Section):
     question text; a file (YAML or JSON) maps question texts to lists of answers. By default greedy answers alone."""
     engine: Literal["shared", "generate"] = "shared"
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
-    together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
-    apart from rounding."""
+    together. `generate`: transformers' own, each question with its own copy of the image, also for models with layers
+    of linear attention. Both give the same answers, apart from rounding."""
     frozen: Frozen | None = None
     """How frozen weights are kept when answers are computed after training, as `train.frozen`. By default as in
     training if that was `int8` or `nf4`, which the adapter fits, and otherwise as `train.precision` says."""

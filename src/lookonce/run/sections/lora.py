@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from lookonce.run.sections.numbers import Count, Fraction
 from lookonce.settings import Section
 
@@ -20,5 +22,14 @@ class LoraSection(Section):
     targets: list[str] | str = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     """Modules that get LoRA weights: a list of names or one regular expression, as in PEFT. Only modules of the
     language model are allowed."""
+    experts: bool = False
+    """Give LoRA weights to the experts of a mixture of experts too, other ones to each. Needs `dropout: 0`. Training
+    then keeps a second copy of all experts' weights, the sum of these and the adapter."""
     modules_to_save: list[str] = []
     """Modules that are trained in full and saved with the adapter, for example embed_tokens."""
+
+    @model_validator(mode="after")
+    def _experts_have_no_dropout(self) -> LoraSection:
+        if self.experts and self.dropout:
+            raise ValueError(f"experts: true needs dropout: 0, not {self.dropout}; set one of them")
+        return self

@@ -87,8 +87,7 @@ def test_encoding_one_image_gives_the_features_of_a_cache(site, sample, tmp_path
     [path, *_] = sorted((sample / "images").glob("frame-*.jpg"))
     [(key, _)] = site.index(path).path_of.items()
     cache = real_build(sample, tmp_path, site.index(path), dtype)
-    storage = cache.fingerprint.storage
-    tower = Tower(ModelFolder.open(str(sample / "model")), storage.compute)
-    features, grid = encode_image(path, site.processor, tower, storage)
-    assert torch.equal(features, cache[key])
-    assert grid == cache.grid_thw(key)
+    tower = Tower(ModelFolder.open(str(sample / "model")), cache.fingerprint.storage.compute)
+    found = encode_image(path, site.processor, tower, cache.fingerprint)
+    assert torch.equal(found.features, cache[key])
+    assert found.grid_thw == cache.grid_thw(key) and found.kept is None

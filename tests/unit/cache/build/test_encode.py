@@ -47,7 +47,7 @@ def test_only_the_plan_decides_which_images_share_a_tower_batch(site, images):
     keys = []
     for order in (1, -1):
         tower = RecordingTower(site.Tower())
-        encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint.storage)
+        encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint)
         encoded = list(encoder.run([Shard(shard.name, shard.images[::order])]))
         encoder.close()
         keys.append([[image.key for image in batch.images] for batch in encoded])
@@ -63,7 +63,7 @@ def test_shards_are_drawn_only_when_their_images_can_be_decoded(site):
     images = site.index(*(site.noise(f"{number}.png", number, (64, 64)) for number in range(20)))
     shards = [Shard(f"shard-{n:05d}", (image,)) for n, image in enumerate(planned_images(images, site.processor))]
     drawn, tower = [], site.Tower()
-    encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint.storage)
+    encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint)
     for number, batch in enumerate(encoder.run(shard for shard in shards if drawn.append(shard.name) is None)):
         assert batch.shard.name == shards[number].name
         assert len(drawn) <= number + 1 + MAX_ON_DEVICE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -64,7 +66,7 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
     seen: list[int] = []
     wave = WaveLayout.of(dialogues, IMAGE, room)
     for pack, layout in zip(wave.packs, wave.of_packs, strict=True):
-        batch = PackCollator(IMAGE, 0, 2, GRIDS.__getitem__)(
+        batch = PackCollator(IMAGE, 0, 2, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
         segments = torch.from_numpy(layout.segments[layout.places - num_places])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
+from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.mrope import prefix_positions
@@ -97,3 +98,19 @@ def test_text_counts_up_and_text_after_an_image_starts_behind_its_longer_side():
         [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8],
     ]
     assert after == 9
+
+
+@given(num_before=st.integers(0, 6), images=st.lists(st.tuples(GRID, st.integers(1, 6)), max_size=3), data=st.data())
+def test_kept_tokens_and_text_have_their_positions_among_all(num_before, images, data):
+    image, grids = 9, [grid for grid, _ in images]
+    token_ids = tokens(num_before + (not images), images, image)
+    kept, chosen = [], []
+    for (t, h, w), num_after in images:
+        size = t * h * w // MERGE**2
+        some = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+        kept.append(KeptTokens(np.array(some, np.int32), (t, h, w), MERGE))
+        chosen += [*(number in some for number in range(size)), *[True] * num_after]
+    whole, after = prefix_positions(token_ids, image, grids, MERGE)
+    found, found_after = prefix_positions(token_ids, image, grids, MERGE, kept)
+    expected = whole[:, [True] * (num_before + (not images)) + chosen]
+    assert found.tolist() == expected.tolist() and found_after == after

@@ -22,6 +22,7 @@ class Model(torch.nn.Module):
     """All tokens are equally likely; with more rows than a limit it is out of memory."""
 
     device = torch.device("cpu")
+    model = SimpleNamespace(language_model=SimpleNamespace(layers=[]))
 
     def __init__(self, most: int) -> None:
         super().__init__()

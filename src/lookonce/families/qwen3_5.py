@@ -1,0 +1,45 @@
+"""Qwen3.5 (https://huggingface.co/Qwen/Qwen3.5-9B): linear attention in three of four layers, no DeepStack."""
+
+from __future__ import annotations
+
+from lookonce.families.family import TINY_TEXT, Family, Size
+
+TINY_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 10_000.0,
+    "mrope_section": [4, 2, 2],
+    "mrope_interleaved": True,
+    "partial_rotary_factor": 0.5,
+}
+TINY = TINY_TEXT | {
+    "head_dim": 32,
+    "rope_parameters": TINY_ROPE,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+TINY_TOWER = {
+    "depth": 4,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_heads": 4,
+    "num_position_embeddings": 256,
+}
+ROPE = {
+    "rope_type": "default",
+    "rope_theta": 10_000_000.0,
+    "mrope_section": [11, 11, 10],
+    "mrope_interleaved": True,
+    "partial_rotary_factor": 0.25,
+}
+TEXT = {"head_dim": 256, "num_attention_heads": 16, "vocab_size": 248320, "rope_parameters": ROPE}
+TEXT_9B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_key_value_heads": 4}
+TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
+QWEN3_5 = Family(
+    "qwen3_5",
+    "Qwen3.5",
+    tower_class="Qwen3_5VisionModel",
+    sizes={"tiny": Size(TINY, TINY_TOWER), "9b": Size(TEXT | TEXT_9B, TOWER)},
+    layer_types=frozenset({"full_attention", "linear_attention"}),
+)

@@ -1,0 +1,62 @@
+"""In each family, every mode has the loss and the LoRA gradients of the stock model with tower, processor and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from support.trainings import SIZES, Step, batches, gradients, records, step
+
+from lookonce.datasets.records import write_records
+from lookonce.run.inputs import RunInputs
+from lookonce.train.data.collate_rows import IGNORED
+from lookonce.train.data.tokenize import to_messages
+from lookonce.train.loop.session import Session
+from lookonce.train.model.load import load_with_tower, load_without_tower
+
+TOLERANCE = 1e-5
+
+
+def stock_step(session: Session, random_lora: Callable[..., Any], stock_processor: Callable[[Path], Any]) -> Step:
+    """By transformers' own code: processor, padding, tower, full logits, cross-entropy."""
+    shown = session.inputs.records["train"]
+    processor = stock_processor(session.inputs.model_folder.folder)
+    processor.image_processor.size = {"shortest_edge": SIZES["min_pixels"], "longest_edge": SIZES["max_pixels"]}
+    texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in shown]
+    images = [Image.open(path).convert("RGB") for record in shown for path in record.images]
+    batch = processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    for row, example in enumerate(session.examples("train")[0]):
+        ids, flags = example.expanded(session.chat_tokenizer.image_token_id)
+        assert batch["input_ids"][row, : len(ids)].tolist() == ids.tolist()
+        labels[row, : len(ids)] = torch.from_numpy(ids).long().masked_fill(~torch.from_numpy(flags), IGNORED)
+    model = random_lora(session.inputs, load_with_tower)
+    logits = model(**batch, use_cache=False).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+    loss.backward()
+    return loss.item(), gradients(model)
+
+
+def assert_every_mode_trains_like_the_stock_model(session: Session, random_lora: Any, stock_processor: Any) -> None:
+    stock_loss, expected = stock_step(session, random_lora, stock_processor)
+    assert all(gradient.abs().max() > 0 for gradient in expected.values()) and len(expected) >= 2 * 4 * 4
+    assert any(".experts." in name for name in expected) == session.inputs.run.lora.experts
+    model = random_lora(session.inputs, load_without_tower)
+    for mode in ("shared", "packed", "separate"):
+        loss, found = step(model, batches(session, mode))
+        assert abs(loss - stock_loss) < TOLERANCE * stock_loss, mode
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() < TOLERANCE * gradient.norm(), (mode, name)
+
+
+def test_every_mode_trains_like_the_stock_model(site, sample, random_lora, stock_processor):
+    write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
+    data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    for lora in ({}, {"experts": True}) if site.family.experts else ({},):
+        inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora=lora))
+        inputs.build()
+        assert_every_mode_trains_like_the_stock_model(Session.open(inputs), random_lora, stock_processor)

@@ -1,0 +1,158 @@
+"""Packs through layers of linear attention: in float64 exact, in float32 no worse than stock rows against themselves.
+
+The norm after the delta rule divides by the size of what a token reads from the state, which is near zero for some. So
+float32 gradients depend on the order of sums, and the stock layers with their other kernel are the measure.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from support.trainings import SIZES, Step, batches, records, step
+from torch.nn.functional import pad
+
+from lookonce.checks.check import check
+from lookonce.datasets.records import write_records
+from lookonce.errors import ModelError
+from lookonce.eval.asking.answerer import Answerer
+from lookonce.families.lookup import FAMILIES
+from lookonce.run.folder import RunFolder
+from lookonce.run.inputs import RunInputs
+from lookonce.train.loop.session import Session
+from lookonce.train.model import linear_attention
+from lookonce.train.model.load import base_model, load_without_tower
+from lookonce.workflow.train import train
+
+LINEAR = [family for family in FAMILIES.values() if "linear_attention" in family.layer_types]
+TOLERANCE = 1e-5
+EXACT = 1e-10
+"""The largest difference in float64."""
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """The stock code says float32 in places; here that means float64."""
+    before = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32, torch.float, torch.Tensor.float = torch.float64, torch.float64, torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = before[:3]
+        torch.set_default_dtype(before[3])
+
+
+@pytest.fixture(scope="module")
+def session(site, sample) -> Session:
+    write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
+    data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora={"targets": "all-linear"}))
+    inputs.build()
+    return Session.open(inputs)
+
+
+@pytest.fixture(scope="module")
+def make_model(session, random_lora):
+    """Models with LoRA on all linear layers, those of linear attention too."""
+
+    def make(dtype: torch.dtype) -> Any:
+        model = random_lora(session.inputs, load_without_tower, dtype).to(dtype)
+        base_model(model).set_experts_implementation("eager")  # PyTorch's grouped product knows no float64
+        return model
+
+    return make
+
+
+def difference(found: Step, expected: Step) -> float:
+    """The largest relative difference of the loss and of any gradient."""
+    assert found[1].keys() == expected[1].keys()
+    assert any("linear_attn.in_proj_a" in name for name in found[1])
+    each = [((found[1][name] - gradient).norm() / gradient.norm()).item() for name, gradient in expected[1].items()]
+    return max(abs(found[0] / expected[0] - 1), *each)
+
+
+only_linear = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.model_type, indirect=True)
+
+
+@only_linear
+def test_packs_are_exact_in_float64(session, make_model):
+    model = make_model(torch.float64)
+    of_mode = {mode: batches(session, mode) for mode in ("separate", "shared", "packed")}
+    with in_float64():
+        rows = step(model, of_mode["separate"])
+        for mode in ("shared", "packed"):
+            assert difference(step(model, of_mode[mode]), rows) < EXACT, mode
+
+
+@only_linear
+def test_packs_are_no_worse_in_float32_than_stock_rows_with_the_other_kernel(session, make_model, monkeypatch):
+    model = make_model(torch.float32)
+    rows = step(model, batches(session, "separate"))
+    packs = {mode: difference(step(model, batches(session, mode)), rows) for mode in ("shared", "packed")}
+    stock = sys.modules[type(linear_attention.linear_layers(base_model(model).model.language_model)[0]).__module__]
+    monkeypatch.setattr(stock, "torch_chunk_gated_delta_rule", stock.torch_recurrent_gated_delta_rule)
+    measure = difference(step(model, batches(session, "separate")), rows)
+    assert max(packs.values()) < max(TOLERANCE, measure)
+
+
+def no_state(steps: Any) -> Any:
+    """Each branch begins without a state."""
+    return lambda *args, initial_state, **options: steps(*args, initial_state=None, **options)
+
+
+def no_gradient(steps: Any) -> Any:
+    """Branches give no gradient back to the state."""
+
+    def detached(*args: Any, initial_state: Any, **options: Any) -> Any:
+        return steps(*args, initial_state=None if initial_state is None else initial_state.detach(), **options)
+
+    return detached
+
+
+def no_convolution(steps: Any) -> Any:
+    """The convolution does not look back over the beginning of a branch."""
+    return lambda inputs, *args, **options: pad(steps(inputs[..., 3:], *args, **options), (3, 0))
+
+
+@pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
+def test_each_part_of_the_mechanism_is_needed(session, make_model, monkeypatch):
+    model = make_model(torch.float32)
+    rows = step(model, batches(session, "separate"))
+    load = type(session.inputs.model_folder.family).load
+    for name, broken in (
+        ("torch_chunk_gated_delta_rule", no_state),
+        ("torch_chunk_gated_delta_rule", no_gradient),
+        ("causal_conv1d_fn", no_convolution),
+    ):
+        with monkeypatch.context() as patch:
+
+            def loaded(family: Any, wanted: str, name: str = name, broken: Any = broken) -> Any:
+                return broken(load(family, wanted)) if wanted == name else load(family, wanted)
+
+            patch.setattr(type(session.inputs.model_folder.family), "load", loaded)
+            assert difference(step(model, batches(session, "shared")), rows) > 0.1, broken.__name__
+    assert difference(step(model, batches(session, "shared")), rows) < 1e-3
+
+
+@pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
+def test_answers_that_share_prefixes_are_refused_before_training(session, site, sample):
+    inputs = session.inputs
+    data = inputs.run.data.model_copy(update={"val": inputs.run.data.train})
+    run = inputs.run.model_copy(update={"data": data, "output": site.folder / "refused"})
+    refused = pytest.raises(ModelError, match=r"Qwen3\.5 has layers of linear_attention, .* set eval\.engine: generate")
+    with refused:
+        train(run, notify=lambda note: None)
+    assert not RunFolder(run.output).holds_work
+    with refused:
+        Answerer(RunInputs.of_model(run), None)
+    own = run.model_copy(update={"eval": run.eval.model_copy(update={"engine": "generate"})})
+    with refused:
+        Answerer(RunInputs.of_model(own), None).talk()
+    (site.folder / "run.yaml").write_text(run.to_yaml())
+    found = check(site.folder / "run.yaml").results
+    assert [result.what for result in found if result.level == "error"] == ["evaluation"]

@@ -1,0 +1,124 @@
+"""The main job on a tiny random model of each family: plan, build, verify, train, evaluate, ask, and leave for PEFT."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from peft import PeftModel
+from safetensors.torch import load_file
+from support.sample import stock_answer
+
+from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.model.tower import Tower
+from lookonce.checks.check import check
+from lookonce.cli import main
+from lookonce.eval.asking.answerer import Answerer
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.workflow.train import train
+
+NUM_ASKED = 6
+MODES = ("shared", "packed", "separate")
+EXPERTS = "experts"
+
+
+def engine(site: Any) -> str:
+    """The engine of answers, which share prefixes where they can."""
+    return "generate" if "linear_attention" in site.family.layer_types else "shared"
+
+
+@pytest.fixture(scope="module")
+def trained(site, sample) -> dict[str, RunFile]:
+    """A finished run in each mode, on a few images; its answers share prefixes if they can. One trains experts."""
+    rows = (sample / "test.jsonl").read_text().splitlines(keepends=True)
+    few = site.folder / "few.jsonl"
+    few.write_text("".join(rows[:24]))
+    data = {"train": str(few), "val": str(few), "test": [], "image_root": str(sample)}
+    runs = {}
+    for name in (*MODES, EXPERTS) if site.family.experts else MODES:
+        batch = {"mode": "shared" if name == EXPERTS else name, "tokens_per_pack": 700}
+        lora, output = {"experts": name == EXPERTS}, str(site.folder / name)
+        run = site.make_run(data=data, batch=batch, lora=lora, eval={"engine": engine(site)}, output=output)
+        inputs = RunInputs.open(run)
+        inputs.write_plan()
+        inputs.build()
+        train(run, notify=lambda note: None)
+        runs[name] = run
+    return runs
+
+
+def lines(run: RunFile, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.output / name).read_text().splitlines()]
+
+
+def test_all_modes_give_the_same_adapter_and_the_cache_is_whole(trained):
+    losses = {mode: [line["loss"] for line in lines(trained[mode], "log.jsonl") if "loss" in line] for mode in MODES}
+    assert len(losses["shared"]) == 4
+    for mode in MODES[1:]:
+        assert losses[mode] == pytest.approx(losses["shared"], rel=1e-4)
+    [folder] = [path for path in trained["shared"].cache.dir.iterdir() if (path / "plan.json").exists()]
+    assert verify(folder).problems == []
+
+
+def test_answers_are_those_of_stock_libraries_with_the_tower(trained, site, stock_processor):
+    """With PEFT's adapter on the stock model, and `generate`."""
+    for name in {"shared", EXPERTS} & {*trained}:
+        assert_stock_answers(trained[name], site, stock_processor(site.model))
+
+
+def assert_stock_answers(run: RunFile, site: Any, processor: Any) -> None:
+    stock = transformers.AutoModelForImageTextToText.from_pretrained(site.model, dtype=torch.float32)
+    model = PeftModel.from_pretrained(stock, str(run.output / "adapter")).eval()
+    adapted = {name for name, _ in model.named_parameters() if "lora_" in name}
+    written = load_file(run.output / "adapter" / "adapter_model.safetensors")
+    assert {name.replace(".default.", ".") for name in adapted} == written.keys()
+    assert any(".experts." in name for name in written) == run.lora.experts
+    asked = lines(run, "predictions/val.jsonl")[::4]
+    assert len(asked) == NUM_ASKED
+    for line in asked:
+        answer = stock_answer(model, processor, line, run.eval.max_new_tokens)
+        assert answer == line["predicted"], line
+
+
+def test_questions_are_answered_afterwards_with_either_engine(trained):
+    run = trained["shared"]
+    line = lines(run, "predictions/val.jsonl")[0]
+    [answer] = Answerer.open(run.output).answer(line["images"], line["question"])
+    assert answer.text == line["predicted"]
+    other = run.model_copy(update={"eval": run.eval.model_copy(update={"engine": "generate"})})
+    answerer = Answerer(RunInputs.of_model(other), run.output / "adapter")
+    assert answerer.answer(line["images"], line["question"])[0].text == line["predicted"]
+
+
+def test_a_check_finds_nothing_wrong_and_says_what_has_no_lora_weights(trained, site):
+    (site.folder / "run.yaml").write_text(trained["shared"].to_yaml())
+    found = check(site.folder / "run.yaml").results
+    assert [result for result in found if result.level == "error"] == []
+    [adapter] = [result.value for result in found if result.what == "adapter"]
+    assert (" mlp.experts.down_proj" in adapter) == site.family.model_type.endswith("moe"), adapter
+
+
+def test_a_build_on_a_gpu_says_that_it_uses_the_stock_tower(trained, site, tmp_path, monkeypatch):
+    monkeypatch.setattr("lookonce.commands.cache.gpu_gb", lambda: 80.0)
+    (tmp_path / "run.yaml").write_text(trained["shared"].to_yaml())
+    result = CliRunner().invoke(main, ["cache", "build", f"{tmp_path}/run.yaml", "--set", f"cache.dir={tmp_path}"])
+    assert result.exit_code == 0
+    assert ("by transformers' own tower" in result.stderr) != site.family.has_fast_tower, result.stderr
+
+
+def test_the_fast_tower_is_used_where_it_agrees(trained):
+    """Several images of different sizes at once, and each alone with the stock tower."""
+    model_folder = RunInputs.of_model(trained["shared"]).model_folder
+    grids = [(1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 8, 10)]
+    vision = model_folder.vision_config
+    dim = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    patches = torch.randn(sum(h * w for _, h, w in grids), dim, generator=torch.Generator().manual_seed(0))
+    fast, stock = Tower(model_folder, torch.float32, fast=True), Tower(model_folder, torch.float32)
+    pieces = torch.split(patches, [h * w for _, h, w in grids])
+    expected = torch.cat([stock.encode(piece, [grid]) for piece, grid in zip(pieces, grids, strict=True)])
+    assert (fast.encode(patches, grids) - expected).norm() < 1e-5 * expected.norm()
