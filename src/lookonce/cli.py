@@ -21,6 +21,7 @@ import lookonce.commands.data.prepare
 import lookonce.commands.data.tar
 import lookonce.commands.maintenance  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
 from lookonce import environment
+from lookonce.commands.adapter.group import adapter
 from lookonce.commands.ask import ask
 from lookonce.commands.bench import bench
 from lookonce.commands.cache import cache
@@ -97,7 +98,7 @@ def main(debug: bool) -> None:
 
 
 RUNS = (evaluate, study, compare, report, route, export, predict, ask, fetch, status, bench, selftest)
-for command in (sample, data, init, check, cache, train, *RUNS):
+for command in (sample, data, init, check, cache, train, *RUNS, adapter):
     main.add_command(command)
 
 

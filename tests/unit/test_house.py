@@ -27,7 +27,7 @@ LAYERS = (
     "eval",
     "bench selftest status",
     "checks proposal report",
-    "workflow",
+    "workflow adapter",
     "study",
     "commands",
     "cli __main__",

@@ -12,6 +12,7 @@ evaluate   lookonce eval
 runs       lookonce compare, export, report, study
 predict    lookonce predict
 ask        lookonce ask
+adapter    lookonce adapter merge, check, push
 fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read

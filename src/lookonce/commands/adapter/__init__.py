@@ -1,0 +1,4 @@
+"""The commands `lookonce adapter ...`.
+
+group    the group
+"""
