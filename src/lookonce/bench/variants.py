@@ -6,6 +6,8 @@ cached     padded rows too, but features from the cache and logits of targets on
 tower      `packed` with the tower in every step: the best that a trainer without padding can do
 packed     no padding, from the cache; each question with its own copy of the image
 shared     all questions about an image share one pass over its tokens
+fp8        `shared` with the frozen weights' products in fp8; int8 and nf4: with quantised frozen weights
+selective  `shared` with activations of MLPs computed again in the backward pass; checkpointed: of whole layers
 
 Each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging.
 """
@@ -14,8 +16,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from lookonce import environment
 from lookonce.errors import UsageError
 from lookonce.families.family import Family
 from lookonce.run.config import RunFile
+from lookonce.run.sections.train import UNQUANTISED
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, listed
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
@@ -35,6 +38,7 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.session import Session, cached_features, make_trainer
+from lookonce.train.model.frozen.choice import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
 CHECKPOINTING = next(
@@ -56,12 +60,22 @@ class Variant:
     has_tower: bool
     package: str = ""
     """The package that must be installed for it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What it changes in the section `train` of the run file."""
 
     @property
     def has_packs(self) -> bool:
         return self.mode in ("packed", "shared")
 
 
+OF_SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "fp8": ("frozen products in fp8", {"frozen": "fp8"}),
+    "int8": ("frozen weights in int8", {"frozen": "int8"}),
+    "nf4": ("frozen weights in nf4", {"frozen": "nf4"}),
+    "selective": ("MLPs computed again in the backward pass", {"gradient_checkpointing": "selective"}),
+    "checkpointed": ("layers computed again in the backward pass", {"gradient_checkpointing": True}),
+}
+"""Variants that differ from `shared` in settings of the section `train`: description and settings."""
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -71,6 +85,10 @@ VARIANTS = {
         Variant("tower", "packs, every question its own image, tower in every step", "packed", True),
         Variant("packed", "packs, every question its own image, from the cache", "packed", False),
         Variant("shared", "packs, questions share their image, from the cache", "shared", False),
+        *(
+            Variant(name, f"shared, {description}", "shared", False, settings=settings)
+            for name, (description, settings) in OF_SHARED.items()
+        ),
     )
 }
 
@@ -79,7 +97,7 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
     """The variants with these names; Liger's is last, because it replaces transformers' classes permanently.
 
     Raises:
-        UsageError: a name is unknown, or its variant needs a package that is not installed.
+        UsageError: a name is unknown, or what its variant needs is not installed, or the GPU cannot multiply in fp8.
     """
     for name in names:
         if name not in VARIANTS:
@@ -87,6 +105,7 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
         package = VARIANTS[name].package
         if package and importlib.util.find_spec(package) is None:
             raise UsageError(f"{name} needs {package}; install it with: pip install liger-kernel")
+        check_frozen(VARIANTS[name].settings.get("frozen", UNQUANTISED), "train.frozen")
     return sorted((VARIANTS[name] for name in names), key=lambda variant: variant.name == "liger")
 
 
@@ -146,7 +165,8 @@ def _patch_with_liger(family: Family) -> None:
 
 def _run_of(variant: Variant, run: RunFile) -> RunFile:
     changes = {"mode": variant.mode, "samples_per_forward": PLAIN_ROWS} if variant.mode else {}
-    return run.model_copy(update={"batch": run.batch.model_copy(update=changes)})
+    train = run.train.model_copy(update=variant.settings)
+    return run.model_copy(update={"batch": run.batch.model_copy(update=changes), "train": train})
 
 
 def _with_run(session: Session, run: RunFile) -> Session:

@@ -1,12 +1,12 @@
 """The commands of the command line: their arguments and what they print. The phases do the work.
 
 options    arguments and options that commands share, and printing
+manual     the page of the documentation for each command
 sample     lookonce sample
 init       lookonce init
 check      lookonce check
 data       lookonce data prepare, convert, audit, tar
-cache      lookonce cache plan, build, status
-maintenance  lookonce cache verify, repair, show, gc, stage
+cache      lookonce cache plan, build, status, verify, repair, show, gc, stage
 train      lookonce train
 evaluate   lookonce eval
 runs       lookonce compare, export, report, study
@@ -17,4 +17,5 @@ fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read
 selftest   lookonce selftest
+completion  lookonce completion
 """

@@ -154,6 +154,12 @@ def bench_step(
       packed  packs, each question with its own image, from the cache
       shared  packs, questions share their image, from the cache (the default of `lookonce train`)
 
+    \b
+    Variants of `shared`:
+      fp8, int8, nf4  with train.frozen of that name
+      selective       with train.gradient_checkpointing: selective
+      checkpointed    with train.gradient_checkpointing: true
+
     --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time.
 
     If interrupted, or stopped by SIGTERM or SIGUSR1 (exit code 75), it still reports the finished variants.

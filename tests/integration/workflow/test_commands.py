@@ -98,6 +98,15 @@ def test_variants_are_compared_and_nothing_is_left(lookonce, cached, tmp_path):
     assert "no training variant is named 'best'" in lookonce("bench", "step", cached, "--ways", "best", code=2).stderr
 
 
+def test_variants_of_shared_have_its_steps(lookonce, cached):
+    """With activations computed again losses are the same; in fp8 they are near."""
+    names = "shared,selective,checkpointed,fp8"
+    report = json.loads(lookonce("bench", "step", cached, "--steps", "2", "--variants", names, "--json").stdout)
+    shared, selective, checkpointed, fp8 = (way["losses"] for way in report["ways"])
+    assert shared == selective == checkpointed
+    assert fp8 != shared and fp8 == pytest.approx(shared, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [(signal.SIGTERM, 75, "by SIGTERM"), (signal.SIGUSR1, 75, "by SIGUSR1"), (signal.SIGINT, 130, "interrupted")],

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from lookonce.commands.cache import cache
+from lookonce.commands.cache.group import cache
 from lookonce.commands.options import (
     JSON,
     PATH,

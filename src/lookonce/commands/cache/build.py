@@ -13,15 +13,8 @@ from typing import Any
 
 import click
 
-from lookonce.commands.options import (
-    JSON,
-    RUN,
-    SET,
-    emit,
-    notify,
-    open_inputs,
-    open_records,
-)
+from lookonce.commands.cache.group import cache
+from lookonce.commands.options import JSON, RUN, SET, emit, notify, open_inputs, open_records
 from lookonce.environment import gpu_gb
 from lookonce.signals import exit_on_signal
 from lookonce.text import count, duration
@@ -38,18 +31,6 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
         if not number <= total or total < 1:
             self.fail(f"{value!r} is not of the form I/N with 0 <= I <= N and N >= 1, for example 3/8", param, ctx)
         return number, total
-
-
-@click.group()
-def cache() -> None:
-    """Phase 1: build the cache of a run, and verify, repair or copy it.
-
-    \b
-    Examples:
-      lookonce cache plan experiments/sample.yaml
-      lookonce cache build experiments/sample.yaml
-      lookonce cache verify experiments/sample.yaml
-    """
 
 
 @cache.command("plan")
