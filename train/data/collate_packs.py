@@ -70,14 +70,16 @@ class PackCollator:
         repeats[prefix_ids == self.image_token_id] = first.num_image_tokens
         prefix = pack.add(np.repeat(prefix_ids, repeats), positions)
         path = np.append(NO_TOKEN, prefix)[-1:]  # what a branch continues: the last token of the prefix, and its own
-        shared_tokens = chain(group.shared_tokens, repeat(0))
-        for index, weight, shared in zip(group.examples, weights, shared_tokens, strict=False):
-            branch = examples[index].token_ids[group.len_prefix :]
+        branches = zip(
+            group.examples, group.branch_tokens, chain(group.shared_tokens, repeat(0)), weights, strict=False
+        )
+        for index, num_tokens, shared, weight in branches:
+            rest = examples[index].token_ids[group.len_prefix :]
             pack.close(path[1 + shared :])
-            own = pack.add(branch[shared:], np.arange(start + shared, start + len(branch)))
+            own = pack.add(rest[shared:num_tokens], np.arange(start + shared, start + num_tokens))
             path = np.concatenate([path[: 1 + shared], own])
             targets = np.flatnonzero(examples[index].supervised[group.len_prefix :])
-            pack.add_targets(path[targets], branch[targets], weight)
+            pack.add_targets(path[targets], rest[targets], weight)
         pack.close(path[1:])
         pack.close(prefix)
 

@@ -4,6 +4,8 @@ Design: a group has examples about the same images after the same text. Its *pre
 begin with: through the last image, and into the question as far as they agree. The rest of each example is its
 *branch*. The prefix ends before the first supervised token of any example, so it contains no target. But its last token
 predicts the first token of every branch, which is a target if all examples ask the same question or there is only one.
+A branch ends with the token that its last target is predicted from. That target and what follows it, such as the end of
+the turn and a line break, are attended to by no target, so without them every loss and gradient is the same.
 
 Branches may begin alike too: with the answers to earlier questions (`data.context`), or with the same words. `nested`
 finds this: of a group in lexical order, each branch shares its first tokens with the branch before it, and they go
@@ -39,7 +41,7 @@ class Group:
     num_prefix_tokens: int
     """Length of the prefix with placeholders expanded."""
     branch_tokens: tuple[int, ...]
-    """Length of each example's branch, at least 1."""
+    """Length of each example's branch, at least 1; all of it, if the example has no target."""
     lesson: int = 0
     """The lesson of its examples."""
     shared_tokens: tuple[int, ...] = ()
@@ -63,6 +65,11 @@ class Group:
             shared_tokens=self._shared(chosen) if self.shared_tokens else (),
         )
 
+    def whole(self, examples: Sequence[Example]) -> Group:
+        """The group with branches that end where the examples do, as in padded rows."""
+        lengths = (examples[index].num_tokens - self.num_prefix_tokens for index in self.examples)
+        return replace(self, branch_tokens=tuple(lengths))
+
     def _shared(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Two branches of a sorted group share the least that any neighbours between them share."""
         return (0, *(min(self.shared_tokens[before + 1 : this + 1]) for before, this in pairwise(chosen)))
@@ -85,7 +92,7 @@ def _group(indices: Sequence[int], examples: Sequence[Example], image_token_id: 
     num_images = np.count_nonzero(first.token_ids[:len_prefix] == image_token_id)
     assert num_images == len(first.image_keys), f"{first.origin}: an answer before the last image"
     num_prefix_tokens = len_prefix - len(first.image_keys) + sum(first.num_image_tokens)
-    branch_tokens = tuple(example.num_tokens - num_prefix_tokens for example in examples)
+    branch_tokens = tuple(_num_needed(example) - len_prefix for example in examples)
     return Group(tuple(indices), len_prefix, num_prefix_tokens, branch_tokens, first.lesson)
 
 
@@ -134,6 +141,15 @@ def _len_common(one: bytes, other: bytes, dtype: np.dtype[Any]) -> int:
     size = min(len(one), len(other)) // dtype.itemsize
     differs = np.frombuffer(one, dtype, size) != np.frombuffer(other, dtype, size)
     return int(differs.argmax()) if differs.any() else size
+
+
+def _num_needed(example: Example) -> int:
+    """The number of leading tokens that targets are predicted from, with one placeholder per image; more than those
+    before the first target, so that no branch is empty. All of them if there are no targets."""
+    if not example.supervised.any():
+        return len(example.token_ids)
+    last = len(example.supervised) - 1 - int(example.supervised[::-1].argmax())
+    return max(last, _first_supervised(example) + 1)
 
 
 def _first_supervised(example: Example) -> int:

@@ -1,4 +1,4 @@
-"""Collating packs: every example has the same tokens, positions and targets in a pack as alone."""
+"""Collating packs: every example has the tokens, positions and targets that it has alone, up to its last prediction."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def test_a_pack_has_each_prefix_followed_by_its_branches():
     batch, groups = pack_of(examples, 20, [0.5, 0.25, 2.0, 4.0])
     assert [group.examples for group in groups] == [(1, 2, 0), (3,)]
     found = as_lists(batch)
-    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 5, 9, 7, 6, 7, 8, 5, 9, *[PAD] * 6]]
-    assert found["seen_until"] == [12] * 7 + [8, 9] + [12] * 3 + [14] * 2 + [20] * 6
-    assert found["logits_to_keep"] == [6, 6, 9, 10, 12]
+    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 5, 9, 7, 6, 7, 5, 9, *[PAD] * 7]]
+    assert found["seen_until"] == [11] * 7 + [8, 9] + [11] * 2 + [13] * 2 + [20] * 7
+    assert found["logits_to_keep"] == [6, 6, 9, 10, 11]
     assert found["targets"] == [[9, 7, 7, 8, 9]]
     assert found["weights"] == [[0.5, 0.25, 2.0, 2.0, 4.0]]
     assert batch["position_ids"].shape == (3, 1, 20)
     time, height, width = batch["position_ids"][:, 0].tolist()
-    assert time == [0, 1, 1, 1, 1, 3, 4, 5, 5, 5, 6, 7, 0, 1] + [0] * 6
-    assert height == [0, 1, 1, 2, 2, 3, 4, 5, 5, 5, 6, 7, 0, 1] + [0] * 6
-    assert width == [0, 1, 2, 1, 2, 3, 4, 5, 5, 5, 6, 7, 0, 1] + [0] * 6
+    assert time == [0, 1, 1, 1, 1, 3, 4, 5, 5, 5, 6, 0, 1] + [0] * 7
+    assert height == [0, 1, 1, 2, 2, 3, 4, 5, 5, 5, 6, 0, 1] + [0] * 7
+    assert width == [0, 1, 2, 1, 2, 3, 4, 5, 5, 5, 6, 0, 1] + [0] * 7
 
 
 def test_what_branches_share_is_there_once():
@@ -112,9 +112,11 @@ def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
     batch, groups = pack_of(examples)
     for number, indices in tokens_of(batch, groups):
         alone, grids = examples[number], [GRIDS[key] for key in examples[number].image_keys]
-        assert batch["input_ids"][0, indices].tolist() == alone.expanded(IMAGE)[0].tolist()
+        token_ids, supervised = alone.expanded(IMAGE)
+        assert batch["input_ids"][0, indices].tolist() == token_ids[: len(indices)].tolist()
+        assert not supervised[len(indices) + 1 :].any()
         expected, _ = prefix_positions(alone.token_ids, IMAGE, grids, MERGE)
-        assert batch["position_ids"][:, 0, indices].tolist() == expected.tolist()
+        assert batch["position_ids"][:, 0, indices].tolist() == expected[:, : len(indices)].tolist()
 
 
 @given(EXAMPLES)

@@ -89,20 +89,39 @@ def test_no_prefix_has_a_target_and_no_branch_is_empty(examples):
 
 
 @given(EXAMPLES)
-def test_prefix_and_branch_are_as_long_as_the_example_expanded(examples):
+def test_prefix_and_branch_are_what_targets_are_predicted_from(examples):
     for group in group_examples(examples, IMAGE):
         for number, length in zip(group.examples, group.branch_tokens, strict=True):
             e = examples[number]
             assert group.num_prefix_tokens == expanded_length(e.token_ids[: group.len_prefix], e)
-            assert length == expanded_length(e.token_ids[group.len_prefix :], e)
-            assert group.num_prefix_tokens + length == e.num_tokens
+            is_needed = e.num_targets < 2  # else the last token is only a target
+            assert group.num_prefix_tokens + length == e.num_tokens - (not is_needed)
+
+
+@pytest.mark.parametrize(
+    ("answers", "length"),
+    [
+        ([4, 5], 3),  # an answer, the end of the turn; then a line break
+        ([4], 3),  # one token, which the branch keeps
+        ([4, 5, 6], 4),
+        ([2, 3, 5], 3),  # two turns: what is between them is needed
+        ([], 6),  # a question without an answer
+    ],
+)
+def test_a_branch_ends_where_its_last_target_is_predicted(answers, length):
+    tokens = [START, IMAGE, END, *range(3, 9)]
+    supervised = np.isin(np.arange(len(tokens)), [index + 1 for index in answers])
+    conversation = Example(np.array(tokens, np.int32), supervised, ("a",), (4,), "")
+    [group] = group_examples([conversation, example("a", [9])], IMAGE)
+    assert (group.len_prefix, group.branch_tokens[0]) == (3, length)
 
 
 def test_a_group_counts_its_prefix_once():
     examples = [example("c", [5, n], [6] * n) for n in (1, 2, 3)]
     [group] = group_examples(examples, IMAGE)
-    assert (group.len_prefix, group.num_prefix_tokens, group.branch_tokens) == (4, 303, (2, 3, 4))
-    assert group.num_tokens == 303 + 2 + 3 + 4
+    assert (group.len_prefix, group.num_prefix_tokens, group.branch_tokens) == (4, 303, (2, 2, 3))
+    assert group.num_tokens == 303 + 2 + 2 + 3
+    assert group.whole(examples).branch_tokens == (2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +170,7 @@ def test_later_turns_are_in_the_branch():
     supervised = np.isin(np.arange(len(tokens)), answers)
     conversation = Example(np.array(tokens, np.int32), supervised, ("a",), (4,), "")
     [group] = group_examples([conversation, example("a", [5, 1], [8])], IMAGE)
-    assert (group.len_prefix, group.branch_tokens) == (5, (4, 1))
+    assert (group.len_prefix, group.branch_tokens) == (5, (3, 1))
 
 
 def test_a_subset_has_the_groups_prefix_and_the_chosen_branches():
