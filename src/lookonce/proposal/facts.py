@@ -65,6 +65,8 @@ class Facts:
     """The model whose GPU memory was measured and that this one is; None if it is another."""
     bytes_per_token: int | None
     """Bytes of a visual token's features in bfloat16; None if the model is not on this machine."""
+    has_linear_attention: bool
+    """Whether the model has layers of linear attention; False if it is not on this machine."""
     gpu_gb: float | None
     num_cores: int
     free_bytes: int
@@ -106,6 +108,7 @@ def find_facts(run: RunFile, gpu_memory_gb: float | None = None) -> Facts:
         pixels_per_token=_pixels_per_token(counter),
         measured=measured_name(run.model.path, config),
         bytes_per_token=_bytes_per_token(config),
+        has_linear_attention=config is not None and "linear_attention" in family_of(config).layer_types,
         gpu_gb=gpu_memory_gb or gpu_gb(),
         num_cores=len(os.sched_getaffinity(0)),
         free_bytes=free_bytes(run.cache.dir),

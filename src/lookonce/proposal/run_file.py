@@ -13,7 +13,7 @@ from lookonce.proposal.values import Proposal
 from lookonce.text import count, size
 
 WIDTH = 100
-SECTIONS = ("model", "data", "cache", "batch", "train")
+SECTIONS = ("model", "data", "cache", "lora", "batch", "train")
 
 
 def run_file_text(given: Mapping[str, Any], facts: Facts, proposals: Sequence[Proposal]) -> str:

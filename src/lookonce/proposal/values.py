@@ -50,7 +50,13 @@ def propose(facts: Facts) -> list[Proposal]:
     memory = list(_memory(facts))
     tokens = next(one.value for one in memory if one.key == "batch.tokens_per_pack")
     pixels = _max_pixels(facts, min(tokens, BatchSection().max_tokens))
-    return [pixels, _dtype(facts, pixels.value), _samples_per_step(facts), *memory]
+    return [pixels, _dtype(facts, pixels.value), *_targets(facts), _samples_per_step(facts), *memory]
+
+
+def _targets(facts: Facts) -> Iterator[Proposal]:
+    if facts.has_linear_attention:
+        reason = "the default targets name none of the matrices of linear attention; docs/models.md"
+        yield Proposal("lora.targets", "all-linear", reason)
 
 
 def _memory(facts: Facts) -> Iterator[Proposal]:

@@ -19,6 +19,7 @@ FACTS = Facts(
     pixels_per_token=1024,
     measured="Qwen3-VL-8B",
     bytes_per_token=32_768,
+    has_linear_attention=False,
     gpu_gb=80.0,
     num_cores=16,
     free_bytes=10**12,
@@ -46,6 +47,12 @@ def test_packs_are_those_of_the_documented_table(model, gpu_gb, tokens, checkpoi
     assert found["batch.tokens_per_pack"].value == tokens
     assert ("train.gradient_checkpointing" in found) == checkpointing
     assert "docs/training.md#memory" in found["batch.tokens_per_pack"].reason
+
+
+def test_all_linear_layers_are_proposed_where_the_default_targets_miss_some():
+    assert "lora.targets" not in proposed()
+    found = proposed(has_linear_attention=True)["lora.targets"]
+    assert found.value == "all-linear" and "docs/models.md" in found.reason
 
 
 def test_the_fastest_form_of_gradient_checkpointing_that_fits_is_proposed(monkeypatch):

@@ -108,17 +108,23 @@ def tower_module_names(model_folder: ModelFolder) -> list[str]:
 
 
 def beyond_targets(layers: torch.nn.ModuleList) -> str | None:
-    """What to say of the matrices of decoder layers that `lora.targets` cannot name; None if there are none."""
-    linear, others = 0, Counter[str]()
+    """What to say of the matrices of decoder layers that get no LoRA weights; None if all get some."""
+    total, linear, others = 0, Counter[str](), Counter[str]()
     adapted = {id(wrapper.get_param()) for wrapper in _wrappers(layers)}
     for name, module in layers.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            linear += 0 if module.weight.requires_grad else module.in_features * module.out_features
-            continue
         for own, weight in module.named_parameters(recurse=False):
-            if weight.ndim > 1 and not weight.requires_grad and id(weight) not in adapted:
-                others[f"{name.partition('.')[2]}.{own}"] += weight.numel()
-    if not others:
+            if weight.ndim < 2 or weight.requires_grad:
+                continue
+            total += weight.numel()
+            in_layer = name.partition(".")[2]
+            if isinstance(module, torch.nn.Linear):
+                linear[in_layer] += 0 if in_layer.endswith(".base_layer") else weight.numel()
+            elif id(weight) not in adapted:
+                others[f"{in_layer}.{own}"] += weight.numel()
+    left_out = +(linear + others)
+    if not left_out:
         return None
-    share = others.total() / (others.total() + linear)
-    return f"no LoRA weights for {listed(sorted(others), NUM_NAMED)}: {share:.0%} of the decoder layers' weights"
+    share = left_out.total() / total
+    names = listed(sorted(left_out), NUM_NAMED)
+    hint = "; lora.targets: all-linear gives all linear layers some" if linear.total() else ""
+    return f"no LoRA weights for {names}: {share:.0%} of the decoder layers' weights{hint}"

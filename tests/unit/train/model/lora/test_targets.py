@@ -83,13 +83,26 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.zeros(3, 4, 2))
 
 
-def test_matrices_that_no_target_can_name_are_said_with_their_share():
-    linear, experts = nn.Linear(4, 2), Experts()
-    adapter = nn.Linear(4, 2)
-    for part in (linear, experts):
-        part.requires_grad_(False)
-    layers = [nn.ModuleDict({"proj": linear, "lora_A": adapter, "experts": experts, "norm": nn.LayerNorm(4)})] * 2
-    share = 3 * 4 * 2 / (3 * 4 * 2 + 4 * 2)
-    found = beyond_targets(nn.ModuleList(layers))
-    assert found == f"no LoRA weights for experts.down_proj: {share:.0%} of the decoder layers' weights"
-    assert beyond_targets(nn.ModuleList([nn.ModuleDict({"proj": linear, "norm": nn.LayerNorm(4)})])) is None
+class Adapted(nn.Module):
+    """A linear layer with LoRA weights, as PEFT names its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer, self.lora_A = nn.Linear(4, 2).requires_grad_(False), nn.Linear(4, 2)
+
+
+def test_matrices_without_lora_weights_are_said_with_their_share():
+    experts, router = Experts().requires_grad_(False), nn.Linear(4, 3).requires_grad_(False)
+    parts = {"proj": Adapted(), "norm": nn.LayerNorm(4)}
+
+    def said(**more: nn.Module) -> str | None:
+        return beyond_targets(nn.ModuleList([nn.ModuleDict(parts | more)] * 2))
+
+    assert said() is None
+    share = 24 / (24 + 8)
+    assert said(experts=experts) == f"no LoRA weights for experts.down_proj: {share:.0%} of the decoder layers' weights"
+    share = 12 / (12 + 8)
+    assert said(router=router) == (
+        f"no LoRA weights for router: {share:.0%} of the decoder layers' weights; lora.targets: all-linear gives all "
+        "linear layers some"
+    )
