@@ -16,19 +16,17 @@ from typing import Any, Protocol
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.errors import ModelError, TrainingError
+from lookonce.errors import TrainingError
 from lookonce.eval.answers.generate import greedy_answers
-from lookonce.eval.answers.wave_size import tokens_per_wave
+from lookonce.eval.answers.wave_size import states_per_wave, tokens_per_wave
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
-from lookonce.families.family import Family
 from lookonce.run.config import RunFile
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS
 
 MIN_COMPILED = 500
@@ -79,28 +77,9 @@ class Engine(ABC):
 
 
 def engine_of(prompter: Prompter) -> Engine:
-    """The engine of `eval.engine`.
-
-    Raises:
-        ModelError: it cannot answer with this model.
-    """
-    if prompter.inputs.run.eval.engine == "shared":
-        check_shared(prompter.inputs.model_folder.family)
+    """The engine of `eval.engine`."""
     engines: dict[str, Callable[[Prompter], Engine]] = {"shared": SharedPrefixes, "generate": Generate}
     return engines[prompter.inputs.run.eval.engine](prompter)
-
-
-def check_shared(family: Family) -> None:
-    """Check that answers of a family's models can share prefixes.
-
-    Raises:
-        ModelError: they cannot; the message names the other engine.
-    """
-    if LINEAR in family.layer_types:
-        raise ModelError(
-            f"{family.name} has layers of {LINEAR}, whose states are not kept while answers share prefixes; set "
-            "eval.engine: generate (`lookonce eval` and `predict` have it, `ask` does not)"
-        )
 
 
 @dataclass(frozen=True)
@@ -139,8 +118,9 @@ class SharedPrefixes(Engine):
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
-        num_places = run.eval.tokens_per_wave or tokens_per_wave(prompter.inputs.model_folder, self._dtype)
-        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens)
+        model = prompter.inputs.model_folder
+        num_places = run.eval.tokens_per_wave or tokens_per_wave(model, self._dtype)
+        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens, states_per_wave(model, num_places))
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
         self._decoder: Decoder | None = None

@@ -4,6 +4,9 @@ Design: this follows from the whole memory of the GPU and the model, not from wh
 the same each time, and the answers of an interrupted evaluation have the bits of an uninterrupted one. If other
 programs hold memory, a wave may not fit; it is then answered in parts (engines.py). Only beside a training, which holds
 most of the memory, it follows from what is free.
+
+In models with linear attention each question has a state, which takes as much memory as hundreds or thousands of
+tokens. The number of states has a limit of its own, as short questions may be many.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.eval.decoding.passes.key_values import bytes_per_token
+from lookonce.eval.decoding.passes.states import WORKING, bytes_per_state
+from lookonce.train.model.linear_attention import LINEAR
 
 ON_CPU = 8192
 SMALLEST, LARGEST = 4096, 65_536
@@ -21,7 +26,7 @@ SPARE = 0.1
 PROMPTS = 2e9
 """Bytes that passes over packs of prompts take."""
 PLACES_OF_BRANCH = 64
-"""About the number of tokens of a wave to a branch, each of which has logits."""
+"""About the number of tokens of a wave to a branch, each of which has logits, and at least that to a state."""
 BYTES_OF_LOGIT = 14
 """A logit in bfloat16, and three times in float32."""
 
@@ -40,9 +45,16 @@ def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int
     return _tokens_in(free - total * SPARE, model_folder, dtype)
 
 
+def states_per_wave(model_folder: ModelFolder, num_tokens: int) -> int | None:
+    """The states of linear attention that a wave of `num_tokens` may have; None for models without them."""
+    has_states = LINEAR in model_folder.family.layer_types
+    return max(num_tokens // PLACES_OF_BRANCH, 1) if has_states else None
+
+
 def _tokens_in(num_bytes: float, model_folder: ModelFolder, dtype: torch.dtype) -> int:
     text = model_folder.config.get_text_config()
-    each = bytes_per_token(text, dtype) + text.vocab_size * BYTES_OF_LOGIT // PLACES_OF_BRANCH
+    of_branch = text.vocab_size * BYTES_OF_LOGIT + bytes_per_state(text, dtype, num_more=WORKING)
+    each = bytes_per_token(text, dtype) + of_branch // PLACES_OF_BRANCH
     tokens = int((num_bytes - PROMPTS) // each)
     return min(1 << max(tokens, SMALLEST).bit_length() - 1, LARGEST)
 

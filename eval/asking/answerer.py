@@ -21,7 +21,7 @@ from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, LookonceError, TrainingError
 from lookonce.eval.answers.dialogues import Asked, dialogues_of, together, without_answers
-from lookonce.eval.answers.engines import check_shared, engine_of
+from lookonce.eval.answers.engines import engine_of
 from lookonce.eval.asking.asked import ask_each
 from lookonce.eval.asking.features import LiveFeatures
 from lookonce.eval.asking.found import find_run, find_untuned
@@ -68,7 +68,7 @@ class Answerer:
         """Use `Answerer.open`. Without an adapter the model answers untuned."""
         self.inputs, self.adapter = inputs, adapter
         model = inputs.model_folder
-        self._chat = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep)
+        self._chat = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep, inputs.run.data.enable_thinking)
         self._features = LiveFeatures(inputs)
         collator = RowCollator(self._features, self._chat.image_token_id, self._chat.tokenizer.pad_token_id)
         prompter = _Prompter(inputs, self._chat, collator)
@@ -125,7 +125,6 @@ class Answerer:
     def talk(self) -> Talk:
         """A conversation that has not begun; its questions come from `dialogue`."""
         run = self.inputs.run
-        check_shared(self.inputs.model_folder.family)
         room = Room(0, run.batch.tokens_per_pack, run.eval.max_new_tokens)
         return Talk(self._model, self._chat, self._features, room, PRECISIONS[run.train.precision])
 
@@ -161,13 +160,15 @@ class Answerer:
         """The sha256 over what answers depend on, but the questions and the machine: model, adapter, settings."""
         inputs, run = self.inputs, self.inputs.run
         files = sorted(self.adapter.glob("adapter_*")) if self.adapter else []
-        settings = {
+        settings: dict[str, Any] = {
             "adapter": {path.name: hash_file(path) for path in files},
             "model": model_identity(inputs.model_folder.folder, {}),
             "cache": inputs.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split", "candidates", "frozen"}),
             "precision": model_settings(run),
         }
+        if self._chat.template_options:
+            settings["template"] = self._chat.template_options
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def results(

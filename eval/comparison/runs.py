@@ -25,7 +25,7 @@ from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import HARMLESS, RECORD, RunFolder
-from lookonce.run.start_adapter import adapter_hash
+from lookonce.run.start_adapter import adapter_hash, folder_of
 from lookonce.text import listed
 
 SEED = "train.seed"
@@ -126,9 +126,9 @@ def _training_of(folder: RunFolder) -> tuple[str, int]:
     settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in IGNORED}
     inputs = _before_the_draw(run, folder.recorded_inputs())
     if run.train.start_from:
-        start = RunFolder.find(run.train.start_from)
-        is_there = adapter_hash(start) == inputs.get("start")  # it may be gone, or trained again
-        inputs["start"] = _training_of(start)[0] if is_there else inputs.get("start")
+        start = folder_of(run.train.start_from)
+        if start and adapter_hash(start) == inputs.get("start"):  # it may be gone, or trained again
+            inputs["start"] = _training_of(start)[0]
     if run.data.context and "answers" in inputs:
         inputs["answers"] = list(map(_origin, run.data.context.given, inputs["answers"]))
     return json.dumps([settings, inputs], sort_keys=True), run.train.seed

@@ -3,7 +3,8 @@
 Design: which token attends to which is the rule of training (`train.model.attention.attends`), in packs by their
 indices and in the buffer by places. The positions of an answer continue from its prompt. So each answer has the tokens
 that `generate` gives in a conversation of its own, apart from rounding, while the tokens of an image are computed once.
-A later question continues in the keys and values of its conversation, so nothing of it is computed twice.
+A later question continues in the keys and values of its conversation, so nothing of it is computed twice. Layers of
+linear attention have a state for each conversation instead (passes/states.py).
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.branches import Branches
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.growth import Grown, Growth
-from lookonce.eval.decoding.layout import Spans, WaveLayout
+from lookonce.eval.decoding.layout import Spans, WaveLayout, state_rows
 from lookonce.eval.decoding.passes.follow_ups import FollowUp, FollowUps
 from lookonce.eval.decoding.passes.inference import inference
 from lookonce.eval.decoding.passes.key_values import KeyValues
 from lookonce.eval.decoding.passes.prompts import Prompts
+from lookonce.eval.decoding.passes.states import States
 from lookonce.eval.decoding.waves import Room
 from lookonce.train.data.features import Batch, FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.cuda_graphs import cuda_graph_capture
+from lookonce.train.model.linear_attention import linear_layers
+from lookonce.train.model.load import text_model
 
 
 class Decoder:
@@ -50,13 +54,15 @@ class Decoder:
         """Passes run under autocast to `dtype`, unless that is float32.
 
         `by_rows` chooses FlexAttention and the passes of row_steps.py, which need a compiler on a GPU; otherwise masks
-        are dense. `compiled` compiles the decoder layers, and on a GPU captures the passes by rows as CUDA graphs.
+        are dense. `compiled` compiles the decoder layers, and on a GPU captures the passes by rows as CUDA graphs,
+        but not those of models with linear attention.
         """
         self.model, self.chat, self.room, self.dtype = model, chat, room, dtype
         self.device: torch.device = model.device
         self.end_token_id = int(chat.tokenizer.eos_token_id)
         self._compiled, self._by_rows = compiled, by_rows
-        capture = cuda_graph_capture() if compiled and self.device.type == "cuda" else None
+        captures = compiled and self.device.type == "cuda" and not linear_layers(text_model(model))
+        capture = cuda_graph_capture() if captures else None
         self._prompts = Prompts(model, chat, source, room, flex=by_rows)
         self._growth = Growth(model, room.max_new_tokens, self.end_token_id, by_rows=by_rows, capture=capture)
         self._follow_ups = FollowUps(model, by_rows=by_rows)
@@ -90,7 +96,7 @@ class Decoder:
         """Compute the first prompts of each wave."""
         with contextlib.closing(self._prompts.ahead(waves)) as ahead:
             for layout, batches in ahead:
-                keys = self._buffer(len(layout.segments))
+                keys = self._buffer(len(layout.segments), layout.num_states)
                 with self._passes(keys):
                     branches = self._begin(layout, batches)
                 yield layout, branches, keys
@@ -102,6 +108,7 @@ class Decoder:
         with self._passes(keys):
             while True:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
+                self._save(begun, layout, keys)
                 for number, grown in self._growth.answers(branches, spans, segments, keys):
                     answers[number].append(grown)
                 numbers = begun.examples.tolist()
@@ -110,7 +117,21 @@ class Decoder:
                     return answers
                 goes_on = np.array([one is not None for one in next_ones])
                 begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
-                branches = self._continued(begun, [one for one in next_ones if one], spans, segments, keys)
+                follow_ups = [one for one in next_ones if one]
+                self._restore(begun, follow_ups, layout, keys)
+                branches = self._continued(begun, follow_ups, spans, segments, keys)
+
+    def _save(self, begun: Branches, layout: WaveLayout, keys: KeyValues) -> None:
+        """Copy the states before the answers that others may follow."""
+        if layout.copies:
+            numbers = [number for number in begun.examples.tolist() if number in layout.copies]
+            keys.states.copy([*map(state_rows, numbers)], [layout.copies[number] for number in numbers])
+
+    def _restore(self, begun: Branches, follow_ups: Sequence[FollowUp], layout: WaveLayout, keys: KeyValues) -> None:
+        """Take back the states of conversations in which an answer is replaced by another text."""
+        pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
+        numbers = [number for number, follow_up in pairs if not follow_up.offset]
+        keys.states.copy([layout.copies[number] for number in numbers], [*map(state_rows, numbers)])
 
     def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
         """What is asked after some answers; None if that was all."""
@@ -144,12 +165,15 @@ class Decoder:
     def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
         return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
 
-    def _buffer(self, num_places: int) -> KeyValues:
-        """The buffer of a wave: one of its own, or the one of all waves, in whole blocks."""
+    def _buffer(self, num_places: int, num_states: int) -> KeyValues:
+        """The buffers of a wave: some of its own, or those of all waves, in whole blocks."""
         if not self._by_rows:
-            return KeyValues(self.model, num_places, self.dtype)
-        if self._keys is None or self._keys.num_places < num_places:
+            return self._allocated(num_places, num_states)
+        if self._keys is None or not self._keys.has_room(num_places, num_states):
             self._growth.forget()
             num_places = -(-max(num_places, self.room.num_places + 1) // BLOCK) * BLOCK
-            self._keys = KeyValues(self.model, num_places, self.dtype)
+            self._keys = self._allocated(num_places, max(num_states, (self.room.num_states or 0) + 1))
         return self._keys
+
+    def _allocated(self, num_places: int, num_states: int) -> KeyValues:
+        return KeyValues(self.model, num_places, self.dtype, States(self.model, num_states, self.dtype))

@@ -62,6 +62,11 @@ class Dialogue:
     def num_questions(self) -> int:
         return 1 + len(self.later)
 
+    @property
+    def num_states(self) -> int:
+        """States of linear attention that are in memory: a later question may need the one before an answer."""
+        return 1 + bool(self.later)
+
     def room(self, max_new_tokens: int) -> int:
         """Places behind the first prompt for the answers and the later questions."""
         shown = max(max_new_tokens, len(self.not_answered))

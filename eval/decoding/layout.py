@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +21,13 @@ from lookonce.eval.decoding.waves import Room, groups_of
 from lookonce.train.data.packing import Pack, pack_step
 
 PADDING = 0
-"""The place where passes write the keys and values of their padding."""
+"""The place where passes write the keys and values of their padding, and the row for its states."""
+Numbers = TypeVar("Numbers", int, torch.Tensor)
+
+
+def state_rows(numbers: Numbers) -> Numbers:
+    """The rows of states for the numbers of dialogues; `UNUSED` has that of padding."""
+    return numbers - UNUSED
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,17 @@ class WaveLayout:
     def segments(self) -> NDArray[np.int64]:
         """The segment of each place; that of padding is unused."""
         return np.concatenate([[UNUSED], self.column("segments")])
+
+    @property
+    def num_states(self) -> int:
+        """The rows of states, with that of padding."""
+        return PADDING + 1 + sum(dialogue.num_states for dialogue in self.dialogues)
+
+    @cached_property
+    def copies(self) -> dict[int, int]:
+        """The second row of each dialogue that has one, by its number."""
+        several = [number for number, dialogue in enumerate(self.dialogues) if dialogue.num_states > 1]
+        return {number: PADDING + 1 + len(self.dialogues) + place for place, number in enumerate(several)}
 
     @property
     def spans(self) -> Spans:

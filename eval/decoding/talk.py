@@ -1,7 +1,8 @@
 """One conversation, question by question, in keys and values that stay: the image is computed once.
 
 Design: someone waits for each answer, so its tokens are handed out as they come. Masks are dense, because FlexAttention
-would have to be compiled first. The buffer grows with the conversation; the cost is a copy of it each time.
+would have to be compiled first. The buffer grows with the conversation; the cost is a copy of it each time. States of
+linear attention are copied before each question, so that an error leaves them as they were.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lookonce.eval.decoding.passes.follow_ups import FollowUp, FollowUps
 from lookonce.eval.decoding.passes.inference import inference
 from lookonce.eval.decoding.passes.key_values import KeyValues
 from lookonce.eval.decoding.passes.prompts import Prompts
+from lookonce.eval.decoding.passes.states import States
 from lookonce.eval.decoding.passes.steps import DenseSteps
 from lookonce.eval.decoding.waves import Room
 from lookonce.train.data.features import FeatureSource
@@ -46,9 +48,10 @@ class Talk:
         """
         branches, state = self._continued(dialogue) if self._answers else self._begun(dialogue)
         begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
+        state = replace(state, begun=begun, states=state.keys.states.clone())
         answer = self._grown(branches, state, on_token)
         self._answers.append(answer)
-        self._state = replace(state, begun=begun)
+        self._state = state
         return answer
 
     def _begun(self, dialogue: Dialogue) -> tuple[Branches, _State]:
@@ -56,17 +59,19 @@ class Talk:
         with contextlib.closing(self._prompts.ahead([[dialogue]])) as ahead:
             layout, batches = next(ahead)
             segments = torch.from_numpy(layout.segments).to(self._model.device)
-            keys = KeyValues(self._model, len(segments), self._dtype)
+            states = States(self._model, layout.num_states, self._dtype)
+            keys = KeyValues(self._model, len(segments), self._dtype, states)
             with inference(self._model, self._dtype, keys):
                 logits, position = self._prompts.run(batches)
                 branches = self._answering(logits, position=position, **layout.starts(segments.device))
-        return branches, _State(keys, segments, layout.spans, branches)
+        return branches, _State(keys, segments, layout.spans, branches, states)
 
     def _continued(self, dialogue: Dialogue) -> tuple[Branches, _State]:
         """Compute a later question."""
         follow_up = FollowUp.of(dialogue, len(self._answers) - 1, self._answers[-1])
-        begun = self._state.begun
+        begun, states = self._state.begun, self._state.keys.states if follow_up.offset else self._state.states
         state = self._with_places(int(begun.place) + follow_up.end + self._max_new_tokens)
+        state = replace(state, keys=state.keys.with_states(states.clone()))
         with inference(self._model, self._dtype, state.keys):
             logits = self._follow_ups.run(begun, [follow_up], state.spans, state.segments, state.keys)
             columns = {"place": begun.place + follow_up.end, "position": begun.position + follow_up.end}
@@ -81,7 +86,7 @@ class Talk:
             return state
         more = state.begun.segment.expand(max(missing, len(state.segments)))
         segments = torch.cat([state.segments, more])
-        keys = KeyValues(self._model, len(segments), self._dtype)
+        keys = KeyValues(self._model, len(segments), self._dtype, state.keys.states)
         keys.load(state.keys)
         return replace(state, keys=keys, segments=segments)
 
@@ -113,3 +118,5 @@ class _State:
     spans: Spans
     begun: Branches
     """The branch at the first token of the last answer."""
+    states: States
+    """Those before the last answer."""

@@ -119,17 +119,19 @@ class TokenStats:
 class TokenCounter:
     """Makes examples and counts the tokens of images, for the model in a folder."""
 
-    def __init__(self, folder: Path, max_pixels: int | None = None, keep: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, max_pixels: int | None = None, keep: float = 1.0, enable_thinking: bool | None = None
+    ) -> None:
         """Load tokenizer, chat template and image processor settings; weights are not needed.
 
         Raises:
-            ModelError: one of them is missing.
+            ModelError: one of them is missing, or the template does not know `enable_thinking`.
         """
         if not folder.is_dir():
             raise ModelError(f"no folder at {folder}; name one with a model's tokenizer and preprocessor_config.json")
         self.processor = ImageProcessor(folder, max_pixels=max_pixels)
         self.merge_size: int = self.processor.settings["merge_size"]
-        self.chat_tokenizer = ChatTokenizer(folder, _config(folder, self.merge_size))
+        self.chat_tokenizer = ChatTokenizer(folder, _config(folder, self.merge_size), enable_thinking=enable_thinking)
         self.keep = keep
         """The share of an image's tokens that is kept."""
         self._tokenized = lru_cache(NUM_TEXTS)(self._tokenize)

@@ -26,6 +26,8 @@ from lookonce.errors import ModelError, RecordsError, explain_os_error
 from lookonce.families.lookup import family_of
 from lookonce.text import first_line
 
+THINKING = "enable_thinking"
+"""The variable by which chat templates of Qwen know whether the model should think before it answers."""
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
 
@@ -63,11 +65,16 @@ class Example:
 class ChatTokenizer:
     """Makes examples of records for one model, with its tokenizer, chat template and image token."""
 
-    def __init__(self, folder: Path, config: PreTrainedConfig, keep: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, config: PreTrainedConfig, keep: float = 1.0, enable_thinking: bool | None = None
+    ) -> None:
         """Load the tokenizer of a model folder; `keep` is the share of an image's tokens that the model is shown.
 
+        `enable_thinking` is handed to the chat template; None leaves its own default.
+
         Raises:
-            ModelError: the tokenizer is missing, has no chat template, or lacks the image token that the model expects.
+            ModelError: the tokenizer is missing, has no chat template, or lacks the image token that the model expects;
+                or the template does not know `enable_thinking`.
         """
         self.image_token = family_of(config).image_token
         self.tokenizer = _load_tokenizer(folder)
@@ -77,6 +84,8 @@ class ChatTokenizer:
         self.special_token_ids, self.special_tokens = [*special], [*special.values()]
         self.merge_size: int = config.vision_config.spatial_merge_size
         self.keep = keep
+        self.template_options = _template_options(self.tokenizer, folder, enable_thinking)
+        """What the chat template is given beside messages."""
         found = self.tokenizer.get_vocab().get(self.image_token)
         if found != self.image_token_id:
             raise ModelError(
@@ -140,7 +149,7 @@ class ChatTokenizer:
     def render(self, messages: list[dict[str, Any]], generation_prompt: bool = False) -> str:
         """What the chat template writes for these messages."""
         text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=generation_prompt
+            messages, tokenize=False, add_generation_prompt=generation_prompt, **self.template_options
         )
         return text
 
@@ -151,7 +160,8 @@ class ChatTokenizer:
         if not text.startswith(prompt) or text[start:end] != answer:
             raise RecordsError(
                 f"{record.origin}: the chat template does not render answer {answer!r} unchanged after its prompt; "
-                "use a template without reasoning blocks, and answers without spaces around them"
+                "if it writes a reasoning block, set `data.enable_thinking: false` or use a template without one; "
+                "answers must have no spaces around them"
             )
         if not text.startswith(self.tokenizer.eos_token, end):
             raise RecordsError(
@@ -210,3 +220,14 @@ def _load_tokenizer(folder: Path) -> Any:
     if not tokenizer.is_fast or tokenizer.eos_token is None:
         raise ModelError(f"the tokenizer in {folder} must be a fast one with an end token; use the model's own files")
     return tokenizer
+
+
+def _template_options(tokenizer: Any, folder: Path, enable_thinking: bool | None) -> dict[str, Any]:
+    if enable_thinking is None:
+        return {}
+    if THINKING not in tokenizer.get_chat_template():
+        raise ModelError(
+            f"data.enable_thinking is {str(enable_thinking).lower()}, which the chat template in {folder} does not "
+            "know; leave the key out"
+        )
+    return {THINKING: enable_thinking}

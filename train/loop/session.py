@@ -44,7 +44,8 @@ class Session:
         limit_cpu_threads(inputs.model_folder.folder)
         cache = inputs.open_cache()
         model = inputs.model_folder
-        chat_tokenizer = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep)
+        thinks = inputs.run.data.enable_thinking
+        chat_tokenizer = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep, thinks)
         collator = RowCollator(
             cached_features(cache, inputs.run), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id
         )

@@ -43,12 +43,17 @@ class Segments:
     """First those that continue nothing."""
     places: torch.Tensor
     """`[L]`: where a token's result is if the rows of all depths are laid end to end, without the tokens before."""
+    numbers: torch.Tensor
+    """`[L]`: the row of a token's segment, counted through the rows of all depths."""
+    last: torch.Tensor
+    """`[rows of all depths, B]`: the last tokens of each segment, after those before it; `L` is no token."""
 
 
 class _Segment(NamedTuple):
     tokens: Column
     before: Column
-    """`[B]`: `L` where there is no token."""
+    last: Column
+    """`[B]` each: the tokens before the first one, and the last ones up to the end; `L` where there is no token."""
     depth: int
     row: int
     """Its number among those of its depth."""
@@ -59,7 +64,10 @@ class _Segment(NamedTuple):
 def segments_of(seen_until: torch.Tensor, num_before: int) -> Segments:
     """The segments of a pack, with `num_before` tokens before each. `seen_until` is `[L]`."""
     segments = sorted(_cut(seen_until.cpu().numpy(), num_before), key=lambda one: one.depth)
-    depths, places, begin = [], np.empty(len(seen_until), dtype=np.int64), 0
+    depths, begin = [], 0
+    places, numbers = (np.empty(len(seen_until), dtype=np.int64) for _ in range(2))
+    for number, one in enumerate(segments):
+        numbers[one.tokens] = number
     for _, members in groupby(segments, key=lambda one: one.depth):
         same = list(members)
         longest = max(len(one.tokens) for one in same)
@@ -69,7 +77,8 @@ def segments_of(seen_until: torch.Tensor, num_before: int) -> Segments:
             places[one.tokens] = begin + one.row * longest + np.arange(len(one.tokens))
         begin += len(same) * longest
         depths.append(Rows(*(_on(seen_until.device, column) for column in (tokens, [one.parent for one in same]))))
-    return Segments(tuple(depths), _on(seen_until.device, places))
+    last = np.stack([one.last for one in segments])
+    return Segments(tuple(depths), *(_on(seen_until.device, column) for column in (places, numbers, last)))
 
 
 def _cut(seen_until: NDArray[np.int32], num_before: int) -> Iterator[_Segment]:
@@ -81,12 +90,11 @@ def _cut(seen_until: NDArray[np.int32], num_before: int) -> Iterator[_Segment]:
     for start, end in zip(starts, [*starts[1:], len(seen_until)], strict=True):
         while path and seen_until[path[-1].tokens[-1]] <= start:
             path.pop()
-        depth, before, parent = len(path), nothing, 0
-        if path:
-            seen = np.concatenate([path[-1].before, path[-1].tokens])
-            before, parent = seen[len(seen) - num_before :], path[-1].row
+        depth, tokens = len(path), np.arange(start, end)
+        before, parent = (path[-1].last, path[-1].row) if path else (nothing, 0)
         row = num_rows[depth] = num_rows.get(depth, -1) + 1
-        path.append(_Segment(np.arange(start, end), before, depth, row, parent))
+        last = np.concatenate([before, tokens])[len(tokens) :]
+        path.append(_Segment(tokens, before, last, depth, row, parent))
         yield path[-1]
 
 

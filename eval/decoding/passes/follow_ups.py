@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.flex_attention import BlockMask
 
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.branches import Branches, Queries
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.layout import PADDING, Spans
+from lookonce.eval.decoding.layout import PADDING, Spans, state_rows
 from lookonce.eval.decoding.passes.attention import rows_of_block
 from lookonce.eval.decoding.passes.key_values import KeyValues
 from lookonce.eval.decoding.passes.row_mask import RowMask, Rows
+from lookonce.eval.decoding.passes.states import Continued
 from lookonce.eval.decoding.passes.steps import dense_mask, forward
+from lookonce.train.model.linear_attention import masks_with
 from lookonce.train.model.load import text_model
 
 TOKENS = 512
@@ -77,31 +81,44 @@ class FollowUps:
             position=begun.position[of_token] + ahead,
             token=torch.from_numpy(np.concatenate([one.token_ids for one in follow_ups])).to(device).long(),
         )
-        is_last = np.diff(branch, append=len(follow_ups)) > 0
-        return torch.cat([*self._passes(queries, spans.subset(branch), segments, is_last, keys)])
+        rows = state_rows(begun.examples)
+        return torch.cat([*self._passes(queries, branch, rows, spans, segments, keys)])
 
     def _passes(
-        self, queries: Queries, spans: Spans, segments: torch.Tensor, is_last: NDArray[np.bool_], keys: KeyValues
+        self,
+        queries: Queries,
+        branch: NDArray[np.int64],
+        rows: torch.Tensor,
+        spans: Spans,
+        segments: torch.Tensor,
+        keys: KeyValues,
     ) -> Iterator[torch.Tensor]:
-        """The logits of the last tokens, pass by pass; a pass may have none."""
-        for start in range(0, len(is_last), TOKENS):
+        """The logits of the last tokens, pass by pass; a pass may have none.
+
+        `branch` has the branch of each token, and `rows` the row of each branch's state.
+        """
+        is_last = np.diff(branch, append=len(rows)) > 0
+        for start in range(0, len(branch), TOKENS):
             chosen = slice(start, start + TOKENS)
             kept = torch.from_numpy(np.flatnonzero(is_last[chosen])).to(segments.device)
-            some = queries.subset(chosen)
+            some, of_some = queries.subset(chosen), branch[chosen]
+            options: dict[str, Any] = {}
+            mask: torch.Tensor | BlockMask
             if self._by_rows:
-                some, options = self._rows(some, spans.subset(np.arange(len(is_last))[chosen]), segments, keys)
+                some, mask, options = self._rows(some, spans.subset(of_some), segments, keys)
             else:
-                options = {"attention_mask": dense_mask(some, segments)}
-            yield forward(self._model, some, logits_to_keep=kept, **options)
+                mask = dense_mask(some, segments)
+            masks = masks_with(self._model, mask, partial(Continued.by_tokens, of_some, rows, len(some.token)))
+            yield forward(self._model, some, attention_mask=masks, logits_to_keep=kept, **options)
 
     def _rows(
         self, queries: Queries, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> tuple[Queries, dict[str, Any]]:
-        """The tokens of a pass of `TOKENS` tokens, of which the last may be padding, and its options."""
+    ) -> tuple[Queries, BlockMask, dict[str, Any]]:
+        """The tokens of a pass of `TOKENS` tokens, of which the last may be padding, its mask and its options."""
         if self._mask is None or self._mask.num_places != keys.num_places:
             rows_of = rows_of_block(text_model(self._model).config)
             self._mask = RowMask(TOKENS, TOKENS, rows_of, keys.num_places, segments.device)
         mask, padded = self._mask, queries.padded(TOKENS, PADDING)
         mask.set(queries, segments, Rows.of(spans, mask.rows_of_block))
         mask.set_places(padded.place)
-        return padded, {"attention_mask": mask.blocks, "rows": mask.rows}
+        return padded, mask.blocks, {"rows": mask.rows}

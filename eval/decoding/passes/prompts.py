@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.layout import PADDING, WaveLayout
+from lookonce.eval.decoding.layout import PADDING, WaveLayout, state_rows
+from lookonce.eval.decoding.passes.states import OfPrompts
 from lookonce.eval.decoding.waves import Room
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs
@@ -23,12 +24,15 @@ from lookonce.train.data.packing import padded_length
 from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.attention import PackMask
+from lookonce.train.model.linear_attention import InPack, masks_with
 from lookonce.train.model.loss import MASK_KEY
 
 NUM_AHEAD = 2
 """Packs that are made before they are asked for."""
 KEPT = ("input_ids", "position_ids", MASK_KEY)
 """What passes need of a collated pack."""
+STATE_ROWS = "state_rows"
+"""The row of each question's state."""
 
 
 class PackOfWave(NamedTuple):
@@ -70,10 +74,16 @@ class Prompts:
         logits, positions = [], []
         for batch in batches:
             self._reserve(len(batch[MASK_KEY]))
-            attention_mask = self._mask(batch.pop(MASK_KEY))
+            attention_mask = self._masks(batch.pop(MASK_KEY), batch["logits_to_keep"], batch.pop(STATE_ROWS))
             logits.append(self._model(**batch, attention_mask=attention_mask, use_cache=False).logits[0])
             positions.append(batch["position_ids"][0, 0, batch["logits_to_keep"]] + 1)
         return torch.cat(logits), torch.cat(positions)
+
+    def _masks(self, seen_until: torch.Tensor, last: torch.Tensor, rows: torch.Tensor) -> Any:
+        """The model's `attention_mask`; `last` and `rows` are those of each question."""
+        return masks_with(
+            self._model, self._mask(seen_until), lambda: OfPrompts(InPack.of(self._model, seen_until), last, rows)
+        )
 
     def _reserve(self, length: int) -> None:
         """Make room in the mask; one mask serves all packs, since passes are compiled for its function."""
@@ -90,7 +100,8 @@ class Prompts:
         places = torch.full((length,), PADDING)
         places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)
         text = {name: batch[name] for name in KEPT}
-        text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last)}
+        rows = state_rows(torch.from_numpy(of_pack.examples))
+        text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last), STATE_ROWS: rows}
         shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)

@@ -16,8 +16,10 @@ from lookonce.eval.decoding.branches import Branches
 from lookonce.eval.decoding.layout import PADDING
 from lookonce.eval.decoding.passes.attention import rows_of_block
 from lookonce.eval.decoding.passes.row_mask import RowMask, Rows
+from lookonce.eval.decoding.passes.states import Continued
 from lookonce.eval.decoding.passes.steps import forward
 from lookonce.train.model.cuda_graphs import Capture
+from lookonce.train.model.linear_attention import masks_with
 from lookonce.train.model.load import text_model
 
 
@@ -69,7 +71,8 @@ class RowSteps:
     def _pass(self) -> torch.Tensor:
         branches = self.branches
         self._mask.set_places(branches.place)
-        logits = forward(self._model, branches, attention_mask=self._mask.blocks, rows=self._mask.rows)
+        mask = masks_with(self._model, self._mask.blocks, lambda: Continued.by_a_token(branches))
+        logits = forward(self._model, branches, attention_mask=mask, rows=self._mask.rows)
         branches.advance()
         branches.add(self._number, logits, self._end_token_id)
         return branches.ended

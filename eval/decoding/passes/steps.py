@@ -13,7 +13,9 @@ import torch
 
 from lookonce.eval.decoding.branches import Branches, Queries, attends
 from lookonce.eval.decoding.passes.attention import STEPS
+from lookonce.eval.decoding.passes.states import Continued
 from lookonce.train.model.compile import other_attention
+from lookonce.train.model.linear_attention import masks_with
 
 
 class DenseSteps:
@@ -29,7 +31,8 @@ class DenseSteps:
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""
         branches = self.branches
-        logits = forward(self._model, branches, attention_mask=dense_mask(branches, self._segments))
+        mask = masks_with(self._model, dense_mask(branches, self._segments), lambda: Continued.by_a_token(branches))
+        logits = forward(self._model, branches, attention_mask=mask)
         branches.advance()
         branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
 

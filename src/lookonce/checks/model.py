@@ -45,7 +45,7 @@ def check_model(run: RunFile) -> tuple[CheckedModel, list[Result]]:
         model.folder = locate(run.model.path, run.model.revision, is_local=True)
     except ModelError as error:
         return model, [Result("error", "model", str(error), FETCH)]
-    results = [*_weights(run, model), *_tokenizer(run, model), *_lora(run, model), *_answers(run, model)]
+    results = [*_weights(run, model), *_tokenizer(run, model), *_lora(run, model)]
     return model, results
 
 
@@ -71,7 +71,7 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
     except LookonceError as error:
         yield Result("error", "images", str(error), FETCH)
     try:
-        model.counter = TokenCounter(model.folder)
+        model.counter = TokenCounter(model.folder, enable_thinking=run.data.enable_thinking)
     except LookonceError as error:
         yield Result("error", "tokenizer", str(error), FETCH)
 
@@ -103,14 +103,3 @@ def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
         "adapter",
         f"rank {run.lora.rank}: {model.num_trained:,} trained weights{f'; {without}' if without else ''}",
     )
-
-
-def _answers(run: RunFile, model: CheckedModel) -> Iterator[Result]:
-    from lookonce.eval.answers.engines import check_shared
-
-    if model.model_folder is None or run.eval.engine != "shared":
-        return
-    try:
-        check_shared(model.model_folder.family)
-    except ModelError as error:
-        yield Result("error", "evaluation", str(error), "set `eval.engine: generate`")

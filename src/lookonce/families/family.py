@@ -17,6 +17,8 @@ from typing import Any
 
 from lookonce.errors import ModelError
 
+VLLM_LORA = "https://github.com/vllm-project/vllm/pull/24727"
+"""The change by which vLLM serves LoRA adapters of several families."""
 TINY_TEXT = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -65,6 +67,8 @@ class Family:
     """The tensors of a decoder layer that hold the matrices of all experts, for `lora.experts`."""
     image_token: str = "<|image_pad|>"
     """The token that stands for an image in a prompt."""
+    vllm_lora: str = ""
+    """Where it can be read that vLLM serves LoRA adapters of the family; empty if it was found nowhere."""
     layer_types: frozenset[str] = frozenset({"full_attention"})
     """transformers' names of the kinds of decoder layers that keep the branches of a pack apart: by its mask, or in
     linear attention by states (train/model/linear_attention.py)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lookonce.families.family import TINY_TEXT, Family, Size
+from lookonce.families.family import TINY_TEXT, VLLM_LORA, Family, Size
 
 TINY = TINY_TEXT | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]},
@@ -40,4 +40,5 @@ QWEN2_5_VL = Family(
     tower_class="Qwen2_5_VisionTransformerPretrainedModel",
     sizes={"tiny": Size(TINY, TINY_TOWER), "7b": Size(TEXT, TOWER)},
     has_short_last_layer=True,
+    vllm_lora=VLLM_LORA,
 )

@@ -5,7 +5,7 @@ The tower has no windows, and its configuration names the size of its output `hi
 
 from __future__ import annotations
 
-from lookonce.families.family import Family, Size
+from lookonce.families.family import VLLM_LORA, Family, Size
 from lookonce.families.qwen2_5_vl import TEXT, TINY
 
 QWEN2_VL = Family(
@@ -18,4 +18,5 @@ QWEN2_VL = Family(
     },
     feature_size="hidden_size",
     has_short_last_layer=True,
+    vllm_lora=VLLM_LORA,
 )

@@ -36,10 +36,15 @@ ROPE = {
 TEXT = {"head_dim": 256, "num_attention_heads": 16, "vocab_size": 248320, "rope_parameters": ROPE}
 TEXT_9B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_key_value_heads": 4}
 TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
+VLLM_LORA = (
+    "https://github.com/vllm-project/vllm/blob/00def4f8421153e037ff6270c0a8c31912a00206"
+    "/vllm/model_executor/models/qwen3_5.py"
+)
 QWEN3_5 = Family(
     "qwen3_5",
     "Qwen3.5",
     tower_class="Qwen3_5VisionModel",
     sizes={"tiny": Size(TINY, TINY_TOWER), "9b": Size(TEXT | TEXT_9B, TOWER)},
     layer_types=frozenset({"full_attention", "linear_attention"}),
+    vllm_lora=VLLM_LORA,
 )

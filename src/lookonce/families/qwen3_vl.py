@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lookonce.families.family import TINY_TEXT, Family, Size
+from lookonce.families.family import TINY_TEXT, VLLM_LORA, Family, Size
 
 TINY_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 TINY = Size(
@@ -57,4 +57,5 @@ QWEN3_VL = Family(
     has_deepstack=True,
     has_fast_tower=True,
     has_short_last_layer=True,
+    vllm_lora=VLLM_LORA,
 )

@@ -14,6 +14,7 @@ from support.answers import interrupt_after
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError
 from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.candidates.conversations import CandidateConversations
@@ -24,6 +25,8 @@ from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.counts import training_answers
 from lookonce.eval.scores.prediction import read_predictions
+from lookonce.families.qwen3_5 import QWEN3_5
+from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.collate_rows import RowCollator
@@ -66,20 +69,22 @@ def greedy_answer(chat, ended: bool) -> Answer:
     return Answer.of([*token_ids, *[chat.tokenizer.eos_token_id] * ended], [0.0] * 99, chat.tokenizer)
 
 
-@pytest.mark.parametrize("turns", ["true", "own"])
+@pytest.mark.parametrize(("turns", "family"), [("true", QWEN3_VL), ("own", QWEN3_VL), ("own", QWEN3_5)])
 def test_candidates_are_as_likely_as_in_conversations_of_their_own(
-    sample, make_run_in, random_lora, tmp_path, monkeypatch, turns
+    sample, make_run_in, random_lora, tmp_path, monkeypatch, turns, family
 ):
     """On the stock model with its tower; also when the candidates of an image are in several packs and batches.
 
     A later question follows the greedy answers, which stand in for those of the record with `own`.
     """
+    write_model(tmp_path / "model", family=family)
     records = records_of(sample)
     write_records(tmp_path / "asked.jsonl", records, image_root=sample)
     (tmp_path / "known.json").write_text(json.dumps({turn.question: ANSWERS for one in records for turn in one.turns}))
     data = {"train": str(tmp_path / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
     cache, known = {"min_pixels": 1, "max_pixels": 120_000}, {"candidates": str(tmp_path / "known.json")}
-    inputs = RunInputs.open(make_run_in(tmp_path, data=data, cache=cache, eval=known | {"turns": turns}))
+    options = {"model": {"path": str(tmp_path / "model")}, "eval": known | {"turns": turns}}
+    inputs = RunInputs.open(make_run_in(tmp_path, data=data, cache=cache, **options))
     inputs.build()
     session = Session.open(inputs)
     stock, model = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))

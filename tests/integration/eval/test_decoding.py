@@ -16,10 +16,13 @@ from transformers import GenerationConfig
 from lookonce.bench.answers import bench_answers
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.datasets.sample.model import write_model
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import Room, plan_waves
+from lookonce.families.qwen3_5 import QWEN3_5
+from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import Pixels
@@ -76,21 +79,26 @@ class Asked:
         return tuple(tokens[: tokens.index(end) + 1] if end in tokens else tokens)
 
 
-@pytest.fixture(scope="module")
-def asked(sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
+@pytest.fixture(scope="module", params=[QWEN3_VL, QWEN3_5], ids=lambda family: family.model_type)
+def asked(request, sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
+    """With the layers of each kind: full attention alone, and linear attention beside it."""
     folder = tmp_path_factory.mktemp("decoding")
+    model = {}
+    if request.param is not QWEN3_VL:
+        write_model(folder / "model", family=request.param)
+        model = {"path": str(folder / "model")}
     write_records(folder / "asked.jsonl", records_of(sample), image_root=sample)
     data = {"train": str(folder / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}}
+    options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}, "model": model}
     inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS, **options))
     inputs.build()
     session = Session.open(inputs)
     questions = [(record, turn) for record in inputs.records["train"] for turn in range(len(record.turns))]
     examples = session.questions(questions)
-    stock, model = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
+    stock, bare = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
     pixels = Pixels(inputs.processor, inputs.images.path_of)
     collator = RowCollator(pixels, session.chat_tokenizer.image_token_id, 0)
-    return Asked(session, examples, [generated(stock, collator, example) for example in examples], model)
+    return Asked(session, examples, [generated(stock, collator, example) for example in examples], bare)
 
 
 @torch.inference_mode()
@@ -130,9 +138,12 @@ def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, **how | {"backend": "eager"}))
     monkeypatch.setattr("lookonce.eval.decoding.growth.BRANCHES", 2)
     before, end = num_compiled_graphs(), asked.stock[0][2]
+    graphs = []
     for some in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 20], [12, 13, 14, 15, 22]):
         assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), end, by_rows=True, compiled=True)
-    assert num_compiled_graphs() == before + 2, "prompts and steps"
+        graphs.append(num_compiled_graphs() - before)
+    is_hybrid = asked.session.inputs.model_folder.family is QWEN3_5
+    assert graphs == [5 if is_hybrid else 2] * 3, "prompts and steps; linear attention divides a layer into two graphs"
 
 
 @settings(max_examples=15, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

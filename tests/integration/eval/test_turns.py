@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
@@ -25,6 +26,8 @@ from lookonce.eval.decoding.talk import Talk
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
+from lookonce.families.qwen3_5 import QWEN3_5
+from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import Pixels
@@ -109,20 +112,25 @@ def tokenizer(end: int) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="module")
-def asked(sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
+@pytest.fixture(scope="module", params=[QWEN3_VL, QWEN3_5], ids=lambda family: family.model_type)
+def asked(request, sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
+    """With the layers of each kind: full attention alone, and linear attention beside it."""
     folder = tmp_path_factory.mktemp("turns")
+    model = {}
+    if request.param is not QWEN3_VL:
+        write_model(folder / "model", family=request.param)
+        model = {"path": str(folder / "model")}
     write_records(folder / "asked.jsonl", records_of(sample), image_root=sample)
     data = {"train": str(folder / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}}
+    options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}, "model": model}
     inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS, **options))
     inputs.build()
     session = Session.open(inputs)
     records = inputs.records["train"]
     dialogues = Dialogues.of(session, [(record, turn) for record in records for turn in range(len(record.turns))])
-    stock, model = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
+    stock, bare = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
     collator = RowCollator(Pixels(inputs.processor, inputs.images.path_of), session.chat_tokenizer.image_token_id, 0)
-    return Asked(session, dialogues, stock, collator, model)
+    return Asked(session, dialogues, stock, collator, bare)
 
 
 def assert_stock_answers(
@@ -148,12 +156,12 @@ def assert_stock_answers(
 
 @pytest.fixture(scope="module")
 def often(asked) -> list[int]:
-    """Tokens that answers have, but not as their first, the commonest first."""
+    """Tokens that first answers have which others follow, but not as their first; the commonest first."""
     end = asked.session.chat_tokenizer.tokenizer.eos_token_id
     given = asked.answers(asked.ending_with(end), Room(10_000, 1000, NEW_TOKENS), end)
     firsts = {answer.token_ids[0] for some in given for answer in some}
-    tokens = [token for some in given for answer in some for token in answer.token_ids if token not in firsts]
-    return sorted(set(tokens), key=tokens.count, reverse=True)
+    tokens = [token for first, *later in given if later for token in first.token_ids if token not in firsts]
+    return sorted(dict.fromkeys(tokens), key=tokens.count, reverse=True)
 
 
 def test_own_answers_are_those_of_generate_in_one_wave_and_in_many(asked, often):

@@ -16,17 +16,14 @@ import torch
 from support.trainings import SIZES, Step, batches, records, step
 from torch.nn.functional import pad
 
-from lookonce.checks.check import check
-from lookonce.datasets.records import write_records
-from lookonce.errors import ModelError
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session
 from lookonce.train.model import linear_attention
 from lookonce.train.model.load import base_model, load_without_tower
-from lookonce.workflow.train import train
 
 LINEAR = [family for family in FAMILIES.values() if "linear_attention" in family.layer_types]
 TOLERANCE = 1e-5
@@ -140,19 +137,19 @@ def test_each_part_of_the_mechanism_is_needed(session, make_model, monkeypatch):
 
 
 @pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
-def test_answers_that_share_prefixes_are_refused_before_training(session, site, sample):
-    inputs = session.inputs
-    data = inputs.run.data.model_copy(update={"val": inputs.run.data.train})
-    run = inputs.run.model_copy(update={"data": data, "output": site.folder / "refused"})
-    refused = pytest.raises(ModelError, match=r"Qwen3\.5 has layers of linear_attention, .* set eval\.engine: generate")
-    with refused:
-        train(run, notify=lambda note: None)
-    assert not RunFolder(run.output).holds_work
-    with refused:
-        Answerer(RunInputs.of_model(run), None)
-    own = run.model_copy(update={"eval": run.eval.model_copy(update={"engine": "generate"})})
-    with refused:
-        Answerer(RunInputs.of_model(own), None).talk()
-    (site.folder / "run.yaml").write_text(run.to_yaml())
-    found = check(site.folder / "run.yaml").results
-    assert [result.what for result in found if result.level == "error"] == ["evaluation"]
+def test_a_question_that_was_stopped_leaves_no_state_in_the_conversation(session, site, sample, tmp_path):
+    """After an error in the middle of an answer, the next questions have the answers of an undisturbed conversation."""
+
+    def stop(token: int) -> None:
+        raise KeyboardInterrupt
+
+    answerer = Answerer(RunInputs.of_model(session.inputs.run), None)
+    image, questions = next(iter(session.inputs.images.path_of.values())), ("Is there text?", "Where?", "And now?")
+    asked = [Record((image,), tuple(Turn(one, NOT_ANSWERED) for one in questions[: n + 1])) for n in range(3)]
+    whole, stopped = answerer.talk(), answerer.talk()
+    for record in asked:
+        with answerer.dialogue(record) as dialogue:
+            expected = whole.answer(dialogue, lambda token: None)
+            with pytest.raises(KeyboardInterrupt):
+                stopped.answer(dialogue, stop)
+            assert stopped.answer(dialogue, lambda token: None) == expected

@@ -27,14 +27,9 @@ MODES = ("shared", "packed", "separate")
 EXPERTS = "experts"
 
 
-def engine(site: Any) -> str:
-    """The engine of answers, which share prefixes where they can."""
-    return "generate" if "linear_attention" in site.family.layer_types else "shared"
-
-
 @pytest.fixture(scope="module")
 def trained(site, sample) -> dict[str, RunFile]:
-    """A finished run in each mode, on a few images; its answers share prefixes if they can. One trains experts."""
+    """A finished run in each mode, on a few images. One trains experts."""
     rows = (sample / "test.jsonl").read_text().splitlines(keepends=True)
     few = site.folder / "few.jsonl"
     few.write_text("".join(rows[:24]))
@@ -43,7 +38,7 @@ def trained(site, sample) -> dict[str, RunFile]:
     for name in (*MODES, EXPERTS) if site.family.experts else MODES:
         batch = {"mode": "shared" if name == EXPERTS else name, "tokens_per_pack": 700}
         lora, output = {"experts": name == EXPERTS}, str(site.folder / name)
-        run = site.make_run(data=data, batch=batch, lora=lora, eval={"engine": engine(site)}, output=output)
+        run = site.make_run(data=data, batch=batch, lora=lora, output=output)
         inputs = RunInputs.open(run)
         inputs.write_plan()
         inputs.build()
@@ -100,11 +95,14 @@ def test_a_check_finds_nothing_wrong_and_says_what_has_no_lora_weights(trained, 
     found = check(site.folder / "run.yaml").results
     assert [result for result in found if result.level == "error"] == []
     [adapter] = [result.value for result in found if result.what == "adapter"]
-    assert (" mlp.experts.down_proj" in adapter) == site.family.model_type.endswith("moe"), adapter
+    is_hybrid, has_experts = "linear_attention" in site.family.layer_types, bool(site.family.experts)
+    assert ("no LoRA weights for" in adapter) == (is_hybrid or has_experts), adapter
+    assert (" mlp.experts.down_proj" in adapter) == (has_experts and not is_hybrid), "the first four are named"
+    assert (" linear_attn.conv1d.weight" in adapter) == is_hybrid, adapter
 
 
 def test_a_build_on_a_gpu_says_that_it_uses_the_stock_tower(trained, site, tmp_path, monkeypatch):
-    monkeypatch.setattr("lookonce.commands.cache.gpu_gb", lambda: 80.0)
+    monkeypatch.setattr("lookonce.commands.cache.build.gpu_gb", lambda: 80.0)
     (tmp_path / "run.yaml").write_text(trained["shared"].to_yaml())
     result = CliRunner().invoke(main, ["cache", "build", f"{tmp_path}/run.yaml", "--set", f"cache.dir={tmp_path}"])
     assert result.exit_code == 0

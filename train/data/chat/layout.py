@@ -87,6 +87,7 @@ def _written(shape: Shape, chat: ChatTokenizer, num_messages: int, generation_pr
         tools=None,
         documents=None,
         add_generation_prompt=generation_prompt,
+        **chat.template_options,
         **chat.tokenizer.special_tokens_map,
     )
     if pieces is None:

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 Pieces = tuple[str | int, ...]
 """What a template writes: strings of its own, with the numbers of the texts between them."""
 FILTERS = ("length", "count", "default", "d")
-TESTS = ("defined", "undefined", "none", "mapping")
+TESTS = ("defined", "undefined", "none", "mapping", "true", "false")
 FUNCTIONS = ("namespace", "range")
 
 

@@ -57,6 +57,12 @@ class DataSection(Section):
     """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
     {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has no other answers than its record."""
 
+    enable_thinking: bool | None = None
+    """Handed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
+    empty block `<think></think>` before each answer, which belongs to the prompt; without it, training refuses this
+    template, as its prompts end within the block. By default the template decides. One that does not know the variable
+    is an error."""
+
     @model_validator(mode="after")
     def _replays_what_is_left_out(self) -> DataSection:
         if self.replay and not self.where:

@@ -41,14 +41,15 @@ class EvalSection(Section):
     question text; a file (YAML or JSON) maps question texts to lists of answers. By default greedy answers alone."""
     engine: Literal["shared", "generate"] = "shared"
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
-    together. `generate`: transformers' own, each question with its own copy of the image, also for models with layers
-    of linear attention. Both give the same answers, apart from rounding."""
+    together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
+    apart from rounding."""
     frozen: Frozen | None = None
     """How frozen weights are kept when answers are computed after training, as `train.frozen`. By default as in
     training if that was `int8` or `nf4`, which the adapter fits, and otherwise as `train.precision` says."""
     tokens_per_wave: Count | None = None
     """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
-    many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. If there is too little memory, parts
-    of a wave are answered one after another."""
+    many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. In models with linear attention there
+    is at most one state for each 64 of them. If there is too little memory, parts of a wave are answered one after
+    another."""
     batch_size: Count = 16
     """With `generate`, questions that are answered together. Limited by GPU memory."""

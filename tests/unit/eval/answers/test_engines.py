@@ -14,6 +14,8 @@ from lookonce.errors import TrainingError
 from lookonce.eval.answers import engines
 from lookonce.eval.answers.engines import SharedPrefixes
 from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.families.qwen3_5 import QWEN3_5
+from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.train.data.tokenize import Example
 
 QUESTIONS = [
@@ -28,7 +30,8 @@ def origins(dialogues) -> list[str]:
 @pytest.fixture
 def prompter(make_run) -> SimpleNamespace:
     chat = SimpleNamespace(image_token_id=-1)
-    inputs = SimpleNamespace(run=make_run(eval={"tokens_per_wave": 32768, "max_new_tokens": 8}))
+    run, model = make_run(eval={"tokens_per_wave": 32768, "max_new_tokens": 8}), SimpleNamespace(family=QWEN3_VL)
+    inputs = SimpleNamespace(run=run, model_folder=model)
     return SimpleNamespace(inputs=inputs, chat_tokenizer=chat, collator=SimpleNamespace(source=None))
 
 
@@ -93,3 +96,9 @@ def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
     engine = make(prompter)
     engine.plan(QUESTIONS)
     assert engine.decoder_of(torch.nn.Linear(1, 1)).compiled == is_compiled
+
+
+def test_only_waves_of_models_with_linear_attention_have_a_limit_of_states(prompter):
+    assert SharedPrefixes(prompter).room.num_states is None
+    prompter.inputs.model_folder.family = QWEN3_5
+    assert SharedPrefixes(prompter).room.num_states == 32768 // 64

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lookonce.eval.decoding.branches import UNUSED, attends
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.layout import WaveLayout
+from lookonce.eval.decoding.layout import PADDING, WaveLayout, state_rows
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.tokenize import Example
@@ -44,7 +44,9 @@ DIALOGUES = st.lists(
     min_size=1,
     max_size=12,
 )
-ROOMS = st.builds(Room, st.integers(1, 120), st.integers(1, 60), st.integers(1, 6))
+ROOMS = st.builds(
+    Room, st.integers(1, 120), st.integers(1, 60), st.integers(1, 6), st.one_of(st.none(), st.integers(1, 9))
+)
 
 
 @quick
@@ -55,7 +57,8 @@ def test_each_dialogue_is_in_one_wave_and_waves_fit_unless_one_dialogue_does_not
     for wave in waves:
         chosen = [dialogues[number] for number in wave]
         needed = sum(room.places_of(group, chosen) for group in groups_of(chosen, IMAGE))
-        assert needed <= room.num_places or len(wave) == 1
+        num_states = sum(1 + bool(one.later) for one in chosen)
+        assert (needed <= room.num_places and num_states <= (room.num_states or 99)) or len(wave) == 1
 
 
 @quick
@@ -86,6 +89,15 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
         num_places += len(layout.segments)
         num_segments += sum(1 + len(group.examples) for group in pack.groups)
     assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and len(wave.segments) == num_places
+
+
+@quick
+@given(DIALOGUES, ROOMS)
+def test_each_dialogue_has_a_row_for_its_state_and_one_for_a_copy_if_others_follow(dialogues, room):
+    wave = WaveLayout.of(dialogues, IMAGE, room)
+    own = state_rows(torch.from_numpy(wave.column("examples"))).tolist()
+    assert sorted([PADDING, *own, *wave.copies.values()]) == list(range(wave.num_states))
+    assert {*wave.copies} == {number for number, one in enumerate(dialogues) if one.later}
 
 
 def test_a_wave_does_not_depend_on_the_waves_after_it():

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError, RecordsError
+from lookonce.train.data.chat.conversations import ConversationTokenizer
 from lookonce.train.data.tokenize import ChatTokenizer, to_messages
 
 YES_NO = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
@@ -27,6 +28,18 @@ CONVERSATIONS = {
     "answer with inner line ends": Record((Path("a"),), (Turn("List them.", "one\n\ntwo\n"),)),
 }
 SIZES = {"a": (97, 181), "b": (240, 130)}
+ASSISTANT = "<|im_start|>assistant\n"
+NO_THOUGHTS = "<think>\n\n</think>\n\n"
+THINKING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    f"{{% if m.role == 'assistant' and loop.last %}}{NO_THOUGHTS}{{% endif %}}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+    f"{{% if add_generation_prompt %}}{ASSISTANT}"
+    f"{{% if enable_thinking is defined and enable_thinking is false %}}{NO_THOUGHTS}{{% else %}}<think>\n{{% endif %}}"
+    "{% endif %}"
+)
+"""As Qwen3.5's, a template with thoughts in the last answer alone, whose prompts let the model think by default."""
 
 
 def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
@@ -124,3 +137,46 @@ def test_a_tokenizer_without_image_tokens_or_template_is_refused(sample, tmp_pat
         ChatTokenizer(tmp_path, config)
     with pytest.raises(ModelError, match="no tokenizer"):
         ChatTokenizer(tmp_path / "nothing", config)
+
+
+@pytest.fixture
+def thinking(sample, tmp_path):
+    """A tokenizer of a template that knows thinking, by the value of `enable_thinking`."""
+    tokenizer = AutoTokenizer.from_pretrained(sample / "model")
+    tokenizer.chat_template = THINKING_TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(sample / "model")
+    return lambda value: ChatTokenizer(tmp_path, config, enable_thinking=value)
+
+
+def test_without_thinking_the_empty_block_belongs_to_the_prompt_and_the_answer_is_the_target(thinking):
+    chat, record = thinking(False), Record((), YES_NO[:1])
+    example, prompt = chat.example(record, [], []), chat.question(record, 0, [], [])
+    assert supervised_text(chat, example) == ["yes<|im_end|>"]
+    assert chat.tokenizer.decode(prompt.token_ids).endswith(f"<|im_end|>\n{ASSISTANT}{NO_THOUGHTS}")
+    assert example.token_ids[: len(prompt.token_ids)].tolist() == prompt.token_ids.tolist()
+    together = ConversationTokenizer(chat)
+    for found, expected in ((together.tokens([record]), example), (together.prompts([(record, 0)]), prompt)):
+        assert [column.tolist() for column in found[0]] == [expected.token_ids.tolist(), expected.supervised.tolist()]
+
+
+@pytest.mark.parametrize("value", [None, True])
+def test_with_thinking_prompts_end_in_the_block_and_training_names_the_key(thinking, value):
+    chat, record = thinking(value), Record((), YES_NO[:1])
+    assert chat.tokenizer.decode(chat.prompt(record, 0)[0]).endswith(f"{ASSISTANT}<think>\n")
+    assert chat.template_options == ({} if value is None else {"enable_thinking": True})
+    with pytest.raises(RecordsError, match="set `data.enable_thinking: false`"):
+        chat.example(record, [], [])
+
+
+def test_thoughts_that_earlier_answers_lack_are_no_form_for_several_turns(thinking):
+    with pytest.raises(RecordsError, match="does not render answer 'yes' unchanged after its prompt"):
+        thinking(False).example(Record((), YES_NO), [], [])
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_template_that_does_not_know_thinking_is_refused_if_it_is_set(sample, value):
+    config = AutoConfig.from_pretrained(sample / "model")
+    message = f"data.enable_thinking is {str(value).lower()}, which the chat template in .* does not know"
+    with pytest.raises(ModelError, match=message):
+        ChatTokenizer(sample / "model", config, enable_thinking=value)

@@ -28,7 +28,7 @@ def test_the_tokens_before_a_segment_and_its_own_are_those_that_its_last_one_att
     ends = seen_until(trees)
     ends = torch.tensor(ends + [len(ends) + padding] * padding, dtype=torch.int32)
     segments, allowed, length = segments_of(ends, num_before), dense_mask(ends)[0, 0], len(ends)
-    paths, results = [], []
+    paths, results, number = [], [], 0
     for depth, rows in enumerate(segments.depths):
         whole = []
         for tokens, parent in zip(rows.tokens.tolist(), rows.parents.tolist(), strict=True):
@@ -39,6 +39,9 @@ def test_the_tokens_before_a_segment_and_its_own_are_those_that_its_last_one_att
             filled = [length] * num_before + earlier
             assert tokens[:num_before] == filled[len(filled) - num_before :]
             results += tokens[num_before:]
+            assert segments.numbers[own].tolist() == [number] * len(own)
+            assert segments.last[number].tolist() == (filled + own)[len(filled + own) - num_before :]
+            number += 1
         paths.append(whole)
     assert [results[place] for place in segments.places] == [*range(length)]
 

@@ -80,3 +80,17 @@ def test_there_is_none_where_transformers_renders_something_else(own_chat_tokeni
 
 def test_there_is_none_without_cutting_tokens(own_chat_tokenizer):
     assert layout_of(Shape(1, 1, False), own_chat_tokenizer, ()) is None
+
+
+def test_a_layout_has_what_the_template_writes_about_thinking(own_chat_tokenizer):
+    block = "{% if m.role == 'assistant' and enable_thinking is false %}<think></think>\n{% endif %}"
+    prompt = PROMPT.replace("{% endif %}", "{% if enable_thinking is false %}<think></think>\n{% endif %}{% endif %}")
+    own_chat_tokenizer.tokenizer.chat_template = template(text=block + TEXT, prompt=prompt)
+    decode = own_chat_tokenizer.tokenizer.decode
+
+    def before_answer() -> str:
+        return decode(np.frombuffer(laid_out(own_chat_tokenizer, Shape(1, 0, False)).parts[2], np.int32))
+
+    assert before_answer().endswith("assistant\n")
+    own_chat_tokenizer.template_options = {"enable_thinking": False}
+    assert before_answer().endswith("assistant\n<think></think>\n")

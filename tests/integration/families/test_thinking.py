@@ -1,0 +1,106 @@
+"""A template that thinks unless `data.enable_thinking` is false, as Qwen3.5's: training, evaluation and all answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import PeftModel
+from support.sample import stock_answer
+
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.records import Record, Turn
+from lookonce.errors import LookonceError, RunFolderError
+from lookonce.eval.asking.answerer import Answerer
+from lookonce.families.qwen3_5 import QWEN3_5
+from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.workflow.train import train
+
+QUIET = {"notify": lambda note: None}
+NO_THOUGHTS = "<think>\\n\\n</think>\\n\\n"
+PROMPT = (
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    f"{{%- if enable_thinking is false %}}{{{{ '{NO_THOUGHTS}' }}}}{{%- else %}}{{{{ '<think>\\n' }}}}{{%- endif %}}"
+    "{%- endif %}"
+)
+ROLE = "message.role + '\\n'"
+ANSWERED = f"{ROLE} + ('{NO_THOUGHTS}' if message.role == 'assistant' and loop.last else '')"
+
+
+@pytest.fixture(scope="module")
+def make_thinking(site, sample) -> Any:
+    """Run files on a model whose template thinks."""
+    path = site.model / "chat_template.jinja"
+    plain = path.read_text()
+    conversation, _ = plain.split("{%- if add_generation_prompt")
+    assert ROLE in conversation
+    path.write_text(conversation.replace(ROLE, ANSWERED) + PROMPT)
+    rows = (sample / "test.jsonl").read_text().splitlines(keepends=True)
+    (site.folder / "few.jsonl").write_text("".join(rows[:16]))
+    data = {"train": str(site.folder / "few.jsonl"), "val": str(site.folder / "few.jsonl"), "test": []}
+
+    def make(name: str, thinks: bool | None) -> RunFile:
+        data_of_run = data | {"image_root": str(sample), "enable_thinking": thinks}
+        return site.make_run(data=data_of_run, output=str(site.folder / name))
+
+    RunInputs.open(make("any", None)).build()
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(make_thinking) -> RunFile:
+    run = make_thinking("trained", False)
+    train(run, **QUIET)
+    return run
+
+
+only_one = pytest.mark.parametrize("site", [QWEN3_5], ids=lambda family: family.model_type, indirect=True)
+
+
+class Processor:
+    """The stock processor, told not to let the model think."""
+
+    def __init__(self, stock: Any) -> None:
+        self.stock, self.tokenizer = stock, stock.tokenizer
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.stock(**inputs)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        return self.stock.apply_chat_template(messages, enable_thinking=False, **options)
+
+
+@only_one
+def test_answers_are_those_of_the_stock_model_whose_template_does_not_think(trained, site, stock_processor):
+    stock = transformers.AutoModelForImageTextToText.from_pretrained(site.model, dtype=torch.float32)
+    model, processor = PeftModel.from_pretrained(stock, str(trained.output / "adapter")), stock_processor(site.model)
+    lines = [json.loads(line) for line in (trained.output / "predictions" / "val.jsonl").read_text().splitlines()]
+    answerer = Answerer.open(trained.output)
+    for line in lines[::5]:
+        expected = stock_answer(model.eval(), Processor(processor), line, trained.eval.max_new_tokens)
+        [answer] = answerer.answer(line["images"], line["question"])
+        assert line["predicted"] == answer.text == expected
+
+
+@only_one
+def test_thinking_is_part_of_what_a_training_and_its_answers_are(trained, make_thinking):
+    other = make_thinking("trained", None)
+    with pytest.raises(RunFolderError, match=r"data\.enable_thinking: this run None, that one False"):
+        train(other, **QUIET)
+    answerers = [Answerer(RunInputs.of_model(make_thinking("any", value)), None) for value in (None, True, False)]
+    assert len({answerer.identity() for answerer in answerers}) == 3
+
+
+@only_one
+def test_a_training_that_thinks_and_a_second_question_are_refused(trained, make_thinking):
+    """The template takes the block away from an answer as soon as another question follows."""
+    with pytest.raises(LookonceError, match="set `data.enable_thinking: false`"):
+        train(make_thinking("thinks", None), **QUIET)
+    answerer = Answerer.open(trained.output)
+    twice = Record((), tuple(Turn(text, NOT_ANSWERED) for text in ("Is there text?", "Where?")))
+    with pytest.raises(LookonceError, match="the chat template changes earlier turns when others follow"):
+        answerer.answer_records([twice])
