@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
+from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.datasets.stamps import Stamp, stamps
 from lookonce.errors import ImageError
@@ -35,9 +36,6 @@ from lookonce.threads import threaded_map
 
 NUM_NAMED = 5
 """How many unusable images a message names."""
-MAX_FILE_BYTES = 1 << 30
-"""The largest file that is read as an image, since a larger one could exhaust the memory."""
-
 UNDECODABLE = (
     *(OSError, ValueError, SyntaxError, RuntimeError, TypeError, LookupError, ArithmeticError, struct.error),
     Image.DecompressionBombError,
@@ -100,10 +98,21 @@ def bytes_key(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def open_image(data: bytes) -> Image.Image:
+    """The image in the bytes of a file, whose pixels are not decoded yet; raises one of UNDECODABLE.
+
+    An EPS file is a program, which Pillow has Ghostscript run, and is refused.
+    """
+    image = Image.open(io.BytesIO(data))
+    if image.format == "EPS":
+        raise UnidentifiedImageError("an EPS file is a program; convert it to PNG")
+    return image
+
+
 def image_size(data: bytes) -> Size | None:
     """Width and height from the header of an image file, or None if it is not an image."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             return image.size
     except (*UNDECODABLE, MemoryError):
         return None
@@ -241,9 +250,10 @@ def _open_at_once(name: str, flags: int) -> int:
 
 
 def _too_large(num_bytes: int) -> str:
-    if num_bytes <= MAX_FILE_BYTES:
+    if num_bytes <= MAX_IMAGE_BYTES:
         return ""
-    return f"it has {num_bytes:,} bytes, more than an image may have (the limit is {MAX_FILE_BYTES:,}); is it an image?"
+    limit = f"more than an image may have (the limit is {MAX_IMAGE_BYTES:,})"
+    return f"it has {num_bytes:,} bytes, {limit}; is it an image?"
 
 
 def _why(path: Path, error: Exception) -> str:

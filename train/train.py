@@ -26,7 +26,7 @@ from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.checkpoints import KEPT, checkpoint_bytes
+from lookonce.train.loop.checkpoints import KEPT, checkpoint_bytes, numbers_only
 from lookonce.train.loop.curves_file import CurvesFile
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.evaluations import Answer, Evaluations, check_can_answer
@@ -151,7 +151,7 @@ class Training:
         checkpoint = self.start.checkpoint
         is_compiled = self._run.train.compile and torch.cuda.is_available()
         on_packs = training_on_packs(model, compiled=is_compiled)
-        with on_packs if self._run.batch.has_packs else contextlib.nullcontext():
+        with numbers_only(checkpoint), on_packs if self._run.batch.has_packs else contextlib.nullcontext():
             return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     @property

@@ -7,7 +7,7 @@ blocks: memory is bounded whatever the size of an image, and network filesystems
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
+from lookonce.cache.constants import MAX_HEADER_BYTES, PARSE_ERRORS
 from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.receipts import Receipt
 from lookonce.cache.store.shards import FORMAT_NAME, shard_path
-from lookonce.text import size
+from lookonce.files import parse_json
+from lookonce.text import shown, size
 
 BLOCK_BYTES = 8 << 20
 Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
@@ -99,6 +101,8 @@ def _read(descriptor: int, num_bytes: int, offset: int) -> bytes:
         return os.pread(descriptor, num_bytes, offset)
     except OSError as error:
         raise Unreadable(error.errno, error.strerror) from None
+    except OverflowError:
+        raise Unreadable(errno.EOVERFLOW, os.strerror(errno.EOVERFLOW)) from None
 
 
 def check_shard(
@@ -139,7 +143,7 @@ def _check_open_shard(
                 yield from _check_kept(descriptor, receipt, image, fingerprint)
         yield from check_offsets(receipt)
         if fingerprint and not broken:
-            content = os.pread(descriptor, header.size_bytes, 0)
+            content = os.pread(descriptor, min(header.size_bytes, MAX_HEADER_BYTES), 0)
             yield from check_header(content, receipt, fingerprint)
 
 
@@ -158,7 +162,8 @@ def _check_region(descriptor: int, receipt: Receipt, region: Region, on_block: O
 def _check_kept(descriptor: int, receipt: Receipt, image: Region, fingerprint: Fingerprint) -> Iterator[Problem]:
     """The problem of kept tokens that an image cannot have, which no checksum shows."""
     entry = receipt.images[image.key]
-    num_bytes = min(entry.num_tokens * fingerprint.tensors[-1].bytes_per_token, image.size_bytes)  # may be hostile
+    num_bytes = entry.num_tokens * fingerprint.tensors[-1].bytes_per_token
+    num_bytes = min(num_bytes, image.size_bytes, os.fstat(descriptor).st_size)  # may be hostile
     content = os.pread(descriptor, num_bytes, image.offset + image.size_bytes - num_bytes)
     indices = np.frombuffer(content, np.int32, len(content) // 4)
     if not KeptTokens(indices, entry.grid_thw, fingerprint.merge_size).fit(fingerprint.keep):
@@ -221,12 +226,12 @@ def parse_header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
     if len(content) < 8 or length > len(content) - 8:
         raise ValueError(f"claims {size(length)}, more than the file has")
     try:
-        described = json.loads(content[8 : 8 + length])
+        described = parse_json(content[8 : 8 + length])
         metadata = described.pop("__metadata__")
-        metadata["grid_thw"] = json.loads(metadata["grid_thw"])
+        metadata["grid_thw"] = parse_json(metadata["grid_thw"])
         name = metadata["format"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"cannot be parsed ({error!r})") from None
+    except PARSE_ERRORS as error:
+        raise ValueError(f"cannot be parsed ({shown(repr(error))})") from None
     if name != FORMAT_NAME:
         raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
     return described, metadata, 8 + length

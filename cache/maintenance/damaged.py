@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from lookonce.cache.constants import MAX_HEADER_BYTES, PARSE_ERRORS
 from lookonce.cache.maintenance.checks import parse_header
-from lookonce.cache.store.manifest import PARSE_ERRORS
 from lookonce.cache.store.plan import Shard
 from lookonce.cache.store.receipts import finished_shards, read_receipt
 from lookonce.cache.store.shards import shard_path
 from lookonce.datasets.images import ImageIndex, Size, bytes_key, image_size, read_many
 from lookonce.errors import CacheCorrupt, ImageError
 
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of safetensors."""
 ImageFiles = dict[str, tuple[Path, Size | None]]
 """A file and the image size for each image key."""
 

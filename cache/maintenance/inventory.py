@@ -8,7 +8,6 @@ another version.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lookonce.cache.constants import REPAIR_COMMAND
+from lookonce.cache.constants import PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.maintenance.checks import without_advice
 from lookonce.cache.store.claims import CLAIMS, claimed_work
 from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index
 from lookonce.cache.store.leftovers import dead_claims, scratch_folders, temporary_files, unfinished_shards
-from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, PLAN, QUARANTINE, read_manifest, read_plan
+from lookonce.cache.store.manifest import MANIFEST, PLAN, QUARANTINE, read_manifest, read_plan
 from lookonce.cache.store.receipts import RECEIPTS, finished_shards
 from lookonce.cache.store.shards import SHARDS
 from lookonce.cache.store.uses import USES, uses
 from lookonce.claim_file import EXPIRY_S
 from lookonce.errors import CacheError
-from lookonce.files import TEMPORARY_MARK
+from lookonce.files import TEMPORARY_MARK, read_json
 from lookonce.text import count, listed, size
 
 Kind = Literal["temporary file", "dead claim", "unfinished shard", "scratch folder"]
@@ -107,7 +106,7 @@ def cache_folders(root: Path) -> list[Path]:
 def _manifest(folder: Path) -> dict[str, Any]:
     """The content of a manifest; empty if lookonce did not write it."""
     with contextlib.suppress(OSError, ValueError):
-        value = json.loads((folder / MANIFEST).read_text())
+        value = read_json(folder / MANIFEST)
         if isinstance(value, dict) and {"format_version", "fingerprint", "sha256"} <= value.keys():
             return value
     return {}

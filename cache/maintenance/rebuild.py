@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lookonce.cache.constants import MAX_HEADER_BYTES, PARSE_ERRORS
 from lookonce.cache.maintenance.checks import Region, check_header, check_offsets, checksum, parse_header, regions
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import PARSE_ERRORS, plan_path, plan_text, read_plan_file
+from lookonce.cache.store.manifest import plan_path, plan_text, read_plan_file
 from lookonce.cache.store.plan import PlannedImage, Shard, shard_name
-from lookonce.cache.store.receipts import Entry, Receipt, finished_shards, read_receipt
+from lookonce.cache.store.receipts import Entry, Receipt, finished_shards, natural, read_receipt
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt
 from lookonce.files import create_text, write_text
@@ -40,7 +41,7 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
     try:
         stat = os.fstat(descriptor)
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        content = os.pread(descriptor, min(8 + length, stat.st_size), 0)
+        content = os.pread(descriptor, min(8 + length, stat.st_size, MAX_HEADER_BYTES), 0)
         try:
             found, metadata, header_bytes = parse_header(content)
             images = _entries(found, metadata, header_bytes, fingerprint)
@@ -78,7 +79,13 @@ def _entries(
         begin, _ = about["data_offsets"]
         _, end = found.get(name + suffixes[-1], about)["data_offsets"]
         grid_t, grid_h, grid_w = metadata["grid_thw"][name]
-        entries[name] = Entry(header_bytes + begin, end - begin, about["shape"][0], (grid_t, grid_h, grid_w), "")
+        entries[name] = Entry(
+            natural(header_bytes + begin),
+            natural(end - begin),
+            natural(about["shape"][0]),
+            (natural(grid_t), natural(grid_h), natural(grid_w)),
+            "",
+        )
     return entries
 
 

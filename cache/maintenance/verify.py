@@ -12,7 +12,6 @@ claims and notes of use. A broken index is not damage: readers use the receipts 
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,17 +19,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lookonce.cache.constants import REPAIR_COMMAND
+from lookonce.cache.constants import PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.maintenance.checks import OnBlock, Problem, check_shard, ignore, without_advice
 from lookonce.cache.maintenance.rebuild import shard_number
 from lookonce.cache.maintenance.scan import Scan
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.index import INDEX, read_index
-from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, plan_path, read_manifest, read_plan
+from lookonce.cache.store.manifest import MANIFEST, plan_path, read_manifest, read_plan
 from lookonce.cache.store.plan import Plan
 from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt
 from lookonce.cache.store.shards import SHARDS
 from lookonce.errors import CacheCorrupt
+from lookonce.files import read_json
 from lookonce.text import count, duration, listed, size
 
 Level = Literal["quick", "full"]
@@ -129,7 +129,7 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
     path = folder / MANIFEST
     try:
         fingerprint = read_manifest(folder)
-        if json.loads(path.read_text())["sha256"] == fingerprint.sha256:
+        if read_json(path)["sha256"] == fingerprint.sha256:
             return fingerprint, []
         what = f"{path}: its sha256 is not that of its fingerprint"
     except CacheCorrupt as error:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
+from lookonce.cache.constants import PARSE_ERRORS
+from lookonce.cache.model.tensor_header import read_tensor_header
 from lookonce.errors import ModelError
 from lookonce.families.lookup import family_in
 from lookonce.files import hash_file
 from lookonce.hub import FILES
+from lookonce.text import shown
 from lookonce.threads import threaded_map
 
-LEN_SIZE = 8
-"""A safetensors file begins with the length of its header, in that many bytes."""
 BLOCK_BYTES = 1 << 24
 
 
@@ -51,26 +52,28 @@ def _hash_weights(path: Path, without: tuple[str, ...]) -> str:
     """The xxh3 over names, types, shapes and bytes of a file's tensors whose names do not begin with `without`."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        start, tensors = _read_header(path, file)
-        for name, tensor in tensors:
-            if name.startswith(without):
-                continue
-            digest.update(json.dumps([name, tensor["dtype"], tensor["shape"]]).encode())
-            begin, end = tensor["data_offsets"]
-            for block in _blocks(file, start + begin, end - begin):
-                digest.update(block)
+        try:
+            for name, about, begin, end in _tensors(file):
+                if not name.startswith(without):
+                    digest.update(about.encode())
+                    for block in _blocks(file, begin, end - begin):
+                        digest.update(block)
+        except PARSE_ERRORS as error:
+            raise ModelError(f"cannot read {path}: {shown(repr(error))}; copy or download it again") from None
     return digest.hexdigest()
 
 
-def _read_header(path: Path, file: Any) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
-    """Where the data begins, and the tensors in the order of their data."""
-    try:
-        length = int.from_bytes(file.read(LEN_SIZE), "little")
-        header: dict[str, dict[str, Any]] = json.loads(file.read(length))
-        tensors = [(name, value) for name, value in header.items() if name != "__metadata__"]
-        return LEN_SIZE + length, sorted(tensors, key=lambda tensor: tensor[1]["data_offsets"])
-    except (ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
-        raise ModelError(f"cannot read {path}: {error!r}; copy or download it again") from None
+def _tensors(file: BinaryIO) -> list[tuple[str, str, int, int]]:
+    """The tensors in the order of their data: name, a text that describes it, and where it begins and ends."""
+    header, start = read_tensor_header(file)
+    found = []
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = map(int, tensor["data_offsets"])
+            if not 0 <= begin <= end < 1 << 62:
+                raise ValueError(f"the tensor {name} cannot lie from {begin} to {end}")
+            found.append((begin, name, end, json.dumps([name, tensor["dtype"], tensor["shape"]])))
+    return [(name, about, start + begin, start + end) for begin, name, end, about in sorted(found)]
 
 
 def _blocks(file: Any, offset: int, num_bytes: int) -> Iterator[bytes]:

@@ -11,7 +11,6 @@ as transformers' `load_image` does: EXIF rotation applied, then converted to RGB
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from lookonce.cache.constants import Backend, Grid
-from lookonce.datasets.images import UNDECODABLE, read_bytes
+from lookonce.datasets.images import UNDECODABLE, open_image, read_bytes
 from lookonce.errors import BadImage, ModelError, explain_os_error
 from lookonce.text import first_line
 
@@ -201,7 +200,7 @@ def decode(data: bytes, path: Path) -> Image.Image:
         BadImage: the bytes are not an image, are truncated, or claim an implausible number of pixels.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             rgb = ImageOps.exif_transpose(image).convert("RGB")
             # The note of a transparent colour survives the conversion. Some versions of transformers paint that colour
             # white and others do not; a cache must not depend on the version.

@@ -20,11 +20,11 @@ from time import time as now
 from typing import Any
 
 import lookonce.families
-from lookonce.cache.constants import FORMAT_VERSION
+from lookonce.cache.constants import FORMAT_VERSION, PARSE_ERRORS
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.datasets.stamps import TICK_S
 from lookonce.environment import library_versions
-from lookonce.files import write_json
+from lookonce.files import read_json, write_json
 from lookonce.hub import FILES
 
 NOTES = "fingerprints"
@@ -65,12 +65,12 @@ class Source:
     def read_note(self, root: Path) -> Fingerprint | None:
         """The fingerprint recorded for exactly this source; None if there is none."""
         try:
-            value = json.loads(self._path(root).read_text())
+            value = read_json(self._path(root))
             if value["source"] == self.to_json() and all(self.stamps.values()):
                 found = Fingerprint.from_json(value["fingerprint"])
                 is_whole = found.sha256 == value["sha256"] and found.format_version == FORMAT_VERSION
                 return found if is_whole else None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *PARSE_ERRORS):
             pass
         return None
 

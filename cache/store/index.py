@@ -21,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from lookonce.cache.constants import FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.cache.constants import FORMAT_VERSION, PARSE_ERRORS, REPAIR_COMMAND
+from lookonce.cache.store.plan import SHARD_NAME
 from lookonce.cache.store.receipts import RECEIPTS, Entry, Failure, Receipt, read_receipts, receipt_path
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import CacheCorrupt
-from lookonce.files import atomic_write, hash_file, write_text
+from lookonce.files import atomic_write, hash_file, parse_json, write_text
+from lookonce.text import shown
 
 INDEX, INDEX_CHECKSUM = "index.safetensors", "index.xxh3"
 Columns = dict[str, NDArray[Any]]
@@ -59,7 +61,7 @@ class Index:
         tables = []
         for number, receipt in enumerate(read_receipts(folder)):
             _check_origin(folder, receipt, fingerprint)
-            tables.append(_columns(number, receipt))
+            tables.append(_checked_columns(folder, number, receipt))
             failed |= receipt.failed
             shards.append(receipt.shard)
         columns = _sorted(tables) | _shard_columns(tables, _stamps(found, shards))
@@ -100,6 +102,20 @@ class Index:
         )
         return self.shards[int(column["shard"][row])], entry
 
+    def is_whole(self) -> bool:
+        """Whether all columns have their types and lengths, and name shards that there are."""
+        num_images, names = len(self.columns["prefix"]), EMPTY.keys() - set(SHARD_COLUMNS)
+        return (
+            all(
+                self.columns[name].dtype == EMPTY[name].dtype
+                and self.columns[name].shape == (num_images, *EMPTY[name].shape[1:])
+                for name in names
+            )
+            and all(self.columns[name].shape == (len(self.shards),) for name in SHARD_COLUMNS)
+            and bool((self.columns["shard"] < len(self.shards)).all())
+            and all(SHARD_NAME.fullmatch(name) for name in self.shards)
+        )
+
     def is_current(self, folder: Path) -> bool:
         """Whether the receipts in a folder are those that the index was made from."""
         found = file_stats(folder / RECEIPTS, ".json")
@@ -129,15 +145,15 @@ def read_index(folder: Path, fingerprint: str) -> Index | None:
         if hash_file(path) != (folder / INDEX_CHECKSUM).read_text().strip():
             return None
         header, start = read_header(path)
-    except (OSError, ValueError):
+        if header["__metadata__"] != _metadata(fingerprint):
+            return None
+        content = np.asarray(np.memmap(path, np.uint8, "r", start))  # twice as fast to look up as a memmap
+        columns = {name: _column(content, about) for name, about in header.items() if name != "__metadata__"}
+        shards, failed = (parse_json(columns.pop(name).tobytes()) for name in ("shards", "failed"))
+        index = Index(columns, shards, {key: Failure(**why) for key, why in failed.items()})
+        return index if index.is_current(folder) and index.is_whole() else None
+    except (OSError, *PARSE_ERRORS):
         return None
-    if header["__metadata__"] != _metadata(fingerprint):
-        return None
-    content = np.asarray(np.memmap(path, np.uint8, "r", start))  # twice as fast to look up as a memmap
-    columns = {name: _column(content, about) for name, about in header.items() if name != "__metadata__"}
-    shards, failed = (json.loads(columns.pop(name).tobytes()) for name in ("shards", "failed"))
-    index = Index(columns, shards, {key: Failure(**why) for key, why in failed.items()})
-    return index if index.is_current(folder) else None
 
 
 def _metadata(fingerprint: str) -> dict[str, str]:
@@ -147,7 +163,7 @@ def _metadata(fingerprint: str) -> dict[str, str]:
 def _check_origin(folder: Path, receipt: Receipt, fingerprint: str) -> None:
     if receipt.fingerprint != fingerprint:
         raise CacheCorrupt(
-            f"{receipt_path(folder, receipt.shard)} belongs to another cache ({receipt.fingerprint[:16]}); "
+            f"{receipt_path(folder, receipt.shard)} belongs to another cache ({shown(receipt.fingerprint[:16])}); "
             f"run: {REPAIR_COMMAND}"
         )
 
@@ -159,6 +175,15 @@ def _column(content: NDArray[np.uint8], about: dict[str, Any]) -> NDArray[Any]:
 
 def _text(value: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _checked_columns(folder: Path, number: int, receipt: Receipt) -> Columns:
+    try:
+        return _columns(number, receipt)
+    except PARSE_ERRORS as error:  # numbers of more bits than the columns have, or a checksum that is not hexadecimal
+        raise CacheCorrupt(
+            f"{receipt_path(folder, receipt.shard)} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}"
+        ) from None
 
 
 def _columns(number: int, receipt: Receipt) -> Columns:

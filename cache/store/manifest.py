@@ -15,18 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.constants import BUILD_COMMAND, FORMAT_VERSION, REPAIR_COMMAND
+from lookonce.cache.constants import BUILD_COMMAND, FORMAT_VERSION, MAX_RECORDS_BYTES, PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.plan import Plan, PlannedImage, Shard, images_from_json, images_to_json
 from lookonce.cache.store.receipts import LEN_CHECKSUM_LINE, Failure, checksum_line
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
-from lookonce.files import create_text, write_text
-from lookonce.text import located
+from lookonce.files import create_text, parse_json, read_json, read_limited, write_text
+from lookonce.text import located, shown
 
 MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
-PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError)
-"""Exceptions that parsing a damaged file may raise."""
 
 
 def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
@@ -62,7 +60,7 @@ def read_manifest(folder: Path) -> Fingerprint:
     """
     path = folder / MANIFEST
     try:
-        value = json.loads(path.read_text())
+        value = read_json(path)
         version = value["format_version"]
         if version == FORMAT_VERSION:
             return _checked(Fingerprint.from_json(value["fingerprint"]), value.get("sha256"))
@@ -70,7 +68,7 @@ def read_manifest(folder: Path) -> Fingerprint:
         where = located(folder)
         raise CacheError(f"{where} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
     except PARSE_ERRORS as error:
-        raise CacheCorrupt(f"{path} is broken ({error!r}); run: {REPAIR_COMMAND}") from None
+        raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
     raise CacheError(
         f"{folder} has format version {version!r}, this program reads version {FORMAT_VERSION}; "
         f"build a new cache with: {BUILD_COMMAND}"
@@ -121,13 +119,16 @@ def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, .
     Raises:
         CacheCorrupt: it is damaged.
     """
-    content = path.read_bytes()
-    body = content[LEN_CHECKSUM_LINE:]
-    if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
-        raise CacheCorrupt(f"{path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
-    value = json.loads(content)
-    again = images_from_json(value["found_again"]) if "found_again" in value else ()
-    return tuple(Shard.from_json(shard) for shard in value["shards"]), again
+    try:
+        content = read_limited(path, MAX_RECORDS_BYTES)
+        body = content[LEN_CHECKSUM_LINE:]
+        if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
+            raise CacheCorrupt(f"{path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
+        value = parse_json(content)
+        again = images_from_json(value["found_again"]) if "found_again" in value else ()
+        return tuple(Shard.from_json(shard) for shard in value["shards"]), again
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
 
 
 def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Mapping[Path, str]) -> None:
@@ -144,13 +145,14 @@ def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Ma
 def read_quarantine(folder: Path) -> dict[str, str]:
     """Why files could not be read in the last build, by file; images that were read and failed are in receipts."""
     try:
-        lines = [json.loads(line) for line in (folder / QUARANTINE).read_text(encoding="utf-8").splitlines()]
+        text = read_limited(folder / QUARANTINE, MAX_RECORDS_BYTES).decode("utf-8")
+        lines = [parse_json(line) for line in text.splitlines()]
         return {line["file"]: line["reason"] for line in lines if line["key"] is None}
     except FileNotFoundError:
         return {}
     except PARSE_ERRORS as error:
         raise CacheCorrupt(
-            f"{folder / QUARANTINE} is broken ({error!r}); write it again with: {BUILD_COMMAND}"
+            f"{folder / QUARANTINE} is broken ({shown(repr(error))}); write it again with: {BUILD_COMMAND}"
         ) from None
 
 

@@ -11,15 +11,19 @@ bytes per image.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from lookonce.cache.store.receipts import natural, text_of
 from lookonce.datasets.stamps import Stamp
 
 MAX_IMAGES = 16_384
 """The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
+SHARD_NAME = re.compile(r"shard-[0-9]{5,18}")
+"""What files of a cache are named after, so no other name is taken from a plan file."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,14 @@ class Shard:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Shard:
-        return cls(value["name"], images_from_json(value))
+        """The shard of `to_json`.
+
+        Raises:
+            ValueError: its name is not that of a shard, or its images are broken; KeyError, TypeError likewise.
+        """
+        if not SHARD_NAME.fullmatch(name := text_of(value["name"])):
+            raise ValueError(f"{name!r} is not the name of a shard")
+        return cls(name, images_from_json(value))
 
 
 def images_to_json(images: Sequence[PlannedImage]) -> dict[str, Any]:
@@ -69,11 +80,20 @@ def images_to_json(images: Sequence[PlannedImage]) -> dict[str, Any]:
 
 
 def images_from_json(value: dict[str, Any]) -> tuple[PlannedImage, ...]:
-    """The images of `images_to_json`; stamps may be missing."""
-    keys, files = value["keys"], map(tuple, value["files"])
-    stamps = (tuple(stamp and tuple(stamp) for stamp in row) for row in value.get("stamps", [()] * len(keys)))
-    columns = zip(keys, value["num_tokens"], files, stamps, strict=True)
+    """The images of `images_to_json`; stamps may be missing. Values of other types are a ValueError or a TypeError."""
+    keys, files = map(text_of, value["keys"]), (tuple(map(text_of, row)) for row in value["files"])
+    stamps = (tuple(map(_stamp, row)) for row in value.get("stamps", [()] * len(value["keys"])))
+    columns = zip(keys, map(natural, value["num_tokens"]), files, stamps, strict=True)
     return tuple(PlannedImage(*column) for column in columns)
+
+
+def _stamp(value: Any) -> Stamp | None:
+    if value is None:
+        return None
+    num_bytes, time_ns = value
+    if type(time_ns) is not int:  # it may be before 1970
+        raise ValueError(f"{time_ns!r} is not a time")
+    return natural(num_bytes), time_ns
 
 
 @dataclass(frozen=True)

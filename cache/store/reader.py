@@ -9,7 +9,6 @@ Opening reads the manifest and the index, or the receipts, and lists the sizes o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, Grid
+from lookonce.cache.constants import BUILD_COMMAND, PARSE_ERRORS, REPAIR_COMMAND, Grid
 from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.index import Index, file_stats
-from lookonce.cache.store.manifest import MANIFEST, PARSE_ERRORS, mismatch_message, read_manifest, read_plan
+from lookonce.cache.store.manifest import MANIFEST, mismatch_message, read_manifest, read_plan
 from lookonce.cache.store.receipts import Entry, Failure
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
+from lookonce.files import read_json
 from lookonce.text import located
 from lookonce.threads import NUM_THREADS
 
@@ -54,6 +54,7 @@ class VisionCache:
         self.folder, self.fingerprint, self.check = folder, fingerprint, check
         self.index = Index.open(folder, fingerprint.sha256)
         _check_sizes(folder, self.index)
+        self._bytes_of = dict(zip(self.index.shards, self.index.columns["shard_bytes"].tolist(), strict=True))
 
     def _connect(self) -> None:
         self._open = lru_cache(NUM_OPEN)(_ShardFile)
@@ -189,6 +190,8 @@ class VisionCache:
         expected = entry.num_tokens * self.fingerprint.bytes_per_token
         if expected != entry.size_bytes:
             raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
+        if entry.offset + entry.size_bytes > self._bytes_of[shard]:  # before memory is taken for them
+            raise self._corrupt(shard, key, "are truncated")
         return shard, entry
 
     def _fill(self, buffer: memoryview, shard: str, offset: int, key: str) -> None:
@@ -268,7 +271,7 @@ def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
     """The fingerprints of all caches below `root` with a readable manifest, whatever its format version."""
     for path in sorted(root.glob(f"*/{MANIFEST}")):
         with contextlib.suppress(OSError, *PARSE_ERRORS):
-            yield Fingerprint.from_json(json.loads(path.read_text())["fingerprint"])
+            yield Fingerprint.from_json(read_json(path)["fingerprint"])
 
 
 def _check_sizes(folder: Path, index: Index) -> None:

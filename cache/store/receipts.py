@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from lookonce.cache.constants import FORMAT_VERSION, REPAIR_COMMAND, Grid
+from lookonce.cache.constants import (
+    FORMAT_VERSION,
+    MAX_RECORDS_BYTES,
+    PARSE_ERRORS,
+    REPAIR_COMMAND,
+    Grid,
+)
 from lookonce.errors import CacheCorrupt
-from lookonce.files import create_text
+from lookonce.files import create_text, parse_json, read_limited
+from lookonce.text import shown
 from lookonce.threads import threaded_map
 
 RECEIPTS = "receipts"
+KEY = re.compile("[0-9a-f]{64}")
+"""An image key."""
 
 
 @dataclass(frozen=True)
@@ -113,23 +123,76 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
         CacheCorrupt: the receipt is damaged.
     """
     path = receipt_path(folder, shard)
-    content = path.read_bytes()
-    body = content[LEN_CHECKSUM_LINE:]
-    if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
-        raise CacheCorrupt(f"receipt {path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
-    value: dict[str, Any] = json.loads(content)
-    del value["xxh3_64"], value["format_version"]
-    value["images"] = {key: _entry(entry) for key, entry in value["images"].items()}
-    value["failed"] = {key: Failure(**failure) for key, failure in value["failed"].items()}
-    receipt = Receipt(**value)
+    try:
+        content = read_limited(path, MAX_RECORDS_BYTES)
+        body = content[LEN_CHECKSUM_LINE:]
+        if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
+            raise CacheCorrupt(f"receipt {path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
+        receipt = _receipt(parse_json(content))
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(f"receipt {path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
     if receipt.shard != shard:
-        raise CacheCorrupt(f"receipt {path} belongs to {receipt.shard}; run: {REPAIR_COMMAND}")
+        raise CacheCorrupt(f"receipt {path} belongs to {shown(receipt.shard)}; run: {REPAIR_COMMAND}")
     return receipt
+
+
+def _receipt(value: dict[str, Any]) -> Receipt:
+    """The receipt of `to_text`; anything else is one of PARSE_ERRORS."""
+    del value["xxh3_64"], value["format_version"]
+    value["images"] = {_image_key(key): _entry(entry) for key, entry in value["images"].items()}
+    value["failed"] = {key: _failure(failure) for key, failure in value["failed"].items()}
+    receipt = Receipt(**value)
+    for text in (receipt.shard, receipt.fingerprint, receipt.header_xxh3_64, receipt.host):
+        text_of(text)
+    natural(receipt.size_bytes), natural(receipt.header_bytes)
+    _numbers((receipt.finished, receipt.seconds))
+    return receipt
+
+
+def _image_key(value: str) -> str:
+    if not KEY.fullmatch(value):
+        raise ValueError(f"{value!r} is not an image key")
+    return value
 
 
 def _entry(value: dict[str, Any]) -> Entry:
     fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
-    return Entry(**fields)
+    entry = Entry(**fields)
+    for number in (entry.offset, entry.size_bytes, entry.num_tokens, *entry.grid_thw):
+        natural(number)
+    if len(entry.grid_thw) != 3:
+        raise ValueError(f"{entry.grid_thw} is not a patch grid")
+    text_of(entry.xxh3_64)
+    _numbers((*entry.norms, *entry.peaks))
+    return entry
+
+
+def _failure(value: dict[str, Any]) -> Failure:
+    failure = Failure(**value)
+    text_of(failure.file), text_of(failure.reason)
+    if type(failure.retry) is not bool:
+        raise TypeError(f"{failure.retry!r} is not true or false")
+    return failure
+
+
+def natural(value: Any) -> int:
+    """An integer from a file, from 0 on and of at most 64 bits; raises ValueError for everything else."""
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r} is not an integer from 0 to 2^64")
+    return value
+
+
+def text_of(value: Any) -> str:
+    """A text from a file; raises TypeError for everything else."""
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _numbers(values: Iterable[Any]) -> None:
+    for value in values:
+        if type(value) not in (int, float):
+            raise TypeError(f"{value!r} is not a number")
 
 
 def finished_shards(folder: Path) -> list[str]:

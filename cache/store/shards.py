@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from lookonce.cache.constants import FORMAT_VERSION, Grid
+from lookonce.cache.model.tensor_header import read_tensor_header
 from lookonce.cache.store.direct_io import ALIGNMENT, DirectFile, write_all
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.receipts import (
@@ -199,11 +200,9 @@ def shard_path(folder: Path, name: str) -> Path:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON header of a safetensors file, and the offset of its data."""
+    """The JSON header of a safetensors file, and the offset of its data; raises ValueError if it is broken."""
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(size))
-    return header, 8 + size
+        return read_tensor_header(file)
 
 
 def remove_leftovers(folder: Path, name: str) -> None:

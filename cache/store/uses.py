@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lookonce.files import write_json
+from lookonce.files import read_json, write_json
 
 USES = "uses"
 UNSEEN_S = 30 * 24 * 3600
@@ -49,7 +48,7 @@ def uses(folder: Path) -> list[Use]:
     found = []
     for path in (folder / USES).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # removed or broken: not a use
-            use = Use(**json.loads(path.read_text()))
+            use = Use(**read_json(path))
             if _is_in_use(use):
                 found.append(use)
     return sorted(found, key=lambda use: use.run)

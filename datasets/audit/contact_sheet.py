@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import ImageOps
 
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.image_info import distinct
-from lookonce.datasets.images import UNDECODABLE, read_many
+from lookonce.datasets.images import UNDECODABLE, open_image, read_many
 from lookonce.errors import ImageError
 from lookonce.threads import threaded_map
 
@@ -79,7 +79,7 @@ def _shrink(read: tuple[Path, bytes | ImageError], side: int) -> tuple[Path, byt
     if isinstance(data, ImageError):
         return path, b""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             image.draft("RGB", (side, side))
             small = ImageOps.exif_transpose(image).convert("RGB")
     except (*UNDECODABLE, MemoryError):

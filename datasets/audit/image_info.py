@@ -8,17 +8,16 @@ decodes. Images come in the order of `ImageIndex.path_of`, in which a cache is p
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import ImageOps
 from tqdm import tqdm
 
 from lookonce.datasets.archives import by_archive
-from lookonce.datasets.images import UNDECODABLE, Size, bytes_key, read_many
+from lookonce.datasets.images import UNDECODABLE, Size, bytes_key, open_image, read_many
 from lookonce.errors import ImageError
 from lookonce.threads import threaded_map
 
@@ -95,7 +94,7 @@ def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInf
     if not data:
         return ImageInfo(path, key, problem=f"{path} is empty")
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             size, kind = image.size, image.format or ""
             if decode:
                 ImageOps.exif_transpose(image).convert("RGB")

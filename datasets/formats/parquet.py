@@ -8,7 +8,6 @@ rows.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from lookonce.datasets.readers.image_column import ImageColumn, find_image_colum
 from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_rows, read_values
 from lookonce.datasets.readers.text import Broken, Rows, refuse
 from lookonce.errors import ImageError, RecordsError
+from lookonce.files import parse_json
 from lookonce.text import first_line
 
 JSON_COLUMN = "metadata"
@@ -31,8 +31,6 @@ def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
     Raises:
         RecordsError: the file is damaged, or has several image columns and none is called `image`.
     """
-    from pyarrow import ArrowException
-
     try:
         with open_parquet(path) as file:
             columns = _Columns.of(file)
@@ -54,7 +52,9 @@ def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
                     yield origin, values
     except ImageError as error:
         raise RecordsError(f"{path}: {error}") from None
-    except ArrowException as error:
+    except (RecordsError, FileNotFoundError, PermissionError, ImportError):
+        raise
+    except Exception as error:  # the errors of pyarrow for damaged files have no common base
         raise RecordsError(f"cannot read {path}: {first_line(error)}; is it complete?") from None
 
 
@@ -99,7 +99,7 @@ def _opened(row: Row, origin: str) -> Row:
     if "turns" not in row or not isinstance(row.get(JSON_COLUMN), str):
         return row
     try:
-        return row | {JSON_COLUMN: json.loads(row[JSON_COLUMN])}
+        return row | {JSON_COLUMN: parse_json(row[JSON_COLUMN])}
     except ValueError as error:
         raise RecordsError(f"{origin}: its `{JSON_COLUMN}` is not JSON ({error})") from None
 

@@ -24,7 +24,7 @@ from lookonce.datasets.readers.parquet import open_parquet, read_rows, row_group
 from lookonce.datasets.readers.tar import DAMAGED, read_samples
 from lookonce.datasets.readers.text import decode_json, is_array, read_array, read_csv, read_head, read_jsonl
 from lookonce.errors import RecordsError
-from lookonce.text import first_line
+from lookonce.text import first_line, one_line
 
 CHUNK_ROWS = 2000
 
@@ -111,7 +111,7 @@ def tar_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]
 
 def _read_tar(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
     for sample in _named_errors(read_samples(path, name), name, *DAMAGED):
-        yield from _sample_rows(sample, f"{name}/{sample['__key__']}", definition)
+        yield from _sample_rows(sample, f"{name}/{one_line(sample['__key__'])}", definition)
 
 
 def _sample_rows(sample: dict[str, Any], origin: str, definition: Definition) -> Iterator[RawRow]:

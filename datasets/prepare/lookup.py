@@ -18,6 +18,7 @@ from typing import Any
 from lookonce.datasets.archives import find_archive, unreadable
 from lookonce.datasets.images import read_many
 from lookonce.datasets.prepare.rows import text_of
+from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
 from lookonce.errors import ImageError
 
 URLS = ("http://", "https://")
@@ -80,6 +81,8 @@ class ImageFinder:
 
 def _member(file: zipfile.ZipFile, path: Path, name: str) -> bytes | ImageError:
     try:
+        if (num_bytes := file.getinfo(name).file_size) > MAX_IMAGE_BYTES:  # it is never longer when it is read
+            return unreadable(path, f"it has {num_bytes:,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
         return file.read(name)
     except (
         OSError,

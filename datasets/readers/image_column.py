@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from lookonce.errors import ImageError
 
+MAX_IMAGE_BYTES = 1 << 30
+"""The largest image file that is read, since a larger one could exhaust the memory."""
+
 
 class ImageColumn(NamedTuple):
     """A column with one image per row."""

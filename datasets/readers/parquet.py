@@ -6,6 +6,9 @@ few, at memory speed, and returned as the same object, so no caller hashes or co
 few rows, and what pyarrow needs for a page of them: 150 MB for images of 240 kB in a dictionary, 500 MB where pages of
 eight megabytes are compressed.
 
+A file of a few kilobytes may say that each of a million rows has the same text of many megabytes. So fewer rows are
+decoded at once where a column is large, and a batch that became too large is refused before Python makes objects of it.
+
 pyarrow takes long to import and is imported when the first file is opened.
 """
 
@@ -17,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lookonce.datasets.readers.image_column import ImageColumn
+from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES, ImageColumn
 
 BUFFER_BYTES = 1 << 20
 TEXT_ROWS = 1024
@@ -26,6 +29,10 @@ IMAGE_ROWS = 8
 """Rows with images that are decoded at once; 64 were slower (15.5 s where 8 took 9.5)."""
 NUM_RECENT = 4
 """How many images the next one is compared with."""
+MAX_VALUES = 1 << 24
+"""The most values of the rows that are decoded at once; a million empty ones take some bytes on the disk."""
+MAX_BATCH_BYTES = 1 << 28
+"""The most bytes of the rows that are decoded at once, apart from images, of which there are `IMAGE_ROWS`."""
 
 
 class ParquetRow(NamedTuple):
@@ -72,7 +79,33 @@ def read_values(file: Any, column: str, num_rows: int, groups: Sequence[int] | N
 
 
 def _batches(file: Any, columns: Sequence[str] | None, groups: Sequence[int] | None, num_rows: int) -> Iterator[Any]:
-    return iter(file.iter_batches(num_rows, row_groups=groups, columns=columns, use_threads=False))
+    num_rows = min(num_rows, max(IMAGE_ROWS, MAX_BATCH_BYTES // max(_largest_row_group(file), 1)))
+    limit = IMAGE_ROWS * MAX_IMAGE_BYTES if num_rows <= IMAGE_ROWS else MAX_BATCH_BYTES
+    for batch in file.iter_batches(num_rows, row_groups=groups, columns=columns, use_threads=False):
+        if batch.nbytes > limit or sum(map(_num_values, batch.columns)) > MAX_VALUES:
+            raise ValueError(f"{batch.num_rows} of its rows have more than {limit:,} bytes or {MAX_VALUES:,} values")
+        yield batch
+
+
+def _largest_row_group(file: Any) -> int:
+    """The most bytes of a row group, by the file's own account: no value in it is longer.
+
+    What the file says of single columns is not asked for: if that is damaged, pyarrow ends the process.
+    """
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    return max((group.total_byte_size for group in groups), default=0)
+
+
+def _num_values(array: Any) -> int:
+    """How many objects Python would make of an array, apart from those within images."""
+    from pyarrow import types
+
+    kind, inner = array.type, []
+    if types.is_struct(kind):
+        inner = [array.field(number) for number in range(kind.num_fields)]
+    elif types.is_nested(kind) and hasattr(array, "flatten"):
+        inner = [array.flatten()]
+    return len(array) + sum(map(_num_values, inner))
 
 
 class _RecentImages:

@@ -1,34 +1,94 @@
-"""Tar files, read by webdataset: their members, or WebDataset samples of members with the same key.
+"""Tar files: their members, or WebDataset samples of members with the same key.
 
 Design: a file is streamed through once, with one member or one sample in memory. The cost: reading the last member
-reads the whole file, about half a second per gigabyte that the system has cached.
+reads the whole file, about half a second per gigabyte that the system has cached. Nothing is unpacked, so names and
+links lead nowhere. The headers are those of whoever wrote the file: a member is read if the file itself is as long, so
+neither compression nor a sparse member makes much of little, and a name or a PAX header of more than a megabyte is
+refused. webdataset, which groups samples, would decompress and read members of any size.
 
-webdataset takes long to import and is imported when the first file is opened.
+webdataset takes long to import and is imported when the first samples are read.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import tarfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
+
+from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
 
 BUFFER_BYTES = 1 << 20
-DAMAGED = (ValueError, KeyError, OSError, EOFError, tarfile.TarError)
-"""What webdataset raises for damaged files."""
+MAX_HEADER_BYTES = 1 << 20
+"""The longest extended header; it has a long name, or PAX records."""
+EXTENDED = (*(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK), tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
+"""The types of extended headers."""
+COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+"""The first bytes of compressed files, and the command that decompresses them."""
+HARMFUL = re.compile(rb"[0-9]{256}|GNU\.sparse")
+"""What PAX records of image archives do not have: sparse members, and numbers on which Python's search for a character
+set takes the square of their length (CVE-2024-6232)."""
+DAMAGED = (ValueError, LookupError, OSError, EOFError, tarfile.TarError, RecursionError)
+"""What tarfile and webdataset raise for damaged files."""
 NUM_PEEKED = 16
 """A sample's JSON member is expected among this many first members."""
 
 
 def read_members(path: Path, select: Callable[[str], bool] | None = None) -> Generator[tuple[str, bytes]]:
     """Names and bytes of all members, or of those whose names `select` accepts; links and folders are skipped."""
-    from webdataset.tariterators import tar_file_iterator
-
     with path.open("rb", buffering=BUFFER_BYTES) as file:
-        for member in tar_file_iterator(file, skip_meta=None, select_files=select):
-            yield member["fname"], member["data"]
+        _refuse_compressed(file)
+        num_bytes = os.fstat(file.fileno()).st_size
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as archive:
+            kept: list[tarfile.TarInfo] = vars(archive)["members"]
+            while (member := archive.next()) is not None:
+                kept.clear()  # else all members would stay in memory
+                if member.isreg() and (select is None or select(member.name)):
+                    yield member.name, _content(file, member, num_bytes)
+
+
+def _refuse_compressed(file: BinaryIO) -> None:
+    head = file.read(6)
+    file.seek(0)
+    for magic, command in COMPRESSED.items():
+        if head.startswith(magic):
+            raise tarfile.ReadError(f"it is compressed; decompress it once, with `{command}`")
+
+
+def _content(file: BinaryIO, member: tarfile.TarInfo, num_bytes: int) -> bytes:
+    """The bytes of a member; there are as many in the file, so a header alone takes no memory."""
+    if member.offset_data + member.size > num_bytes:
+        raise tarfile.ReadError("unexpected end of data")
+    if member.size > MAX_IMAGE_BYTES:
+        raise tarfile.ReadError(f"{member.name!r} has {member.size:,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
+    file.seek(member.offset_data)
+    return file.read(member.size)
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is checked before Python follows it: it is short, not sparse, and leads on in the file."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        file: Any = tarfile_.fileobj
+        start = file.tell()
+        header = file.read(tarfile.BLOCKSIZE)
+        kind = header[156:157]
+        if kind == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("it has a sparse member; pack it without --sparse")
+        if kind in EXTENDED:
+            size = cls.frombuf(header, tarfile_.encoding or "utf-8", "surrogateescape").size
+            if not 0 <= size <= MAX_HEADER_BYTES or HARMFUL.search(file.read(size)):
+                raise tarfile.ReadError(f"it has a header of {size:,} bytes that no archive of images has")
+        file.seek(start)
+        member = super().fromtarfile(tarfile_)
+        if member.size < 0 or tarfile_.offset <= start:
+            raise tarfile.ReadError("a member has a negative size")
+        return member
 
 
 def read_samples(path: Path, name: str) -> Iterator[dict[str, Any]]:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lookonce.errors import RecordsError
+from lookonce.files import open_regular
 
 Rows = Generator[tuple[str, Any], None, None]
 """The origin of each row for messages, and its value."""
@@ -30,12 +32,23 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECODE = json.JSONDecoder().raw_decode
 SPACE = re.compile(r"[ \t\r\n]*")
 MAX_CELL_CHARACTERS = 1 << 30
+MAX_LINE_BYTES = 1 << 30
+"""The longest line: a file of nothing but zeros may be a terabyte long and take no place on the disk."""
+MAX_ARRAY_BYTES = 1 << 32
+"""The largest JSON array, since all of its text is in memory."""
 
 
 def read_head(path: Path) -> bytes:
-    """The first bytes of a file, by which its type is recognised."""
-    with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
+    """The first bytes of a file, by which its type is recognised.
+
+    Raises:
+        RecordsError: it is a device or a FIFO, which cannot be read twice.
+    """
+    try:
+        with open_regular(path) as file:
+            return file.read(HEAD_BYTES)
+    except ValueError as error:
+        raise RecordsError(str(error)) from None
 
 
 def is_array(head: bytes) -> bool:
@@ -52,8 +65,9 @@ def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> 
     """One value per line; blank lines are skipped. `name` replaces the path in messages, also below."""
     name = name or str(path)
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
             origin, line = f"{name}:{number}", line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            _check_length(line, origin)
             if not line.strip():
                 continue
             try:
@@ -62,6 +76,11 @@ def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> 
                 broken(origin, error)
             else:
                 yield origin, value
+
+
+def _check_length(line: bytes | str, origin: str) -> None:
+    if len(line) >= MAX_LINE_BYTES:
+        raise RecordsError(f"{origin}: the line is longer than {MAX_LINE_BYTES:,} bytes; is this a text file?")
 
 
 def _decode_text(line: bytes, origin: str) -> str:
@@ -87,7 +106,11 @@ def decode_json(text: str, origin: str) -> Any:
 
 def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> Rows:
     """The records of one JSON array."""
-    name, text = name or str(path), path.read_text(encoding="utf-8-sig")
+    name = name or str(path)
+    if (num_bytes := path.stat().st_size) > MAX_ARRAY_BYTES:
+        limit = f"expected at most {MAX_ARRAY_BYTES:,}"
+        raise RecordsError(f"{name} has {num_bytes:,} bytes, {limit}; write one record a line, as JSONL")
+    text = path.read_text(encoding="utf-8-sig")
     position, number = _skip_space(text, _skip_space(text, 0) + 1), 0
     is_open = text[position : position + 1] != "]"
     while is_open:
@@ -130,7 +153,7 @@ def read_csv(path: Path, name: str | None = None, delimiter: str = ",", broken: 
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     name, start = name or str(path), 1
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
         try:
             header = next(rows, [])
             _check_header(header, name)
@@ -143,6 +166,12 @@ def read_csv(path: Path, name: str | None = None, delimiter: str = ",", broken: 
                     broken(origin, _wrong_number(header, cells, origin))
         except csv.Error as error:
             broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({error})"))
+
+
+def _lines(file: TextIO, name: str) -> Iterator[str]:
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), ""), start=1):
+        _check_length(line, f"{name}:{number}")
+        yield line
 
 
 def _check_header(header: list[str], name: str) -> None:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import psutil
 
 from lookonce.environment import machine
-from lookonce.files import temporary_name
+from lookonce.files import read_json, temporary_name
 
 EXPIRY_S = 180
 """Longer than network filesystems cache file times (60 s on NFS by default)."""
@@ -176,7 +176,7 @@ class FolderClaim:
         if self._file is None or self._file.is_held():
             return False
         try:  # on some filesystems a hard link has another inode
-            return bool(json.loads(self.path.read_text()) != self._content)
+            return bool(read_json(self.path) != self._content)
         except (FileNotFoundError, ValueError):
             return True
 
@@ -193,7 +193,7 @@ class FolderClaim:
 def holder(path: Path, expiry_s: float) -> str:
     """The process that holds a claim file, for a message, and when its claim ends if it was killed."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         process = Process(**content["worker"])
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(content.get("started", 0)))
         silent_s = age(path)
@@ -241,7 +241,7 @@ def is_living(path: Path, expiry_s: float) -> bool:
 def read_process_file(path: Path, make: Callable[..., Content]) -> Content | None:
     """What `make` returns for the keys of a JSON file, one of which is `worker`; None if missing or unreadable."""
     try:
-        value = json.loads(path.read_text())
+        value = read_json(path)
         return make(**value | {"worker": Process(**value["worker"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -4,6 +4,9 @@ Design: a file is written under a unique temporary name in its own folder, flush
 folder is flushed, so a name never leads to half a file even after a power cut. File modes follow the umask, because
 safetensors 0.8 writes 0600, which colleagues on a cluster cannot read
 (https://github.com/safetensors/safetensors/issues/782). The cost is two fsyncs per file, a few milliseconds.
+
+What others may have written is read whole only if it is a file, not a device or a FIFO, and has a bounded size, so a
+hostile folder cannot make a command wait or fill the memory.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ import errno
 import json
 import os
 import socket
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
+from os import open as open_descriptor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
 from lookonce.environment import machine
 
 TEMPORARY_MARK = ".tmp-"
+MAX_JSON_BYTES = 1 << 26
+"""The most bytes of a JSON file, where its reader has no other limit. Trainer's state has a few million."""
 SCRATCH = "lookonce-"
 """The prefix of the names of scratch folders."""
 
@@ -95,19 +102,59 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The bytes of a file of at most `max_bytes`.
+
+    Raises:
+        ValueError: it is larger, or a device or a FIFO, which might never end.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return content
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """An opened file; raises ValueError for a device or a FIFO, opening which could wait forever."""
+    file = open(path, "rb", opener=lambda name, flags: open_descriptor(name, flags | os.O_NONBLOCK))
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise ValueError(f"{path} is a FIFO or a device; expected a file")
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value in a JSON file; the arguments and errors are those of `read_limited`."""
+    return parse_json(read_limited(path, max_bytes).decode("utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or is nested too deeply for Python.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is absent, damaged, or holds something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def hash_file(path: Path) -> str:
-    """The xxh3 of a whole file, 32 hexadecimal digits."""
+    """The xxh3 of a whole file, 32 hexadecimal digits; raises ValueError for a device or a FIFO."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 24):
             digest.update(block)
     return digest.hexdigest()

@@ -13,6 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from lookonce.errors import UsageError, explain_os_error
+from lookonce.files import read_limited
+from lookonce.text import shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -62,6 +64,12 @@ def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settin
         raise UsageError(f"{called} is wrong:\n{problems}") from None
 
 
+MAX_YAML_BYTES = 1 << 24
+"""The most bytes of a YAML file: 16 MiB."""
+MAX_DEPTH, MAX_VALUES = 50, 1_000_000
+"""The deepest nesting of a YAML file, and the most values."""
+MAX_GIVEN = 200
+"""Characters of a wrong value in a message."""
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader with libyaml is ten times as fast; not every build of PyYAML has it."""
 
@@ -78,6 +86,47 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return values
 
 
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        ValueError: it is not YAML, is nested too deeply, or has too many values once its aliases are replaced.
+    """
+    try:
+        _check_size(text)
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"a value cannot be read ({shown(repr(error))})") from None  # `!!bool x`, `!!int ""`, ...
+
+
+def _check_size(text: str) -> None:
+    """Check the nesting, and the number of values with each alias counted as what it stands for.
+
+    libyaml overflows the stack at a depth of some ten thousand, and aliases of aliases stand for any number of values
+    ("billion laughs"), which a message or a merge would write out. So events are counted before values are made.
+    """
+    counts, anchors, sizes = [0], [""], dict[str, int]()
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            known = sizes.get(event.anchor or "")  # none if there is no such anchor, or it is around the alias
+            counts[-1] += MAX_VALUES if known is None else known
+        elif isinstance(event, yaml.ScalarEvent):
+            counts[-1] += 1
+            sizes[event.anchor or ""] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            counts.append(1)
+            anchors.append(event.anchor or "")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            sizes[anchors.pop()] = counts[-1]
+            counts[-2:] = [counts[-2] + counts[-1]]
+        if len(counts) > MAX_DEPTH:
+            raise ValueError(f"its values are nested more than {MAX_DEPTH} deep")
+        if counts[-1] > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES:,} values, each alias counted as what it stands for")
+
+
 def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, Any]:
     """The values in a YAML file, before they are checked; the other arguments are those of `read_settings`.
 
@@ -85,14 +134,14 @@ def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, 
         UsageError: the file is missing or not YAML.
     """
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        values = parse_yaml(read_limited(path, MAX_YAML_BYTES).decode("utf-8"))
     except PermissionError as error:
         raise UsageError(explain_os_error(error)) from None
     except OSError as error:
         raise UsageError(f"cannot read {called}: {(error.strerror or str(error)).lower()}; {hint}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read {called}: {error}; {hint}") from None
-    except yaml.YAMLError as error:
+    except ValueError as error:
         raise UsageError(f"{called} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{called} must be {expected}")
@@ -116,8 +165,8 @@ def set_key(values: dict[str, Any], assignment: str) -> None:
         if not isinstance(values, dict):
             raise UsageError(f"--set {assignment!r}: {section} is not a section")
     try:
-        values[key] = yaml.safe_load(text)
-    except yaml.YAMLError:
+        values[key] = parse_yaml(text)
+    except ValueError:
         raise UsageError(f"--set {assignment!r}: {text!r} is not a YAML value") from None
 
 
@@ -142,7 +191,15 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
         return f"{name}: is missing"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem["input"]
-    return f"{name}: {message}" + ("" if isinstance(given, dict) and given else f" (got {given!r})")
+    return f"{name}: {message}" + ("" if isinstance(given, dict) and given else f" (got {_repr(given)})")
+
+
+def _repr(given: Any) -> str:
+    """A value for a message, cut if long; Python refuses to write integers of thousands of digits."""
+    try:
+        return shown(repr(given), MAX_GIVEN)
+    except ValueError:
+        return "an integer of thousands of digits"
 
 
 def _keys(kind: Any, location: Sequence[str]) -> list[str]:

@@ -11,15 +11,15 @@ once after it was written (from memory) and once before it is loaded; half a sec
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import TrainingError
-from lookonce.files import flush, flush_files, hash_file, write_json
+from lookonce.files import flush, flush_files, hash_file, read_json, write_json
 from lookonce.run.folder import CHECKSUMS, STATE, RunFolder, is_complete, step_of
 from lookonce.text import Notify, listed
 
@@ -58,6 +58,25 @@ def check_undamaged(checkpoint: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def numbers_only(checkpoint: Path | None) -> Iterator[None]:
+    """Name a checkpoint that is loaded within the block and holds more than numbers.
+
+    Trainer has PyTorch unpickle optimizer, schedule and random state with `weights_only`, which runs no code of the
+    file.
+
+    Raises:
+        TrainingError: PyTorch refused one of its files.
+    """
+    try:
+        yield
+    except UnpicklingError:
+        raise TrainingError(
+            f"{checkpoint} holds other objects than a training writes, and none of them was loaded; "
+            "train again with: lookonce train RUN.yaml --restart"
+        ) from None
+
+
 def _changed(files: list[str]) -> str:
     return f"missing, or changed since it was written: {listed(files)}"
 
@@ -68,16 +87,18 @@ def damaged_files(checkpoint: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        recorded = dict(json.loads(path.read_text()))
+        recorded = dict(read_json(path))
     except (OSError, ValueError, TypeError):
         return [CHECKSUMS]
-    return [name for name, checksum in recorded.items() if _checksum(checkpoint / name) != checksum]
+    return [str(name) for name, checksum in recorded.items() if _checksum(checkpoint, name) != checksum]
 
 
-def _checksum(path: Path) -> str | None:
+def _checksum(checkpoint: Path, name: str) -> str | None:
+    """The checksum of a file of a checkpoint; None if it cannot be read or lies elsewhere."""
     try:
-        return hash_file(path)
-    except OSError:
+        path = checkpoint / name
+        return hash_file(path) if path.resolve().is_relative_to(checkpoint.resolve()) else None
+    except (OSError, ValueError):
         return None
 
 

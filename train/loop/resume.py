@@ -10,7 +10,6 @@ mark a run as finished first.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,13 @@ from transformers import TrainerCallback
 from lookonce.cache.store.leftovers import temporary_files
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import RunFolderError
+from lookonce.files import read_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import LENGTH, STATE, RunFolder, step_of
 from lookonce.run.inputs import RunInputs
 from lookonce.run.start_adapter import find_start
-from lookonce.text import Notify, count, quiet
+from lookonce.text import Notify, count, quiet, shown
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.scheduler import other_rate
 
@@ -150,13 +150,30 @@ def keep_results(folder: RunFolder) -> Path | None:
 
 def _num_steps(checkpoint: Path) -> int:
     """The number of steps of the training that wrote a checkpoint."""
-    return int(json.loads((checkpoint / STATE).read_text())["max_steps"])
+    return int(_state(checkpoint)["max_steps"])
 
 
 def _wanted_steps(run: RunFile, checkpoint: Path) -> int:
     """The number of steps that a run file asks for; the checkpoint says how many are in an epoch."""
-    state = json.loads((checkpoint / STATE).read_text())
+    state = _state(checkpoint)
     return run.train.steps or math.ceil(run.train.epochs * round(state["global_step"] / state["epoch"]))
+
+
+def _state(checkpoint: Path) -> dict[str, float]:
+    """How far Trainer was, and how far it had to go, when it wrote a checkpoint.
+
+    Raises:
+        RunFolderError: the file does not say it.
+    """
+    path = checkpoint / STATE
+    try:
+        value = read_json(path)
+        found = {name: float(value[name]) for name in ("max_steps", "global_step", "epoch")}
+        if not all(0 < number < math.inf for number in found.values()):
+            raise ValueError(f"{found} are not numbers of steps")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} is broken ({shown(repr(error))}); {ELSEWHERE}") from None
+    return found
 
 
 class CurrentIntervals(TrainerCallback):

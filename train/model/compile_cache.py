@@ -8,13 +8,14 @@ is never changed, so any number of processes can write. PyTorch's own folder (TO
 it is left where it is, by default on the machine's own disk, and gets what the files have.
 
 The cost: each file has all that its process used, some megabytes, also what others have. The newest files are kept.
-They hold pickled objects and machine code, so those of other users are not read.
+They hold pickled objects and machine code, so those of other users, or that others may write to, are not read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import xxhash
 from torch._dynamo.utils import counters
 
 from lookonce.environment import device_name, library_version
-from lookonce.files import atomic_write
+from lookonce.files import atomic_write, open_regular
 from lookonce.text import Notify, first_line, size
 
 SUFFIX = ".compiled"
@@ -61,9 +62,10 @@ class CompileCache:
                 self._notify(f"cannot use {path} ({first_line(error)}); compiling what it has")
 
     def _load(self, path: Path) -> None:
-        if path.stat().st_uid != os.getuid():
-            return
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            if not _is_only_ours(os.fstat(file.fileno())):
+                return
+            content = file.read()
         if path != self._path(content):
             path.unlink()
             self._notify(f"removed {path}, which is damaged; compiling what it had")
@@ -89,6 +91,8 @@ class CompileCache:
         self._folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(self._path(content)) as temporary:
             temporary.write_bytes(content)
+        path = self._path(content)
+        path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))  # else it would not be read
         self._notify(f"kept {size(len(content))} of compiled code in {self._folder}")
         with contextlib.suppress(FileNotFoundError):  # another process removes them too
             everything = self._folder.glob(f"*{SUFFIX}*")  # also what killed processes left
@@ -98,6 +102,11 @@ class CompileCache:
 
     def _path(self, content: bytes) -> Path:
         return self._folder / f"{self._prefix}-{xxhash.xxh3_128_hexdigest(content)}{SUFFIX}"
+
+
+def _is_only_ours(found: os.stat_result) -> bool:
+    """Whether a file belongs to this user and no other user may write to it."""
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def names_of(artifacts: Iterable[Iterable[str]]) -> set[str]:

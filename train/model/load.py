@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lookonce.cache.model.model_folder import ModelFolder
@@ -23,7 +24,7 @@ from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.config import RunFile
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.text import count, first_line, listed
+from lookonce.text import count, first_line, listed, shown
 from lookonce.train.model.cached_tower import replace_tower
 from lookonce.train.model.frozen.choice import frozen_of_answers, quantised
 from lookonce.train.model.lora.targets import (
@@ -186,6 +187,9 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
     check_adapter(adapter)
     model = _load_to_answer(model_folder, run)
     config = PeftConfig.from_pretrained(str(adapter))
+    if not isinstance(config, LoraConfig):
+        raise RunFolderError(f"{adapter} holds an adapter of the type {shown(str(config.peft_type))}; expected LORA")
+    config.megatron_config = None  # else PEFT would import whatever module the folder names
     config.base_model_name_or_path = model.name_or_path  # which may have moved; the run folder compares its content
     config.inference_mode = False  # marks the trained weights, for `_train_in_float32`
     peft_model: Any = get_peft_model(model, config)
@@ -197,7 +201,15 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
 
 
 def load_weights(model: PeftModel, adapter: Path) -> None:
-    """Give the model's adapter the weights of a trained one of the same shape."""
+    """Give the model's adapter the weights of a trained one of the same shape.
+
+    Raises:
+        RunFolderError: there are none in safetensors, without which PEFT would unpickle others or ask the Hub.
+    """
+    if not (adapter / SAFETENSORS_WEIGHTS_NAME).is_file():
+        raise RunFolderError(
+            f"{adapter} has no {SAFETENSORS_WEIGHTS_NAME}; train again with: lookonce train RUN.yaml --restart"
+        )
     set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
 
 

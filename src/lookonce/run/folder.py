@@ -22,7 +22,6 @@ steps-N/            the results of a shorter training, before it was extended
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,13 +30,13 @@ from typing import Any
 from lookonce.differences import Difference, differences
 from lookonce.environment import library_version, library_versions
 from lookonce.errors import RunFolderError
-from lookonce.files import TEMPORARY_MARK, write_json, write_text
+from lookonce.files import TEMPORARY_MARK, read_json, read_object, write_json, write_text
 from lookonce.run.absolute import with_absolute_paths
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.removed import without_removed_keys
 from lookonce.run.sections.evaluation import EvalSection
 from lookonce.run.sections.paths import RECORDED
-from lookonce.text import located
+from lookonce.text import located, shown
 
 CLAIM = "claim.json"
 RECORD = "run.json"
@@ -70,6 +69,8 @@ DECIDE_BEST = {
 """Keys that may not change after all, by `train.best`, because they decide which checkpoint is the result."""
 LENGTH = {"train.epochs", "train.steps"}
 """Keys that `lookonce train --resume` may raise, if the learning rates allow it."""
+AGAIN = "train again with: lookonce train RUN.yaml --restart"
+"""What to do about a folder whose files are broken."""
 EXTEND = "Extend it, if its learning rates allow that, with: lookonce train RUN.yaml --resume. Or choose"
 """The beginning of the advice if only they differ."""
 
@@ -177,8 +178,7 @@ class RunFolder:
     def differences(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> list[Difference]:
         """What tells this run from the recorded one, without what may change; the arguments are those of `check`."""
         ignored = {f"run.{name}" for name in (*_harmless(run), *may_differ)}
-        recorded = json.loads(self._record.read_text())
-        recorded["inputs"] = {name: recorded["inputs"].get(name) for name in identity}
+        recorded: dict[str, Any] = {"inputs": {name: self.recorded_inputs().get(name) for name in identity}}
         recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
         found = differences(_identity(run, identity), recorded)
         return [difference for difference in found if difference[0] not in ignored]
@@ -198,11 +198,8 @@ class RunFolder:
 
     def recorded_inputs(self) -> dict[str, Any]:
         """The hashes of the recorded run's inputs; empty if there is none."""
-        try:
-            inputs: dict[str, Any] = json.loads(self._record.read_text())["inputs"]
-            return inputs
-        except (OSError, ValueError, KeyError):
-            return {}
+        inputs = read_object(self._record).get("inputs")
+        return inputs if isinstance(inputs, dict) else {}
 
     def check_inputs(self, identity: dict[str, Any]) -> None:
         """Check that the run's inputs are still those of the training; `identity` may hold some of the entries.
@@ -210,7 +207,7 @@ class RunFolder:
         Raises:
             RunFolderError: they have changed.
         """
-        recorded = json.loads(self._record.read_text())["inputs"]
+        recorded = self.recorded_inputs()
         found = [name for name, _, _ in differences(identity, {name: recorded.get(name) for name in identity})]
         if found:
             raise RunFolderError(
@@ -233,8 +230,15 @@ class RunFolder:
         return target
 
     def read_trained(self) -> Trained:
-        """The figures of the training; the adapter must be trained."""
-        return Trained(**json.loads(self.trained.read_text()))
+        """The figures of the training; the adapter must be trained.
+
+        Raises:
+            RunFolderError: the file is broken.
+        """
+        try:
+            return Trained(**read_json(self.trained))
+        except (ValueError, TypeError) as error:
+            raise RunFolderError(f"{self.trained} is broken: {shown(repr(error))}; {AGAIN}") from None
 
     def read_run(self) -> RunFile:
         """The run file that this folder belongs to.
@@ -243,13 +247,13 @@ class RunFolder:
             RunFolderError: this is not a run folder.
         """
         try:
-            recorded = without_removed_keys(json.loads(self._record.read_text())["run"])
+            recorded = without_removed_keys(read_json(self._record)["run"])
             return RunFile.model_validate(recorded, context=RECORDED)
         except FileNotFoundError:
             where = located(self.folder)
             raise RunFolderError(f"{where} is not a run folder; make one with: lookonce train RUN.yaml") from None
-        except (ValueError, KeyError) as error:
-            raise RunFolderError(f"{self._record} is broken: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunFolderError(f"{self._record} is broken: {error}; {AGAIN}") from None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -264,7 +268,7 @@ def is_complete(checkpoint: Path) -> bool:
     try:
         if checksums.exists():
             return state.exists() and checksums.stat().st_size > 0
-        json.loads(state.read_text())  # of an earlier version, whose last file was the state
+        read_json(state)  # of an earlier version, whose last file was the state
     except (OSError, ValueError):
         return False
     return True

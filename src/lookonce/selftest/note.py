@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from lookonce.environment import device_name, library_version, library_versions
-from lookonce.files import write_json
+from lookonce.files import read_json, write_json
 from lookonce.selftest.report import Report
 from lookonce.selftest.ways import Way
 
@@ -69,7 +69,7 @@ def noted_exact(found: dict[str, str]) -> list[list[str]]:
     """The settings of each way that was noted as exact with a combination; empty without a note."""
     path = note_path(found)
     with contextlib.suppress(OSError, ValueError):
-        noted = json.loads(path.read_text()) if path else {}
+        noted = read_json(path) if path else {}
         if isinstance(noted, dict) and noted.get("combination") == found:
             return list(noted.get("exact", []))
     return []

@@ -168,8 +168,8 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     """The state of the training in a run folder; without a heartbeat for `expiry_s` it is dead."""
     progress, last = read_progress(folder.progress), folder.last_checkpoint
     checkpoint = last.name if last else None
-    trained = json.loads(folder.trained.read_text()) if folder.trained.exists() else {}
-    num_steps, startup_seconds = trained.get("num_steps", 0), trained.get("startup_seconds", {})
+    trained = folder.read_trained() if folder.trained.exists() else None
+    num_steps, startup_seconds = (trained.num_steps, trained.startup_seconds) if trained else (0, {})
     trainer = find_trainer(folder.folder, expiry_s)
     if trainer and (progress is None or progress.worker != trainer):  # it has not begun to write its progress
         return TrainingPhase("running", phase="loading", job=trainer.job, host=trainer.host, checkpoint=checkpoint)

@@ -181,7 +181,7 @@ def test_the_members_of_a_tar_are_never_all_in_memory(
     files = {f"{number}.jpg": bytes([number]) * MEGABYTE for number in range(40)}
     writer.tar(tmp_path / "x.tar", files)
     paths = [tmp_path / "x.tar" / name for name in files]
-    read_bytes(paths[0])  # imports webdataset
+    read_bytes(paths[0])  # imports what is imported once
     tracemalloc.start()
     try:
         assert len(index(*paths).key_of) == 40

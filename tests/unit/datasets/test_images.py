@@ -182,7 +182,7 @@ def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(
 ) -> None:
     if make is unlocked and os.geteuid() == 0:
         pytest.skip("root may read everything")
-    monkeypatch.setattr(images, "MAX_FILE_BYTES", 2000)
+    monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 2000)
     (tmp_path / "root").mkdir()
     good, path = file(tmp_path / "root", "good.jpg", bytes(2000)), tmp_path / "root" / name
     make(path)

@@ -9,14 +9,13 @@ error at the start is the user's to fix; later ones are only notes, because a tr
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
 from lookonce.errors import LookonceError, UsageError
-from lookonce.files import write_json
+from lookonce.files import read_json, write_json
 from lookonce.run.folder import RunFolder
 from lookonce.text import Notify, first_line
 from lookonce.train.loop.tracking.runs import Begun, MLflowRun, TensorBoardRun, WandbRun
@@ -130,7 +129,7 @@ class Trackers:
 
     def _recorded_ids(self) -> dict[str, str]:
         try:
-            ids: dict[str, str] = json.loads(self._record.read_text())
+            ids: dict[str, str] = read_json(self._record)
         except (OSError, ValueError):
             return {}
         return ids

@@ -18,13 +18,18 @@ RECORDED = {"is_recorded": True}
 """The validation context of values that were recorded with a run, in which variables need not be set."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]+)\})", re.ASCII)
 
+SECRET = re.compile("(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)", re.IGNORECASE)
+"""What the names of variables with secrets have."""
+
 
 def expand(path: str) -> str:
     """Expand `~` and environment variables; a variable that is not set, or is empty, stays as written.
 
     Raises:
-        ValueError: there is no such user.
+        ValueError: there is no such user, or a variable is a secret.
     """
+    if secret := next((name for name in map(_name, VARIABLE.finditer(path)) if SECRET.search(name)), None):
+        raise ValueError(f"the environment variable {secret} is a secret, which messages about the path would show")
     expanded = os.path.expanduser(VARIABLE.sub(lambda found: os.environ.get(_name(found)) or found[0], path))
     if expanded.startswith("~"):
         raise ValueError(f"there is no home folder of {expanded.partition('/')[0]}; write the path in full")

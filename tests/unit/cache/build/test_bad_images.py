@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # on palette
 WIDTH, HEIGHT = 120, 88
 ORIENTATION = 0x0112
 RNG = np.random.default_rng(0)
+READS_YCBCR = int(PIL.__version__.partition(".")[0]) >= 13
+"""Earlier versions of Pillow cannot read the TIFF files in YCbCr that they write."""
 Write = Callable[[Path], Any]
 
 
@@ -117,7 +120,7 @@ ENCODED: dict[str, Write] = {
     "1-bit.png": save(noise("1"), "PNG"),
     "32-bit.tif": save(noise("I"), "TIFF"),
     "float.tif": save(noise("F"), "TIFF"),
-    "ycbcr.tif": save(noise("YCbCr"), "TIFF"),
+    **({"ycbcr.tif": save(noise("YCbCr"), "TIFF")} if READS_YCBCR else {}),
     **{f"exif-{number}.jpg": rotated(number) for number in range(1, 9)},
     "exif-nonsense.jpg": rotated(77),
     "animated.gif": save(noise(seed=3), "GIF", save_all=True, append_images=MORE),
@@ -208,7 +211,8 @@ def test_the_cases_are_what_their_names_say(world: World) -> None:
     for name in ENCODED:
         with Image.open(world.paths[name]) as image:
             modes[name], kinds[name], frames[name] = image.mode, image.format, getattr(image, "n_frames", 1)
-    assert {"I;16", "CMYK", "P", "RGBA", "LA", "1", "L", "I", "F", "YCbCr"} <= set(modes.values())
+    assert {"I;16", "CMYK", "P", "RGBA", "LA", "1", "L", "I", "F"} <= set(modes.values())
+    assert ("YCbCr" in modes.values()) == READS_YCBCR
     assert set(kinds.values()) == {"PNG", "JPEG", "TIFF", "GIF", "WEBP", "MPO", "BMP", "ICO"}
     assert {kinds[name] for name, number in frames.items() if number == 3} == {"GIF", "WEBP", "TIFF", "MPO"}
     upright = {}

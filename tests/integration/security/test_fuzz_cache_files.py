@@ -1,0 +1,111 @@
+"""Receipts and plan files with other values and the checksum that fits them: each is read, or refused in our words.
+
+Whoever can write a file of a cache can write its checksum too, so without it the fuzzer would only find the checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.fuzzing import cases, mutations
+from support.small_caches import SmallCache
+
+from lookonce.cache.build.planner import index_from_plan
+from lookonce.cache.store.index import Index
+from lookonce.cache.store.manifest import read_manifest, read_plan, read_quarantine
+from lookonce.cache.store.plan import shard_name
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.receipts import checksum_line
+from lookonce.errors import LookonceError
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> SmallCache:
+    return SmallCache(tmp_path / SmallCache.fingerprint.folder_name)
+
+
+class WithChecksum:
+    """Changed values of a JSON file behind the checksum of what they are written as."""
+
+    def __init__(self, content: bytes) -> None:
+        self.value = json.loads(content)
+        del self.value["xxh3_64"]
+
+    def __call__(self, random: Random) -> bytes:
+        text = mutations.as_json(mutations.several(self.value, random), random)
+        body = text[1:] if text.startswith(b"{") else text
+        return checksum_line(body).encode() + body if random.random() < 0.95 else text
+
+
+def test_damaged_receipts_are_read_or_refused(cache):
+    path = cache.folder / "receipts" / f"{shard_name(0)}.json"
+    content = json.loads(path.read_bytes())
+    content["failed"] = {"a" * 64: {"file": "a.png", "reason": "cut", "retry": True}}
+    sha256 = cache.fingerprint.sha256
+
+    def read(path: Path) -> None:
+        index = Index.from_receipts(cache.folder, sha256)
+        opened = VisionCache(cache.folder, cache.fingerprint)
+        for key in list(index.keys())[:8]:
+            opened[key]
+
+    cases.fuzz("receipts", WithChecksum(json.dumps(content).encode()), read, path)
+
+
+PLAN = {
+    "format_version": 2,
+    "found_again": {"keys": ["a" * 64], "num_tokens": [1], "files": [["/data/b.png"]], "stamps": [[[3, 4]]]},
+    "shards": [
+        {
+            "name": shard_name(number),
+            "keys": ["a" * 64, "b" * 64],
+            "num_tokens": [4, 0],
+            "files": [["/data/a.png", "/data/\udcff.png"], ["x.tar/b.png"]],
+            "stamps": [[[10, 1_700_000_000_000_000_000], None], [None]],
+        }
+        for number in range(2)
+    ],
+}
+
+
+def test_damaged_plans_are_read_or_refused(tmp_path):
+    text = json.dumps({"xxh3_64": "", **PLAN}).encode()
+
+    def read(path: Path) -> None:
+        plan = read_plan(tmp_path)
+        index_from_plan(plan, [Path("/data/a.png")])
+        plan.extension(list(plan.images()), 16, 64)
+
+    cases.fuzz("plan", WithChecksum(text), read, tmp_path / "plan.json")
+
+
+def test_no_plan_names_a_file_outside_the_cache(tmp_path):
+    """A build writes `shards/NAME.safetensors` for a name in the plan."""
+    for name in ("../../../../tmp/x", "shard-1/../../x", "/tmp/x", "shard-00000\n", "shard-٠٠٠٠٠", "", "shard-00000.x"):
+        body = json.dumps(PLAN | {"shards": [PLAN["shards"][0] | {"name": name}]}).encode()[1:]  # type: ignore[index]
+        (tmp_path / "plan.json").write_bytes(checksum_line(body).encode() + body)
+        with pytest.raises(LookonceError, match="is not the name of a shard.*lookonce cache repair"):
+            read_plan(tmp_path)
+
+
+def test_damaged_manifests_are_read_or_refused(cache):
+    path = cache.folder / "manifest.json"
+    value = json.loads(path.read_bytes())
+
+    def make(random: Random) -> bytes:
+        return mutations.as_json(mutations.several(value, random), random)
+
+    cases.fuzz("manifest", make, lambda path: read_manifest(path.parent), path)
+
+
+def test_damaged_quarantines_are_read_or_refused(tmp_path):
+    lines: Any = [{"key": None, "file": "a.png", "reason": "cut"}, {"key": "a" * 64, "file": "b.png", "reason": "x"}]
+
+    def make(random: Random) -> bytes:
+        return b"\n".join(mutations.as_json(mutations.several(line, random), random) for line in lines)
+
+    cases.fuzz("quarantine", make, lambda path: read_quarantine(path.parent), tmp_path / "quarantine.jsonl")

@@ -1,0 +1,70 @@
+"""Headers of safetensors files: of shards, of the index and of model weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+from support.fuzzing import cases, mutations
+from support.small_caches import SmallCache
+
+from lookonce.cache.maintenance.rebuild import rebuild_receipt
+from lookonce.cache.model.content_hash import _hash_weights
+from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, read_index, write_index
+from lookonce.cache.store.plan import shard_name
+from lookonce.cache.store.shards import shard_path
+from lookonce.files import hash_file
+
+
+class WithLength:
+    """A safetensors file with a changed header: the JSON, its length, or any byte."""
+
+    def __init__(self, content: bytes) -> None:
+        size = int.from_bytes(content[:8], "little")
+        self.header, self.data = json.loads(content[8 : 8 + size]), content[8 + size :]
+        if "grid_thw" in self.header.get("__metadata__", {}):
+            self.grids = json.loads(self.header["__metadata__"]["grid_thw"])
+
+    def __call__(self, random: Random) -> bytes:
+        header = self.header
+        if random.random() < 0.2 and "grid_thw" in header.get("__metadata__", {}):
+            grids = mutations.as_json(mutations.several(self.grids, random), random).decode("utf-8", "replace")
+            header = header | {"__metadata__": header["__metadata__"] | {"grid_thw": grids}}
+        if random.random() < 0.7:
+            header = mutations.several(header, random)
+        text = mutations.as_json(header, random)
+        size = len(text) if random.random() < 0.9 else random.choice(mutations.HUGE) % (1 << 64)
+        content = size.to_bytes(8, "little") + text + self.data
+        return mutations.damaged(content, random) if random.random() < 0.1 else content
+
+
+def test_damaged_headers_of_shards_are_read_or_refused(tmp_path):
+    cache = SmallCache(tmp_path / SmallCache.fingerprint.folder_name)
+    path = shard_path(cache.folder, shard_name(0))
+
+    def read(path: Path) -> None:
+        rebuild_receipt(cache.folder, shard_name(0), cache.fingerprint)
+
+    cases.fuzz("shard header", WithLength(path.read_bytes()), read, path)
+
+
+def test_damaged_headers_of_weights_are_read_or_refused(sample, tmp_path):
+    content = WithLength((sample / "model" / "model.safetensors").read_bytes())
+    content.data = content.data[:4096]
+    cases.fuzz("weights", content, lambda path: _hash_weights(path, ("model.visual.",)), tmp_path / "a.safetensors")
+
+
+def test_damaged_indices_are_read_or_left_out(tmp_path):
+    cache = SmallCache(tmp_path / SmallCache.fingerprint.folder_name)
+    write_index(cache.folder, cache.fingerprint.sha256)
+    path = cache.folder / INDEX
+
+    def read(path: Path) -> None:
+        (cache.folder / INDEX_CHECKSUM).write_text(hash_file(path) + "\n")
+        index = read_index(cache.folder, cache.fingerprint.sha256)
+        for key in index.keys() if index else ():
+            if index and (row := index.find(key)) is not None:
+                index.entry(row)
+
+    cases.fuzz("index", WithLength(path.read_bytes()), read, path)
