@@ -7,6 +7,7 @@
     |- ImageError               an image is missing or cannot be read
     |  `- BadImage              it was read, and its bytes are not a usable image
     |- ModelError               a model folder is incomplete, or an option does not fit the model
+    |- UploadError              the Hub refuses an upload, or cannot be asked
     |- CacheError               a cache cannot be used
     |  |- CacheMismatch         it was built from another model or with other settings; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
@@ -72,6 +73,10 @@ class BadImage(ImageError):
 
 class ModelError(LookonceError):
     """A model folder is incomplete, or an option does not fit the model."""
+
+
+class UploadError(LookonceError):
+    """The Hub refuses an upload, or cannot be asked."""
 
 
 class CacheError(LookonceError):

@@ -34,6 +34,8 @@ from lookonce.text import first_line, located
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """The files of a model: weights, configurations, tokenizer, chat template."""
 CARD = "README.md"
+ADAPTER_FILES = ["adapter_model.safetensors", "adapter_config.json", "run.json", "trained.json"]
+"""The files of an uploaded adapter that a training starts from: weights, shape, and the record of the run."""
 DATASET_INFO = (CARD, "LICENSE*")
 """Files of a dataset that are always downloaded with it."""
 FETCH_COMMAND = "lookonce fetch RUN.yaml"
@@ -185,6 +187,38 @@ def license_of_model(folder: Path) -> str | None:
         names = [data.license, getattr(data, "license_name", None), getattr(data, "license_link", None)]
         return ", ".join(str(name) for name in names if name) or None
     return None
+
+
+# Adapters.
+
+
+def find_adapter(name: str, revision: str | None, *, is_local: bool = False) -> Path:
+    """The folder of an adapter that `lookonce adapter push` uploaded; downloaded unless `is_local` or here already.
+
+    Its last part is the commit.
+
+    Raises:
+        ModelError: it is not available.
+    """
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": ADAPTER_FILES, "tqdm_class": _Progress}
+    at = f"adapter {name}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(snapshot_download(name, local_files_only=is_local, **wanted))
+    except LocalEntryNotFoundError as error:
+        why = f", and the Hub cannot be asked for it ({first_line(error.__cause__)})" if error.__cause__ else ""
+        raise ModelError(f"{at} is not on this machine{why}; where there is internet run: {FETCH_COMMAND}") from None
+    except GatedRepoError:
+        raise ModelError(
+            f"{at} requires accepting its licence: do so at https://huggingface.co/{name}, then: hf auth login"
+        ) from None
+    except RevisionNotFoundError:
+        raise ModelError(f"{at} does not exist; name a commit, a branch or a tag of it") from None
+    except RepositoryNotFoundError:
+        raise ModelError(
+            f"{at} is not on the Hub, or you may not access it; check the name, or if it is private: hf auth login"
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelError(f"{at} is not available from the Hub ({first_line(error)})") from None
 
 
 # Datasets.

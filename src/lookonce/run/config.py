@@ -43,7 +43,7 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _starts_elsewhere(self) -> RunFile:
         start = self.train.start_from
-        if start and start.absolute() == self.output.absolute():
+        if isinstance(start, Path) and start.absolute() == self.output.absolute():
             raise ValueError(f"train.start_from is the run's own output, {self.output}; name another run")
         return self
 

@@ -1,4 +1,4 @@
-"""Write `model.revision` into a run file and leave the rest of its text unchanged.
+"""Write commits of the Hub into a run file (`model.revision`, `train.start_from`) and leave its other text unchanged.
 
 Design: PyYAML says where in the text each value stands, so only that value is replaced, or one line added; comments,
 order and spaces stay. The result is parsed again and must differ in that key alone, otherwise nothing is written.
@@ -6,6 +6,7 @@ order and spaces stay. The result is parsed again and must differ in that key al
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 
 from lookonce.errors import UsageError
 from lookonce.files import write_text
+from lookonce.run.sections.start import SCHEME, HubAdapter, hub_adapter
 
 
 def pin(run_file: Path, commit: str) -> bool:
@@ -35,6 +37,28 @@ def pin(run_file: Path, commit: str) -> bool:
         raise UsageError(f'cannot edit {run_file}; add to its section `model` by hand: revision: "{commit}"')
     write_text(run_file, pinned)
     return True
+
+
+def pin_start(run_file: Path, name: str, commit: str) -> bool:
+    """Set the commit of the adapter `name` in `train.start_from`; False if it is set to this commit already.
+
+    Raises:
+        UsageError: the run file does not name this adapter, or its value cannot be edited alone.
+    """
+    text, pinned = run_file.read_text(encoding="utf-8"), str(HubAdapter(name, commit))
+    values: Any = yaml.safe_load(text)
+    start = hub_adapter(values.get("train", {}).get("start_from"))
+    if start is not None and str(start) == pinned:
+        return False
+    edited = re.sub(rf"{SCHEME}{re.escape(name)}(@[\w./-]+)?(?![\w./@-])", lambda found: pinned, text)
+    if start is None or start.name != name or yaml.safe_load(edited) != _with_start(values, pinned):
+        raise UsageError(f'cannot edit {run_file}; set in its section `train` by hand: start_from: "{pinned}"')
+    write_text(run_file, edited)
+    return True
+
+
+def _with_start(values: dict[str, Any], start: str) -> dict[str, Any]:
+    return {**values, "train": {**values["train"], "start_from": start}}
 
 
 def _with_revision(text: str, commit: str) -> str:

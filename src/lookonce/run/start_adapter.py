@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lookonce.errors import RunFolderError, UsageError
+from lookonce.errors import ModelError, RunFolderError, UsageError
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections.start import SCHEME, hub_adapter
 from lookonce.text import located
 
 SHAPE = ("rank", "alpha", "rslora", "targets", "experts", "modules_to_save")
@@ -26,19 +27,30 @@ MODEL = "language_model"
 """The recorded input that both runs must share."""
 
 
+class PushedRun(RunFolder):
+    """A run that was uploaded to the Hub, on this machine: its adapter and its record are in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.adapter = folder
+
+
 def find_start(run: RunFile) -> RunFolder | None:
     """The run folder of `train.start_from`; None for a training that starts with a new adapter.
 
+    An adapter on the Hub is downloaded if it is not on this machine.
+
     Raises:
         RunFolderError: that run is not trained; names the command.
-        UsageError: its adapter has another shape; names the keys.
+        ModelError: the adapter on the Hub is not available.
+        UsageError: its adapter has another shape, or is not named at a commit; names the keys.
     """
-    path = run.train.start_from
-    if path is None:
+    start = run.train.start_from
+    if start is None:
         return None
-    folder = RunFolder.find(path)
+    folder = _folder_of(start)
     if not folder.trained.exists():
-        raise RunFolderError(_not_trained(path, folder))
+        raise RunFolderError(_not_trained(start, folder))
     if found := shape_differences(run.lora, folder.read_run().lora):
         lines = [f"  {key}: this run {mine!r}, that one {theirs!r}" for key, mine, theirs in found]
         raise UsageError(
@@ -48,7 +60,40 @@ def find_start(run: RunFile) -> RunFolder | None:
     return folder
 
 
-def _not_trained(path: Path, folder: RunFolder) -> str:
+def folder_of(start: Path | str) -> RunFolder | None:
+    """The folder of a value of `train.start_from`; None for an adapter on the Hub that is not on this machine."""
+    adapter = hub_adapter(start)
+    if adapter is None:
+        return RunFolder.find(Path(start))
+    from lookonce.hub import find_adapter  # cli.py sets the environment that huggingface_hub reads when imported
+
+    try:
+        return PushedRun(find_adapter(adapter.name, adapter.revision, is_local=True))
+    except ModelError:
+        return None
+
+
+def _folder_of(start: Path | str) -> RunFolder:
+    """The same, of which an adapter on the Hub is downloaded."""
+    adapter = hub_adapter(start)
+    if adapter is None:
+        return RunFolder.find(Path(start))
+    from lookonce.hub import find_adapter, is_commit
+
+    if not is_commit(adapter.revision):
+        raise UsageError(
+            f"train.start_from: {adapter} may change, because it names no commit; write {SCHEME}{adapter.name}@COMMIT, "
+            "or let this write it: lookonce fetch RUN.yaml --pin"
+        )
+    return PushedRun(find_adapter(adapter.name, adapter.revision))
+
+
+def _not_trained(path: Path | str, folder: RunFolder) -> str:
+    if not isinstance(path, Path):
+        return (
+            f"train.start_from: {path} has no record of a run ({folder.trained.name} is missing); name an adapter that "
+            "`lookonce adapter push` uploaded, or the output folder of a trained run"
+        )
     if not path.is_file() and not (folder.folder / RECORD).exists():
         return f"train.start_from: {located(path)} is not a run folder; name the output folder of a trained run"
     run_file = shlex.quote(str(path if path.is_file() else folder.folder / "run.yaml"))
@@ -70,8 +115,9 @@ def start_identity(run: RunFile, recorded: Mapping[str, Any]) -> dict[str, str |
 
     `recorded` are the inputs of the run that is in the run folder, whose entry counts if the adapter has gone.
     """
-    path = run.train.start_from
-    return {"start": (adapter_hash(RunFolder.find(path)) or recorded.get("start")) if path else None}
+    start = run.train.start_from
+    folder = folder_of(start) if start else None
+    return {"start": ((adapter_hash(folder) if folder else None) or recorded.get("start")) if start else None}
 
 
 def adapter_hash(folder: RunFolder) -> str | None:

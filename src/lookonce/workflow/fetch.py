@@ -1,7 +1,8 @@
-"""Download a run's model and check its records and images, before jobs without internet need them.
+"""Download a run's model and the adapter that it starts from, and check its records and images: for later jobs, which
+may have no internet.
 
-Design: the model is downloaded to where jobs look for it, then opened from there as they do, without the Hub. Records
-are read; images are only checked for existence, because the plan reads them.
+Design: model and adapter are downloaded to where jobs look for them, then opened from there as they do, without the
+Hub. Records are read; images are only checked for existence, because the plan reads them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.archives import by_archive
 from lookonce.errors import LookonceError, ModelError
-from lookonce.hub import ModelDownload, download_model, is_commit, is_hub_name
+from lookonce.hub import ModelDownload, download_model, find_adapter, is_commit, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.records import SPLITS, read_split
+from lookonce.run.sections.start import HubAdapter, hub_adapter
+from lookonce.run.start_adapter import find_start
 from lookonce.text import count, rows, size
 from lookonce.threads import threaded_map
 from lookonce.train.data.tokenize import ChatTokenizer
@@ -61,6 +64,10 @@ class FetchReport:
     problems: list[str]
     environment: dict[str, str]
     """Environment variables for jobs without internet."""
+    start: str | None = None
+    """The adapter on the Hub that the training starts from, its commit included; None without one."""
+    is_start_pinned: bool = True
+    """Whether the run file names that commit."""
 
     def text(self) -> str:
         files = f"{count(self.num_files, 'file')}, {size(self.size_bytes)}"
@@ -70,6 +77,7 @@ class FetchReport:
             *([("commit", self.commit), ("licence", self.license or "not stated")] if self.commit else []),
             ("files", f"{files}; {new}" if self.commit else files),
             ("folder", str(self.folder)),
+            *([("starts from", self.start)] if self.start else []),
             *((split, found.text()) for split, found in self.data.items()),
         ]
         problems = [f"Not ready: {problem}" for problem in self.problems]
@@ -86,10 +94,11 @@ def fetch(run: RunFile) -> FetchReport:
     found = _fetch_model(run)
     model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)
     ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
-    ChatTokenizer(model_folder.folder, model_folder.config)
+    ChatTokenizer(model_folder.folder, model_folder.config, enable_thinking=run.data.enable_thinking)
     absent = model_folder.absent_files()
     if absent:
         raise ModelError(f"{model_folder.folder} lacks {', '.join(absent)} of its weights; copy or download it again")
+    start = _fetch_start(run)
     data, problems = _check_data(run)
     here = [path for path in model_folder.folder.iterdir() if path.is_file()]
     return FetchReport(
@@ -105,6 +114,8 @@ def fetch(run: RunFile) -> FetchReport:
         data=data,
         problems=problems,
         environment=job_environment(),
+        start=str(start) if start else None,
+        is_start_pinned=start is None or str(start) == str(run.train.start_from),
     )
 
 
@@ -114,6 +125,21 @@ def _fetch_model(run: RunFile) -> ModelDownload | None:
     if Path(name).expanduser().is_dir() or not is_hub_name(name):
         return None
     return download_model(name, run.model.revision)
+
+
+def _fetch_start(run: RunFile) -> HubAdapter | None:
+    """Download the adapter on the Hub that the training starts from, and check its shape; None without one.
+
+    Raises:
+        ModelError: it cannot be downloaded.
+        UsageError: it has another shape than the run's own, or no record of a run.
+    """
+    named = hub_adapter(run.train.start_from)
+    if named is None:
+        return None
+    start = HubAdapter(named.name, find_adapter(named.name, named.revision).name)
+    find_start(run.model_copy(update={"train": run.train.model_copy(update={"start_from": str(start)})}))
+    return start
 
 
 def _check_data(run: RunFile) -> tuple[dict[str, Split], list[str]]:

@@ -16,7 +16,6 @@ import torch
 from lookonce.disk_space import full_disk_named
 from lookonce.environment import rank
 from lookonce.eval.answers.accuracy import Accuracy
-from lookonce.eval.answers.engines import check_shared
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metrics import Evaluation
@@ -72,8 +71,6 @@ def _train(
     startup: Startup,
 ) -> Summary | None:
     def before_claim(inputs: RunInputs) -> None:
-        if run.eval.engine == "shared" and (run.eval.every or inputs.records[run.eval.split]):
-            check_shared(inputs.model_folder.family)
         check_exact(run, notify, startup.timed)
 
     ranks, training = open_training(

@@ -1,12 +1,14 @@
-"""`model.revision` is written into a run file, and nothing else in the file changes."""
+"""`model.revision` and `train.start_from` get their commits in a run file, and nothing else in the file changes."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import yaml
 
 from lookonce.errors import UsageError
-from lookonce.run.pin import pin
+from lookonce.run.pin import pin, pin_start
 
 COMMIT = "0123456789" * 4
 """A commit that YAML would read as a number without quotes."""
@@ -60,4 +62,39 @@ def test_a_section_that_is_an_alias_is_left_unchanged_and_the_line_to_add_is_nam
     path.write_text(text)
     with pytest.raises(UsageError, match=f'by hand: revision: "{COMMIT}"'):
         pin(path, COMMIT)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train: {start_from: hf://owner/name, epochs: 2}\n",
+        'train:\n  epochs: 2  # as before\n  start_from: "hf://owner/name@main"  # the first\n',
+        f"train:\n  start_from: hf://owner/name@{'b' * 40}\n",
+    ],
+)
+def test_the_commit_of_the_adapter_to_start_from_replaces_its_value_alone(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {{path: owner/name-2}}\n{text}")
+    assert pin_start(path, "owner/name", COMMIT)
+    pinned = f"hf://owner/name@{COMMIT}"
+    assert yaml.safe_load(path.read_text())["train"]["start_from"] == pinned
+    expected = re.sub(r"hf://owner/name(@\w+)?", pinned, text)
+    assert path.read_text() == f"model: {{path: owner/name-2}}\n{expected}"
+    assert not pin_start(path, "owner/name", COMMIT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train: {epochs: 2}\n",
+        "train: {start_from: hf://owner/name-2}\n",
+        "train: {start_from: hf://owner/name}\nother: hf://owner/name\n",
+    ],
+)
+def test_a_run_file_that_names_another_adapter_or_this_one_twice_is_not_edited(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f'by hand: start_from: "hf://owner/name@{COMMIT}"'):
+        pin_start(path, "owner/name", COMMIT)
     assert path.read_text() == text

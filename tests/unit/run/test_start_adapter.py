@@ -6,11 +6,13 @@ import pytest
 from pydantic import ValidationError
 
 from lookonce.checks.start import check_start
-from lookonce.errors import UsageError
+from lookonce.errors import ModelError, UsageError
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.start_adapter import adapter_hash, check_same_model, find_start, shape_differences, start_identity
+
+COMMIT = "a1" * 20
 
 
 @pytest.fixture
@@ -58,6 +60,48 @@ def test_an_adapter_of_another_model_is_refused(trained):
     check_same_model(trained, {"language_model": "m1"})
     with pytest.raises(UsageError, match="was trained on another model, .*fits only the weights"):
         check_same_model(trained, {"language_model": "m2"})
+
+
+@pytest.fixture
+def pushed(trained, monkeypatch, tmp_path):
+    """The same run as an upload on this machine, at a commit; `here` says whether it is."""
+    folder = tmp_path / COMMIT
+    folder.mkdir()
+    for path in (trained.folder / "run.json", trained.trained, trained.adapter / "adapter_model.safetensors"):
+        (folder / path.name).write_bytes(path.read_bytes())
+
+    def find(name, revision, *, is_local=False):
+        if (name, revision) != ("owner/name", COMMIT) or not (folder / "run.json").exists():
+            raise ModelError(f"adapter {name} is not on this machine")
+        return folder
+
+    monkeypatch.setattr("lookonce.hub.find_adapter", find)
+    return folder
+
+
+def test_an_upload_is_like_the_run_that_it_was(make_run, trained, pushed):
+    run = make_run(train={"start_from": f"hf://owner/name@{COMMIT}"})
+    assert find_start(run).adapter == pushed and find_start(run).read_run() == trained.read_run()
+    assert start_identity(run, {}) == {"start": adapter_hash(trained)}
+    check_same_model(find_start(run), {"language_model": "m1"})
+    with pytest.raises(UsageError, match="was trained on another model"):
+        check_same_model(find_start(run), {"language_model": "m2"})
+    with pytest.raises(UsageError, match="has another shape"):
+        find_start(run.model_copy(update={"lora": LoraSection(rank=9)}))
+
+
+def test_an_upload_that_is_not_here_counts_as_it_was_recorded(make_run, pushed):
+    (pushed / "run.json").unlink()
+    run = make_run(train={"start_from": f"hf://owner/name@{COMMIT}"})
+    assert start_identity(run, {"start": "recorded"}) == {"start": "recorded"}
+    [found] = check_start(run)
+    assert found.level == "error" and "not on this machine" in found.value
+
+
+@pytest.mark.parametrize("revision", ["", "@main", f"@{COMMIT[:7]}"])
+def test_an_upload_without_a_commit_is_refused(make_run, pushed, revision):
+    with pytest.raises(UsageError, match=r"may change, because it names no commit; write hf://owner/name@COMMIT"):
+        find_start(make_run(train={"start_from": f"hf://owner/name{revision}"}))
 
 
 def test_a_run_cannot_start_from_itself(make_run, tmp_path):

@@ -7,6 +7,7 @@ cache       the vision-feature cache
 lora        the LoRA adapter
 batch       how records become optimizer steps and forward passes
 train       the training
+start       the type of `train.start_from`: another run, or an adapter on the Hub
 evaluation  the evaluation
 numbers     types of numbers
 paths       types of paths: variables are expanded, and must be set

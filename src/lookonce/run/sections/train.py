@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lookonce.run.sections.numbers import Count
 from lookonce.run.sections.paths import UserPath, as_list
+from lookonce.run.sections.start import StartFrom
 from lookonce.settings import Section, number_from_text
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -21,10 +22,11 @@ UNQUANTISED = "precision"
 class TrainSection(Section):
     """The training."""
 
-    start_from: UserPath | None = None
-    """Another run, by its output folder or its run file, with whose trained adapter this training starts. Its section
-    `lora` must be the same apart from `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is
-    merged, and that run stays as it is. By default a new adapter is trained."""
+    start_from: StartFrom | None = None
+    """Another run, by its output folder or its run file, with whose trained adapter this training starts; or an adapter
+    that `lookonce adapter push` uploaded: `hf://owner/name@COMMIT`. Its section `lora` must be the same apart from
+    `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays as it
+    is. By default a new adapter is trained."""
     epochs: Annotated[float, Field(ge=0)] = 3
     """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
     nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""

@@ -1,0 +1,90 @@
+"""What must be true before an adapter is merged: a trained run, its own model, and weights that can be added to.
+
+Design: all of it is checked before anything is written. The model must be the one that the run was trained on, by the
+hashes that a training records, so its weights are read once for that.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from lookonce.errors import ModelError, RunFolderError, UsageError
+from lookonce.files import read_json
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.sections.train import UNQUANTISED
+from lookonce.text import listed, located
+
+ROUNDED = ("int8", "nf4")
+"""The kinds of `train.frozen` whose rounding an adapter has learned to live with."""
+FLAG = "--onto-unquantised"
+
+
+def find_trained(place: Path) -> tuple[RunFolder, RunFile]:
+    """The folder and the run file of a trained run.
+
+    Raises:
+        RunFolderError: it is not a run, or it has no adapter.
+    """
+    folder = RunFolder.find(place)
+    if not (folder.folder / RECORD).exists():
+        raise RunFolderError(_no_run(folder.folder))
+    run = folder.read_run()
+    if not folder.trained.exists() or not (folder.adapter / "adapter_config.json").exists():
+        run_file = shlex.quote(str(place if place.is_file() else folder.folder / "run.yaml"))
+        raise RunFolderError(
+            f"{folder.folder} is not trained yet, so it has no adapter; finish it with: lookonce train {run_file} "
+            "--resume"
+        )
+    return folder, run
+
+
+def _no_run(folder: Path) -> str:
+    if inside := sorted(path.parent.name for path in folder.glob(f"*/{RECORD}")):
+        return (
+            f"{folder} is the folder of a study; name one of its runs: {listed([f'{folder}/{one}' for one in inside])}"
+        )
+    if (folder / "predictions").is_dir():
+        return (
+            f"{folder} has answers and no adapter, as a routed arm of a study has; merge the runs that it is routed "
+            "to, each into a folder of its own"
+        )
+    return f"{located(folder)} is not a run folder; name the output folder of a trained run"
+
+
+def check_frozen(run: RunFile, *, allows_unquantised: bool) -> None:
+    """Check that the adapter was trained on the weights that it is merged into.
+
+    Raises:
+        UsageError: they were quantised; names the ways.
+    """
+    frozen = run.train.frozen
+    if frozen in ROUNDED and not allows_unquantised:
+        raise UsageError(
+            f"the adapter was trained on weights quantised to {frozen}, which cannot be stored merged; merged into the "
+            f"unquantised ones it gives other answers. {FLAG} does that, and counts the answers that differ; otherwise "
+            f"load the adapter unmerged, with PEFT, or train again with train.frozen: {UNQUANTISED}"
+        )
+
+
+def check_model(folder: Path) -> None:
+    """Check that a model's files are not quantised.
+
+    Raises:
+        ModelError: they are; names the ways.
+    """
+    quantised = _quantisation(read_json(folder / "config.json"))
+    if quantised is not None:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
+        raise ModelError(
+            f"{folder} is quantised (quantization_config in config.json: {method}), so nothing can be added to its "
+            "weights; train on the unquantised model (model.path), with train.frozen: int8 or nf4 if memory is short, "
+            "and merge that run, or load this adapter unmerged, with PEFT or vLLM"
+        )
+
+
+def _quantisation(config: dict[str, Any]) -> Any:
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    return next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)

@@ -1,0 +1,150 @@
+"""Whether vLLM serves an adapter beside its model: its published rules, each with the code that it was read in.
+
+Design: the rules are compared with the adapter's two files. Nothing of vLLM is imported, since few machines that train
+have it. A rule is that of the commit in its source, and vLLM changes: a pass is no proof, and the command that is
+printed is the test. What fails here can be merged, because a merged model has no such rules.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lookonce.adapter.merge_check import ROUNDED, find_trained
+from lookonce.cache.constants import PARSE_ERRORS
+from lookonce.cache.store.shards import read_header
+from lookonce.errors import RunFolderError
+from lookonce.families.family import VLLM_LORA, Family
+from lookonce.files import read_json
+from lookonce.run.config import RunFile
+from lookonce.text import listed
+
+CODE = "https://github.com/vllm-project/vllm/blob"
+PEFT_HELPER = f"{CODE}/02143692ba86a7ba6198a67e12982c5317c8bd2f/vllm/lora/peft_helper.py"
+LORA_CONFIG = f"{CODE}/01230b40128e570a58e54e75f7e55c4d5cd9246d/vllm/config/lora.py"
+LORA_MODEL = f"{CODE}/0306474e9d1f26d8717aad457b9511f0c9e57d60/vllm/lora/lora_model.py"
+LORA_UTILS = f"{CODE}/001e63a89b474b88345fd72912fe068c4ae83f41/vllm/lora/utils.py"
+NO_BIAS = "https://github.com/vllm-project/vllm/pull/25807"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that `--max-lora-rank` can have."""
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+"""The linear layers of a decoder layer that vLLM has under these names, or packed."""
+EXPERTS = ".experts"
+WEIGHTS = (".lora_A.weight", ".lora_B.weight")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of vLLM, and whether an adapter keeps it."""
+
+    name: str
+    passed: bool
+    found: str
+    """What the adapter has."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """All rules, and the command that serves the adapter."""
+
+    adapter: Path
+    rules: list[Rule]
+    command: str
+    notes: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return all(rule.passed for rule in self.rules)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"for": "vllm", "passed": self.passed} | asdict(self)
+
+    def text(self) -> str:
+        """For people."""
+        width = max(len(rule.name) for rule in self.rules)
+        lines = [f"{self.adapter} for vLLM, by its code at the commits that are named:"]
+        for rule in self.rules:
+            mark = "pass" if rule.passed else "FAIL"
+            lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
+        merge = f"lookonce adapter merge {shlex.quote(str(self.adapter.parent))} DIR"
+        serve = "serve it with:" if self.passed else f"vLLM does not serve it; merge it: {merge}"
+        return "\n".join([*lines, *self.notes, serve, *([f"  {self.command}"] if self.passed else [])])
+
+
+def check_for_vllm(place: Path) -> Check:
+    """Compare the adapter of a trained run with vLLM's rules.
+
+    Raises:
+        RunFolderError: the run is not trained, or its adapter is broken.
+    """
+    folder, run = find_trained(place)
+    config, names = _read(folder.adapter)
+    rules = rules_for(config, names, _family(run))
+    return Check(folder.adapter, rules, serve_command(run, folder.adapter, config), _notes(run))
+
+
+def _read(adapter: Path) -> tuple[dict[str, Any], list[str]]:
+    """The adapter's configuration, and the names of its tensors."""
+    try:
+        header, _ = read_header(adapter / "adapter_model.safetensors")
+        return read_json(adapter / "adapter_config.json"), sorted(header.keys() - {"__metadata__"})
+    except (OSError, *PARSE_ERRORS) as error:
+        raise RunFolderError(f"cannot read the adapter in {adapter} ({error}); copy it again, or train again") from None
+
+
+def _family(run: RunFile) -> Family:
+    from lookonce.families.lookup import family_in
+    from lookonce.hub import locate
+
+    return family_in(locate(run.model.path, run.model.revision, is_local=True))
+
+
+def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -> list[Rule]:
+    """vLLM's rules, compared with an adapter's configuration and the names of its tensors."""
+    ranks = {config["r"], *(config.get("rank_pattern") or {}).values()}
+    patterns = sorted({**(config.get("rank_pattern") or {}), **(config.get("alpha_pattern") or {})})
+    saved, bias = config.get("modules_to_save") or [], config.get("bias", "none")
+    strange = [name for name in names if not name.endswith(WEIGHTS)]
+    modules = {name.rsplit(".", 3)[1] for name in names if name.endswith(WEIGHTS) and EXPERTS not in name}
+    unknown = sorted(modules - LINEAR)
+    experts = sum(EXPERTS in name and name.endswith(WEIGHTS) for name in names) // 2
+    whole = "the expert tensors as PEFT names them" if experts else "none"
+    return [
+        Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
+        Rule("kind", config.get("peft_type") == "LORA", str(config.get("peft_type")), PEFT_HELPER),
+        Rule("modules trained as a whole", not saved, listed(saved) or "none", PEFT_HELPER),
+        Rule("DoRA", not config.get("use_dora"), "yes" if config.get("use_dora") else "no", PEFT_HELPER),
+        Rule("scale", True, "alpha / sqrt(rank)" if config.get("use_rslora") else "alpha / rank", PEFT_HELPER),
+        Rule("one rank and alpha", not patterns, listed(patterns) or "yes", PEFT_HELPER),
+        Rule("rank", max(ranks) <= RANKS[-1], f"{max(ranks)} (at most {RANKS[-1]})", LORA_CONFIG),
+        Rule("bias", bias == "none" and not config.get("lora_bias"), str(bias), NO_BIAS),
+        Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} tensors of LoRA", LORA_UTILS),
+        Rule("modules", not unknown, listed(unknown or sorted(modules), 8) or "none", LORA_UTILS),
+        Rule("experts", True, whole, LORA_MODEL),
+    ]
+
+
+def serve_command(run: RunFile, adapter: Path, config: Mapping[str, Any]) -> str:
+    """The command that serves the adapter beside its model, with the run's image sizes."""
+    rank = next((one for one in RANKS if one >= config["r"]), RANKS[-1])
+    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(rank)]
+    words += ["--revision", run.model.revision] if run.model.revision else []
+    words += ["--lora-modules", f"{adapter.absolute().parent.name}={adapter}"]
+    sizes = {"min_pixels": run.cache.min_pixels, "max_pixels": run.cache.max_pixels}
+    if sizes := {name: value for name, value in sizes.items() if value}:
+        words += ["--mm-processor-kwargs", json.dumps(sizes)]
+    return shlex.join(words)
+
+
+def _notes(run: RunFile) -> list[str]:
+    if run.train.frozen not in ROUNDED:
+        return []
+    return [
+        f"note: it was trained on weights quantised to {run.train.frozen}; beside the unquantised ones it gives other "
+        "answers"
+    ]

@@ -1,0 +1,222 @@
+"""A merged folder appears whole or not at all, has the bytes of all that the adapter leaves as it is, and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from lookonce.adapter.merge import Merged, merge
+from lookonce.adapter.merge_folder import MergeFolder
+from lookonce.datasets.sample.model import write_model
+from lookonce.errors import RunFolderError, UsageError
+from lookonce.files import write_json
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder
+from lookonce.run.identity import model_identity
+from lookonce.run.inputs import RunInputs
+
+NUM_FILES = 5
+TARGETS = ["q_proj", "down_proj"]
+OTHERS = {
+    "README.md": b"# A model\n",
+    "LICENSE": b"Apache\r\n",
+    "code/tower.py": b"x = 1\n",
+    "merges.txt": b"\xff\x00a b\n",
+}
+FOREIGN = [
+    "pytorch_model.bin",
+    "original/consolidated.00.pth",
+    "consolidated.safetensors",
+    "pytorch_model.bin.index.json",
+]
+STOPPED_AFTER = 2
+KILLED = """
+import os, signal, sys
+import lookonce.adapter.merge as whole
+from pathlib import Path
+
+written = 0
+write_file = whole.write_file
+
+def killed(source, target, planned, changes, progress):
+    global written
+    def dying(num_bytes):
+        progress(num_bytes)
+        if written == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+    cost = write_file(source, target, planned, changes, dying)
+    written += 1
+    return cost
+
+whole.write_file = killed
+whole.merge(Path(sys.argv[1]), Path(sys.argv[2]), num_questions=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, make_run_in: Callable[..., RunFile], random_lora: Any) -> Path:
+    """A folder with a sharded bfloat16 model that has other files too, and a run on it. Tests must not write to it."""
+    folder = tmp_path_factory.mktemp("made")
+    write_model(folder / "one")
+    shutil.copytree(folder / "one", folder / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = {name: one.bfloat16() for name, one in load_file(folder / "one" / "model.safetensors").items()}
+    files = {name: f"model-{number % NUM_FILES}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in files if files[name] == file}, folder / "model" / file)
+    index = {"metadata": {"total_size": sum(one.nbytes for one in tensors.values())}, "weight_map": files}
+    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index, indent=4))
+    config = json.loads((folder / "model" / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (folder / "model" / "config.json").write_text(json.dumps(config, indent=3))
+    for name in (*OTHERS, *FOREIGN):
+        path = folder / "model" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(OTHERS.get(name, b"weights"))
+    save_file({"weight": torch.ones(2)}, folder / "model" / "consolidated.safetensors")
+    run = make_run_in(folder, model={"path": str(folder / "model")}, lora={"targets": TARGETS, "rank": 8, "alpha": 8})
+    inputs, trained = RunInputs.of_model(run), RunFolder(run.output)
+    trained.claim(run, model_identity(folder / "model", {}) | {"cache": inputs.fingerprint.sha256})
+    random_lora(inputs).save_pretrained(str(trained.adapter))
+    write_json(trained.trained, {})
+    return folder
+
+
+def merge_in(made: Path, target: Path, **options: Any) -> Merged:
+    return merge(made / "run", target, num_questions=0, **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: one for path in folder.glob("model-*.safetensors") for name, one in load_file(path).items()}
+
+
+def is_target(name: str) -> bool:
+    return ".language_model." in name and any(target in name for target in TARGETS)
+
+
+def test_only_what_the_adapter_changes_has_other_bytes(made, tmp_path):
+    merged = merge_in(made, tmp_path / "merged")
+    before, after = contents(made / "model"), contents(tmp_path / "merged")
+    assert after.keys() == before.keys() - {*FOREIGN} | {"lookonce-merge.json"}
+    assert sorted(merged.left_out) == sorted(FOREIGN)
+    weights = {name for name in before if name.startswith("model-")}
+    assert all(after[name] == before[name] for name in after.keys() - weights - {"lookonce-merge.json"})
+    old, new = tensors_of(made / "model"), tensors_of(tmp_path / "merged")
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {name for name in old if is_target(name)} and len(changed) == merged.num_changed
+    assert {one.dtype for one in new.values()} == {torch.bfloat16}
+    for file in weights:
+        with safe_open(tmp_path / "merged" / file, "pt") as one, safe_open(made / "model" / file, "pt") as other:
+            assert one.keys() == other.keys() and one.metadata() == other.metadata()
+
+
+def test_a_changed_tensor_is_the_sum_in_float32_rounded_once(made, tmp_path):
+    merged = merge_in(made, tmp_path / "merged")
+    model = AutoModelForImageTextToText.from_pretrained(made / "model", dtype=torch.float32)
+    expected = PeftModel.from_pretrained(model, str(made / "run" / "adapter")).merge_and_unload().state_dict()
+    found = tensors_of(tmp_path / "merged")
+    change = rounding = 0.0
+    for name, before in tensors_of(made / "model").items():
+        assert torch.equal(found[name], expected[name].bfloat16())
+        change += (expected[name] - before.float()).square().sum().item()
+        rounding += (expected[name] - found[name].float()).square().sum().item()
+    assert merged.rounding == pytest.approx((rounding / change) ** 0.5, rel=1e-3) and rounding > 0
+
+
+def test_fp32_rounds_nothing_and_the_configuration_and_index_say_so(made, tmp_path):
+    merged = merge_in(made, tmp_path / "merged", dtype="fp32")
+    model = AutoModelForImageTextToText.from_pretrained(made / "model", dtype=torch.float32)
+    expected = PeftModel.from_pretrained(model, str(made / "run" / "adapter")).merge_and_unload().state_dict()
+    found = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged")
+    assert found.dtype == torch.float32 and merged.rounding == 0
+    assert all(torch.allclose(expected[name], one, rtol=1e-6, atol=1e-6) for name, one in found.state_dict().items())
+    old, new = tensors_of(made / "model"), tensors_of(tmp_path / "merged")
+    assert all(new[name].dtype == (torch.float32 if is_target(name) else torch.bfloat16) for name in old)
+    index = json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(one.nbytes for one in new.values()) == merged.size_bytes
+    assert (
+        index["weight_map"] == json.loads((made / "model" / "model.safetensors.index.json").read_text())["weight_map"]
+    )
+
+
+@pytest.mark.parametrize("stopped_after", [0, STOPPED_AFTER])
+def test_a_merge_that_is_killed_resumes_with_the_same_bytes(made, tmp_path, stopped_after):
+    arguments = [str(made / "run"), str(tmp_path / "merged"), str(stopped_after)]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env={**os.environ}, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    partial = tmp_path / "merged.partial"
+    complete = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-?.safetensors")}
+    assert len(complete) == stopped_after and not (tmp_path / "merged").exists()
+    notes: list[str] = []
+    merge_in(made, tmp_path / "merged", notify=notes.append)
+    merge_in(made, tmp_path / "at-once")
+    assert contents(tmp_path / "merged") == contents(tmp_path / "at-once") and not partial.exists()
+    assert all((tmp_path / "merged" / name).stat().st_mtime_ns == time for name, time in complete.items())
+    assert bool(notes) == bool(stopped_after)
+
+
+def test_a_merge_of_something_else_is_not_continued(made, tmp_path, monkeypatch):
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MergeFolder, "copy_others", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            merge_in(made, tmp_path / "merged")
+    before = contents(tmp_path / "merged.partial")
+    with pytest.raises(UsageError, match=r"unfinished merge of something else[\s\S]*dtype: this one 'fp32'"):
+        merge_in(made, tmp_path / "merged", dtype="fp32")
+    assert contents(tmp_path / "merged.partial") == before
+    merge_in(made, tmp_path / "merged")
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_exists_is_never_written_to(made, tmp_path, kind):
+    target = tmp_path / "there"
+    {"folder": target.mkdir, "file": target.touch, "link": lambda: target.symlink_to("nowhere")}[kind]()
+    with pytest.raises(UsageError, match="exists"):
+        merge_in(made, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_target_in_the_models_own_folder_is_refused(made):
+    before = contents(made / "model")
+    with pytest.raises(UsageError, match="is in the folder of the model"):
+        merge_in(made, made / "model" / "merged")
+    assert contents(made / "model") == before
+
+
+def test_a_folder_of_something_else_in_its_way_is_left_alone(made, tmp_path):
+    (tmp_path / "merged.partial").mkdir()
+    (tmp_path / "merged.partial" / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match="holds no unfinished merge"):
+        merge_in(made, tmp_path / "merged")
+    assert contents(tmp_path / "merged.partial") == {"thesis.tex": b"precious"}
+
+
+def test_a_model_that_has_changed_since_training_is_refused(made, tmp_path):
+    shutil.copytree(made, tmp_path / "copy")
+    record = tmp_path / "copy" / "run" / "run.json"
+    record.write_text(record.read_text().replace(str(made), str(tmp_path / "copy")))
+    (tmp_path / "copy" / "model" / "config.json").write_text(
+        (made / "model" / "config.json").read_text().replace('"dtype"', '"torch_dtype"')
+    )
+    with pytest.raises(RunFolderError, match="have changed since training"):
+        merge_in(tmp_path / "copy", tmp_path / "merged")
+    assert not (tmp_path / "merged.partial").exists()

@@ -1,0 +1,48 @@
+"""Merging takes a few blocks of memory, whatever the size of a tensor or a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from lookonce.adapter.merge_shards import BLOCK_VALUES
+
+NUM_ROWS, NUM_COLUMNS = 40_960, 2_048
+MAX_GROWTH = 60_000_000
+"""Less than the tensor's 168 MB in bfloat16, and its 336 MB in float32."""
+MERGE = """
+import resource, sys
+from pathlib import Path
+import torch
+from lookonce.adapter.merge_changes import Added, Factors
+from lookonce.adapter.merge_files import Stored, TensorFile, _header
+from lookonce.adapter.merge_names import Place
+from lookonce.adapter.merge_shards import Planned, write_file
+
+folder, step = Path(sys.argv[1]), int(sys.argv[4])
+
+def merge(name, rows, columns):
+    tensors = [Stored(one, "BF16", (rows, columns), 2 * rows * columns) for one in ("changed", "copied")]
+    header = _header(tensors, {})
+    with (folder / name).open("wb") as file:  # zeros that take no place on the disk
+        file.write(header)
+        file.truncate(len(header) + sum(one.num_bytes for one in tensors))
+    factors = Factors(torch.ones(1, rows, 8), torch.ones(1, 8, columns), 0.5)
+    planned = [Planned(tensors[0], "changed", Place("changed")), Planned(tensors[1], "copied")]
+    changes = {"changed": Added(lambda: factors)}
+    cost = write_file(folder / name, folder / f"{name}-merged", planned, changes, lambda _: None)
+    assert cost.change == 16.0 * rows * columns, cost
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = merge("small", 2 * step // int(sys.argv[3]), int(sys.argv[3]))
+print(merge("large", int(sys.argv[2]), int(sys.argv[3])) - before)
+"""
+
+
+def test_the_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
+    arguments = [str(tmp_path), str(NUM_ROWS), str(NUM_COLUMNS), str(BLOCK_VALUES)]
+    done = subprocess.run([sys.executable, "-c", MERGE, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    growth = int(done.stdout)
+    assert growth < MAX_GROWTH, f"{growth:,} bytes"

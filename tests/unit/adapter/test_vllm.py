@@ -1,0 +1,89 @@
+"""An adapter as lookonce writes it keeps vLLM's rules; each rule can fail, and names its source."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from peft import LoraConfig
+
+from lookonce.adapter.vllm import RANKS, Check, rules_for, serve_command
+from lookonce.families.lookup import DEFAULT, FAMILIES
+from lookonce.train.model.lora.targets import lora_config
+
+LAYER = "base_model.model.model.language_model.layers.0"
+NAMES = [f"{LAYER}.{module}.lora_{part}.weight" for module in ("self_attn.q_proj", "mlp.down_proj") for part in "AB"]
+EXPERT_NAMES = [f"{LAYER}.mlp.experts.{module}lora_{part}.weight" for module in ("", "base_layer.") for part in "AB"]
+
+
+def written(make_run, **lora) -> dict:
+    """The configuration of an adapter as a run's training writes it."""
+    config: LoraConfig = lora_config(make_run(lora=lora).lora)
+    return config.to_dict()
+
+
+def failed(config, names=NAMES, family=DEFAULT) -> list[str]:
+    return [rule.name for rule in rules_for(config, names, family) if not rule.passed]
+
+
+def test_the_default_adapter_keeps_all_rules(make_run):
+    assert failed(written(make_run)) == []
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES.values() if family.experts], ids=lambda family: family.name
+)
+def test_so_does_one_of_experts(make_run, family):
+    assert failed(written(make_run, experts=True), [*NAMES, *EXPERT_NAMES], family) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "rule"),
+    [
+        ({"modules_to_save": ["embed_tokens"]}, NAMES, "modules trained as a whole"),
+        ({"use_dora": True}, NAMES, "DoRA"),
+        ({"rank_pattern": {"q_proj": 4}}, NAMES, "one rank and alpha"),
+        ({"alpha_pattern": {"q_proj": 4}}, NAMES, "one rank and alpha"),
+        ({"r": 513}, NAMES, "rank"),
+        ({"bias": "all"}, NAMES, "bias"),
+        ({"lora_bias": True}, NAMES, "bias"),
+        ({"peft_type": "IA3"}, NAMES, "kind"),
+        ({}, [*NAMES, "base_model.model.lm_head.weight"], "names of tensors"),
+        ({}, [*NAMES, "base_model.model.lm_head.lora_A.weight"], "modules"),
+    ],
+)
+def test_what_breaks_a_rule_fails_that_rule(make_run, change, names, rule):
+    assert failed(written(make_run) | change, names) == [rule]
+
+
+def test_another_model_fails(make_run):
+    assert failed(written(make_run), family=replace(DEFAULT, vllm_lora="")) == ["model"]
+
+
+def test_each_rule_names_code_at_a_commit_or_a_pull_request(make_run):
+    for rule in rules_for(written(make_run), NAMES, FAMILIES["qwen3_5"]):
+        assert re.search(r"/blob/[0-9a-f]{40}/vllm/\S+\.py$|/vllm/pull/\d+$", rule.source), rule
+
+
+@pytest.mark.parametrize(("rank", "flag"), [(1, 1), (4, 8), (16, 16), (17, 32), (257, 320), (512, 512)])
+def test_the_command_has_the_smallest_rank_that_vllm_takes(make_run, tmp_path, rank, flag):
+    assert flag in RANKS
+    command = serve_command(make_run(), tmp_path / "run" / "adapter", {"r": rank})
+    assert f" --max-lora-rank {flag} " in command and f" run={tmp_path}/run/adapter" in command
+
+
+def test_the_command_has_the_image_sizes_and_the_commit_of_the_run(make_run, tmp_path):
+    run = make_run(cache={"max_pixels": 50_000}, model={"path": "owner/name", "revision": "abc"})
+    command = serve_command(run, tmp_path, {"r": 8})
+    assert """--mm-processor-kwargs '{"max_pixels": 50000}'""" in command
+    assert command.startswith("vllm serve owner/name --enable-lora") and "--revision abc" in command
+
+
+def test_the_text_advises_to_merge_what_fails(make_run, tmp_path):
+    for change, says in (
+        ({}, "serve it with:\n  vllm serve"),
+        ({"use_dora": True}, f"lookonce adapter merge {tmp_path.parent} DIR"),
+    ):
+        check = Check(tmp_path, rules_for(written(make_run) | change, NAMES, DEFAULT), "vllm serve x", [])
+        assert says in check.text() and ("FAIL" in check.text()) == bool(change)
