@@ -19,10 +19,10 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesse
 LONGEST_FIRST := --no-loadscope-reorder tests/integration tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help again setup sample cache train eval test unit coverage qlora-test slurm-test check format docs docs-pages clean
+.PHONY: help again setup sample cache train eval test unit coverage fuzz qlora-test slurm-test package package-test test-lowest dist release check format docs docs-pages clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  RUN=path.yaml names another run file (now: $(RUN))"
 
 setup: $(READY)  ## Make .venv with the tested versions of everything (CONSTRAINTS=file names another set)
@@ -56,6 +56,9 @@ unit: $(READY)  ## Run only the unit tests
 coverage: $(READY)  ## Run all tests and list the modules with uncovered lines (subprocesses do not count)
 	$(PYTEST) --cov --cov-report=term $(LONGEST_FIRST)
 
+fuzz: $(READY)  ## Run every parser on 20,000 damaged files (FUZZ_CASES=number sets how many)
+	LOOKONCE_FUZZ_CASES=$(or $(FUZZ_CASES),20000) $(PYTEST) -rP tests/integration/security
+
 # Not part of `test`: where bitsandbytes is installed PEFT imports it, which takes each process a second or two.
 qlora-test: $(READY)  ## Install bitsandbytes and test training on quantised weights
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[qlora]'
@@ -64,6 +67,28 @@ qlora-test: $(READY)  ## Install bitsandbytes and test training on quantised wei
 slurm-test: $(READY)  ## Test slurm/ under a real Slurm, which is installed first if possible (Debian, root)
 	tests/slurm/install.sh
 	$(BIN)/pytest tests/slurm
+
+package: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[package]'
+
+# Not part of `test`: these need a package index and minutes.
+package-test: package  ## Build wheel and sdist, install the wheel where no clone is, and train there
+	CONSTRAINTS=$(CONSTRAINTS) $(BIN)/pytest tests/package/test_wheel.py
+
+test-lowest: package  ## Resolve all extras for each Python, lowest and newest; run the unit tests with the lowest
+	$(BIN)/pytest tests/package/test_bounds.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/package/lowest.py build/lowest
+
+dist: package  ## Build the sdist and the wheel in dist/
+	rm -rf dist
+	$(BIN)/python -m build
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m twine check --strict dist/*
+
+release: package  ## Check everything, build, and print the commands that upload; uploads nothing
+	$(BIN)/python tests/package/release.py
+	$(MAKE) check test docs slurm-test qlora-test package-test test-lowest dist
+	$(BIN)/python tests/package/release.py build/notes.md
 
 check: $(READY)  ## Lint, formatting and types
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     *("docs/*.md", "benchmarks/*.md", "cache/FORMAT.md", "datasets/README.md", "slurm/README.md"),
-    *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LOG.md", "SECURITY.md"),
+    *("containers/README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LOG.md", "SECURITY.md"),
 ]
 exclude_patterns = ["src", ".*", "bench", "build", "caches", "data", "dist", "logs", "runs", "docs/_build"]
 myst_heading_anchors = 3

@@ -11,12 +11,22 @@ set +u
 if [ -f "$LOOKONCE_SLURM/site.env" ]; then . "$LOOKONCE_SLURM/site.env"; fi
 set -u
 
-venv=${LOOKONCE_VENV:-$LOOKONCE_SLURM/../.venv} # made by `make setup`, unless the site has another one
-if [ -d "$venv/bin" ]; then PATH=$(cd "$venv/bin" && pwd):$PATH && export PATH; fi
-if ! command -v lookonce >/dev/null; then
-  echo "no lookonce in $venv nor in PATH; run \`make setup\`, or set LOOKONCE_VENV in $LOOKONCE_SLURM/site.env" >&2
-  exit 1
+if [ -n "${LOOKONCE_CONTAINER:-}" ]; then
+  if [ ! -e "$LOOKONCE_CONTAINER" ]; then
+    echo "no container at $LOOKONCE_CONTAINER (LOOKONCE_CONTAINER); build one: $LOOKONCE_SLURM/../containers/README.md" >&2
+    exit 1
+  fi
+  LOOKONCE_CONTAINER=$(realpath "$LOOKONCE_CONTAINER") && export LOOKONCE_CONTAINER
+  PATH=$LOOKONCE_SLURM/container:$PATH && export PATH # its `lookonce` runs the one in the container
+else
+  venv=${LOOKONCE_VENV:-$LOOKONCE_SLURM/../.venv} # made by `make setup`, unless the site has another one
+  if [ -d "$venv/bin" ]; then PATH=$(cd "$venv/bin" && pwd):$PATH && export PATH; fi
+  if ! command -v lookonce >/dev/null; then
+    echo "no lookonce in $venv nor in PATH; run \`make setup\`, or set LOOKONCE_VENV in $LOOKONCE_SLURM/site.env" >&2
+    exit 1
+  fi
 fi
+if [ -n "${LOOKONCE_CONTAINER_RUN:-}" ]; then export LOOKONCE_CONTAINER_RUN; fi
 
 # Compute nodes have no internet, and each request would wait minutes for its timeout. `lookonce fetch RUN.yaml`
 # downloads everything to HF_HOME on the login node. Python reads this at import, so it is set here.

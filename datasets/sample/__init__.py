@@ -7,5 +7,6 @@ stages     the questions of a sample with stages, whose later answers follow fro
 sizes      frames in the sizes of a real dataset, for measurements
 tokenizer  a small tokenizer with Qwen's special tokens
 model      a Qwen3-VL with random weights, tiny or of a real size
-write      writes frames, records and model
+run_file   a run file that trains the sample
+write      writes frames, records, model and run file
 """

@@ -25,6 +25,7 @@ from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample import stages as staged
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.questions import ask
+from lookonce.datasets.sample.run_file import write_run_file
 from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
 from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
 from lookonce.errors import UsageError
@@ -50,6 +51,8 @@ class SampleReport:
     model: str
     fresh: bool
     """Whether the sample was written; False if the same sample already existed."""
+    run_file: Path | None
+    """A run file for it; None for models of real sizes and for towers alone, which serve to measure speed."""
 
     def text(self) -> str:
         questions = ", ".join(f"{number} {split}" for split, number in self.num_questions.items())
@@ -74,11 +77,11 @@ def write_sample(
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
-    `family` is the family of the model and `model` its size. `sizes` is a CSV file with columns `width` and `height`,
-    or `KVASIR_SIZES`; frames then have these sizes, each in its share. `tower_only` leaves the language model out,
-    which is enough for a cache and takes a thirtieth of the bytes. With `stages` the questions are those of stages.py.
-    There are 64 frames, or 128 with stages, unless `num_images` says otherwise. Does nothing if the same sample already
-    exists.
+    A tiny model gets a run file too, `run.yaml`. `family` is the family of the model and `model` its size. `sizes` is a
+    CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in its share.
+    `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the bytes. With
+    `stages` the questions are those of stages.py. There are 64 frames, or 128 with stages, unless `num_images` says
+    otherwise. Of a sample that already exists, only a missing run file is written.
 
     Raises:
         UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
@@ -216,7 +219,9 @@ def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
 
 def _report(folder: Path, stamp: dict[str, object], fresh: bool) -> SampleReport:
     keys = ("num_files", "num_images", "num_questions", "model")
-    return SampleReport(folder=folder, fresh=fresh, **{key: stamp[key] for key in keys})  # type: ignore[arg-type]
+    is_small = stamp["model"] == "tiny" and not stamp["tower_only"]
+    path = write_run_file(folder, bool(stamp["stages"])) if is_small else None
+    return SampleReport(folder=folder, fresh=fresh, run_file=path, **{key: stamp[key] for key in keys})  # type: ignore[arg-type]
 
 
 def _words(stamp: dict[str, object], keys: Sequence[str]) -> str:

@@ -14,22 +14,29 @@ from typing import Any
 
 import click
 
+import lookonce.commands.adapter.check  # noqa: F401  (these modules add their commands to the group `adapter`)
+import lookonce.commands.adapter.embeds
+import lookonce.commands.adapter.merge
+import lookonce.commands.adapter.push
+import lookonce.commands.cache.build  # noqa: F401  (these two modules add their commands to the group `cache`)
+import lookonce.commands.cache.maintenance
 import lookonce.commands.data.audit  # noqa: F401  (these five modules add their commands to the group `data`)
 import lookonce.commands.data.clean
 import lookonce.commands.data.convert
 import lookonce.commands.data.prepare
-import lookonce.commands.data.tar
-import lookonce.commands.maintenance  # noqa: F401  (adds verify, repair, show, gc and stage to the group `cache`)
+import lookonce.commands.data.tar  # noqa: F401  (the last of them is the one that the linter reports)
 from lookonce import environment
 from lookonce.commands.adapter.group import adapter
 from lookonce.commands.ask import ask
 from lookonce.commands.bench import bench
-from lookonce.commands.cache import cache
+from lookonce.commands.cache.group import cache
 from lookonce.commands.check import check
+from lookonce.commands.completion import completion
 from lookonce.commands.data.group import data
 from lookonce.commands.evaluate import evaluate
 from lookonce.commands.fetch import fetch
 from lookonce.commands.init import init
+from lookonce.commands.manual import add_addresses
 from lookonce.commands.options import with_run_file
 from lookonce.commands.predict import predict
 from lookonce.commands.runs.compare import compare
@@ -89,8 +96,8 @@ def main(debug: bool) -> None:
     \b
     Examples:
       lookonce sample data/sample
-      lookonce cache build experiments/sample.yaml
-      lookonce train experiments/sample.yaml
+      lookonce cache build data/sample/run.yaml
+      lookonce train data/sample/run.yaml
       lookonce eval runs/sample --split test
     """
     if not debug:
@@ -98,8 +105,9 @@ def main(debug: bool) -> None:
 
 
 RUNS = (evaluate, study, compare, report, route, export, predict, ask, fetch, status, bench, selftest)
-for command in (sample, data, init, check, cache, train, *RUNS, adapter):
+for command in (sample, data, init, check, cache, train, *RUNS, adapter, completion):
     main.add_command(command)
+add_addresses(main)
 
 
 def _hush_libraries() -> None:

@@ -27,8 +27,10 @@ def test_our_datasets_folder_is_not_mistaken_for_hugging_faces_library(root):
     assert done.stdout.split()[-1] == str(is_installed), done.stderr
 
 
-def test_help_imports_neither_torch_nor_transformers(root):
-    code = "import sys, lookonce.cli, lookonce.run.config; print({'torch', 'transformers'} & set(sys.modules))"
+def test_help_imports_no_large_library(root):
+    """Nor huggingface_hub, which reads when it is imported whether to show its bars: `cli.main` sets that before."""
+    large = {"torch", "transformers", "huggingface_hub"}
+    code = f"import sys, lookonce.cli, lookonce.run.config; print({large} & set(sys.modules))"
     assert run_python(code, root).stdout.strip() == "set()"
 
 

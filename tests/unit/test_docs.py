@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import re
 import shlex
 import subprocess
@@ -214,7 +215,7 @@ def lookonce_commands(page: Path) -> list[tuple[list[str], bool]]:
     for line, whole in code_lines(page):
         if match := re.match(r"(?:\.venv/bin/)?(?:lookonce|(?:torchrun|python) .*-m lookonce)(?: (.*))?$", line):
             words = [PLACEHOLDERS.get(word, word) for word in shlex.split(match[1] or "", comments=True)]
-            words = words[: words.index("&&")] if "&&" in words else words
+            words = list(itertools.takewhile(lambda word: word not in ("&&", ">"), words))
             found += [([word for word in choice if word != "..."], whole) for choice in alternatives(words)]
     return found
 

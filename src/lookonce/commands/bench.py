@@ -74,8 +74,8 @@ def bench() -> None:
 
     \b
     Examples:
-      lookonce bench step experiments/sample.yaml --steps 20
-      lookonce bench cache experiments/sample.yaml
+      lookonce bench step data/sample/run.yaml --steps 20
+      lookonce bench cache data/sample/run.yaml
     """
 
 
@@ -153,20 +153,15 @@ def bench_step(
       tower   packs, each question with its own image, tower in every step
       packed  packs, each question with its own image, from the cache
       shared  packs, questions share their image, from the cache (the default of `lookonce train`)
+      fp8, int8, nf4  `shared` with this train.frozen
+      selective, checkpointed  `shared` with train.gradient_checkpointing: selective, or true
 
-    \b
-    Variants of `shared`:
-      fp8, int8, nf4  with train.frozen of that name
-      selective       with train.gradient_checkpointing: selective
-      checkpointed    with train.gradient_checkpointing: true
-
-    --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time.
-
-    If interrupted, or stopped by SIGTERM or SIGUSR1 (exit code 75), it still reports the finished variants.
+    --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time. If interrupted, or
+    stopped by SIGTERM or SIGUSR1 (exit code 75), it still reports the finished variants.
 
     \b
     Examples:
-      lookonce bench step experiments/sample.yaml
+      lookonce bench step data/sample/run.yaml
       lookonce bench step run.yaml --variants plain,liger,shared --steps 50 --json
       lookonce bench step --model 8b --data kvasir-shaped --variants plain,liger,cached,tower,packed,shared
       torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --variants shared
@@ -226,8 +221,7 @@ def bench_answers(
       lookonce bench answers --model 8b --images 48 --set eval.max_new_tokens=8
     """
     run = _chosen_run(run_file, assignments, model)
-    chosen = engines.split(",")
-    if unknown := [name for name in chosen if name not in ("generate", "shared")]:
+    if unknown := sorted(set(chosen := engines.split(",")) - {"generate", "shared"}):
         raise UsageError(f"--engines has no {listed(unknown)}; choose from generate, shared")
     from lookonce.bench.answers import bench_answers as measure
     from lookonce.train.loop.session import Session
@@ -266,7 +260,7 @@ def bench_cache(
 
     \b
     Examples:
-      lookonce bench cache experiments/sample.yaml
+      lookonce bench cache data/sample/run.yaml
       lookonce bench cache run.yaml --images 500 --place /scratch --json
     """
     inputs = open_inputs(run_file, assignments)
@@ -296,7 +290,7 @@ def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, no_ch
 
     \b
     Examples:
-      lookonce bench read experiments/sample.yaml
+      lookonce bench read data/sample/run.yaml
       lookonce bench read caches/1f2e3d4c5b6a7980 --images 2000 --json
     """
     folder = cache_folder(place, assignments)

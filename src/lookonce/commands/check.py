@@ -34,7 +34,7 @@ def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: fl
 
     \b
     Examples:
-      lookonce check experiments/sample.yaml
+      lookonce check data/sample/run.yaml
       lookonce check run.yaml --all --gpu-memory 24
       lookonce check run.yaml --set batch.tokens_per_pack=4096 --json
     """

@@ -1,19 +1,27 @@
 """The page of the documentation for each command, whose address ends the command's help.
 
-Design: one table, so that a page that is renamed is a change in one place; a test compares it with the commands and with
-the headings of the pages. While the project has no site, addresses are paths in the repository; with one, `SITE` is its
-address and `Documentation` in pyproject.toml's urls.
+Design: one table, so that a page is renamed in one place; a test compares it with the commands and with the headings of
+the pages. While the project has no site, an address is the path of a file: in the repository, or where a wheel put it.
+With a site, `SITE` is its address and `Documentation` in pyproject.toml's urls.
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import click
 
 SITE = ""
 """The address of the site, without a slash at its end; empty while there is none."""
+SHARED = Path(sys.prefix, "share", "lookonce")
+"""The folder in which a wheel puts pages, run files, and the scripts for Slurm."""
 PAGES = {
     "": "docs/index.md",
-    "adapter": "docs/training.md#what-is-in-the-run-folder",
+    "adapter": "docs/serving.md",
+    "adapter embeds": "docs/serving.md#vllm",
+    "adapter merge": "docs/merge.md",
+    "adapter push": "docs/serving.md#upload-to-the-hub",
     "ask": "docs/ask.md#a-conversation",
     "bench": "docs/benchmarks.md",
     "bench answers": "docs/benchmarks.md#answers",
@@ -66,9 +74,11 @@ def page_of(words: tuple[str, ...]) -> str:
     return PAGES[name] if name in PAGES or len(words) < 2 else page_of(words[:-1])
 
 
-def address(page: str, site: str = SITE) -> str:
-    """The address of a page: on the site, or its path in the repository if there is none."""
-    return f"{site}/{page.replace('.md', '.html')}" if site else page
+def address(page: str, site: str = SITE, shared: Path = SHARED) -> str:
+    """The address of a page: on the site; or if there is none, its path in an installed wheel, or in the repository."""
+    if site:
+        return f"{site}/{page.replace('.md', '.html')}"
+    return str(shared / page) if shared.is_dir() else page
 
 
 def add_addresses(command: click.Command, words: tuple[str, ...] = ()) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lookonce.run.config import RunFile
 
 PATH = click.Path(path_type=Path, readable=False)  # what may not be read is reported where it is read, with advice
-RUN_FILE = "a run file (YAML), which names model and records; for example experiments/sample.yaml"
+RUN_FILE = "a run file (YAML), which names model and records, such as data/sample/run.yaml of `lookonce sample`"
 RUN_OR_CACHE = "a run file (YAML) or the folder of a cache"
 RUN = click.argument("run_file", metavar="RUN.yaml", type=PATH)
 PLACE = click.argument("place", metavar="RUN.yaml|CACHE", type=PATH)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit
+from lookonce.commands.options import JSON, PATH, emit, notify
 from lookonce.datasets.sample.scene import DEFAULT_SEED
 from lookonce.families.lookup import DEFAULT, FAMILIES
+
+NEXT = """next:
+  lookonce cache build {run}
+  lookonce train {run}
+  lookonce eval {output} --split test"""
+"""What to run after it."""
 
 
 @click.command()
@@ -58,7 +65,10 @@ def sample(
     stages: bool,
     as_json: bool,
 ) -> None:
-    """Write a small sample dataset and a model to try everything on.
+    """Write a small sample dataset, a model to try everything on, and a run file for both, DIR/run.yaml.
+
+    Paths in the run file begin in the folder where this command runs. A model of a real size has no run file: it serves
+    to measure speed.
 
     \b
     Examples:
@@ -82,3 +92,6 @@ def sample(
         stages=stages,
     )
     emit(asdict(report), report.text(), as_json)
+    if report.run_file:
+        run, output = shlex.quote(str(report.run_file)), shlex.quote(f"runs/{folder.absolute().name}")
+        notify(NEXT.format(run=run, output=output))

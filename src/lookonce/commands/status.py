@@ -63,7 +63,7 @@ def status(
 
     \b
     Examples:
-      lookonce status experiments/sample.yaml
+      lookonce status data/sample/run.yaml
       lookonce status runs/sample --watch 10
       lookonce status run.yaml --missing
       lookonce status a.yaml b.yaml --json

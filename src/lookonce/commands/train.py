@@ -33,8 +33,8 @@ def train(
 
     \b
     Examples:
-      lookonce train experiments/sample.yaml
-      lookonce train experiments/sample.yaml --set train.epochs=5 --set output=runs/longer
+      lookonce train data/sample/run.yaml
+      lookonce train data/sample/run.yaml --set train.epochs=5 --set output=runs/longer
       lookonce train run.yaml --resume
       torchrun --nproc-per-node 2 -m lookonce train run.yaml
     """

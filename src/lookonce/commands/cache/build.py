@@ -54,7 +54,7 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
 
     \b
     Examples:
-      lookonce cache plan experiments/sample.yaml
+      lookonce cache plan data/sample/run.yaml
       lookonce cache plan run.yaml --pilot 0 --set cache.max_pixels=432000 --json
       lookonce cache plan run.yaml --write
     """
@@ -110,7 +110,7 @@ def cache_build(
 
     \b
     Examples:
-      lookonce cache build experiments/sample.yaml
+      lookonce cache build data/sample/run.yaml
       lookonce cache build run.yaml --set cache.dir=/scratch/caches --max-quarantined 10
       lookonce cache build run.yaml --worker 3/8 --no-wait
     """
@@ -142,7 +142,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
 
     \b
     Examples:
-      lookonce cache status experiments/sample.yaml
+      lookonce cache status data/sample/run.yaml
       lookonce cache status run.yaml --watch 10
       lookonce cache status run.yaml --json
     """

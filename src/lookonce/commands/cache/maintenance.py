@@ -52,7 +52,7 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
 
     \b
     Examples:
-      lookonce cache verify experiments/sample.yaml
+      lookonce cache verify data/sample/run.yaml
       lookonce cache verify caches/1f2e3d4c5b6a7980 --level quick
       lookonce cache verify run.yaml --level recompute --images 32
     """
@@ -107,7 +107,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
 
     \b
     Examples:
-      lookonce cache repair experiments/sample.yaml
+      lookonce cache repair data/sample/run.yaml
       lookonce cache repair run.yaml --level quick
       lookonce cache repair run.yaml --drop
     """
@@ -145,7 +145,7 @@ def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: b
 
     \b
     Examples:
-      lookonce cache show experiments/sample.yaml data/sample/images/frame-0026.jpg
+      lookonce cache show data/sample/run.yaml data/sample/images/frame-0026.jpg
       lookonce cache show caches/1f2e3d4c5b6a7980 020e99a7
     """
     folder = cache_folder(place, assignments)
@@ -170,7 +170,7 @@ def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: 
 
     \b
     Examples:
-      lookonce cache gc experiments/sample.yaml
+      lookonce cache gc data/sample/run.yaml
       lookonce cache gc /scratch/caches --delete
       lookonce cache gc /scratch/caches --delete --cache 1f2e3d4c
     """
@@ -201,7 +201,7 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
 
     \b
     Examples:
-      lookonce cache stage experiments/sample.yaml /tmp/lookonce
+      lookonce cache stage data/sample/run.yaml /tmp/lookonce
       lookonce cache stage run.yaml "$SLURM_TMPDIR"
       lookonce cache stage /shared/caches/1f2e3d4c5b6a7980 /local --verify
     """

@@ -1,0 +1,37 @@
+"""The run file of the sample, so that training it needs no other file.
+
+Design: those of `experiments/`, with the sample's folder in place of theirs. `run.yaml` and `staged.yaml` beside this
+module are links to them, which become files in a wheel. Paths of a run file begin where a command runs; so do those of
+this one, where the sample was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+NAME = "run.yaml"
+HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
+
+
+def write_run_file(folder: Path, stages: bool) -> Path:
+    """Write `folder`/run.yaml, unless it exists, and return its path."""
+    path = folder / NAME
+    if not path.exists():
+        path.write_text(run_file(folder, stages))
+    return path
+
+
+def run_file(folder: Path, stages: bool) -> str:
+    """The text of the run file of the sample in `folder`."""
+    text = Path(__file__).with_name("staged.yaml" if stages else NAME).read_text()
+    text = re.sub(r"\A(#.*\n)+", HEADER, text)
+    text = re.sub(r"data/\w+/(\S+)", lambda found: _scalar(str(folder / found[1])), text)
+    output = _scalar(f"runs/{folder.absolute().name}")
+    return re.sub(r"^output: .*", lambda _: f"output: {output}", text, flags=re.M)
+
+
+def _scalar(path: str) -> str:
+    """A path as YAML, where JSON's strings are strings too."""
+    return path if re.fullmatch(r"[\w/][\w./-]*", path) else json.dumps(path, ensure_ascii=False)

@@ -1,0 +1,149 @@
+"""What is shipped beside the package: containers, the task for clouds, what a wheel carries, and release notes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+TASK_KEYS = {"name", "resources", "workdir", "envs", "file_mounts", "setup", "run"}
+RESOURCE_KEYS = {"accelerators", "disk_size"}
+"""Keys of SkyPilot's schema (sky/utils/schemas.py, 0.14) that the task may use."""
+SECTIONS = {"files", "post", "environment", "runscript", "test", "labels", "help"}
+
+
+@pytest.fixture(scope="module")
+def project(root: Path) -> dict:
+    return tomllib.loads((root / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def dockerfile(root: Path) -> str:
+    return (root / "containers" / "Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def definition(root: Path) -> str:
+    return (root / "containers" / "lookonce.def").read_text()
+
+
+def installed(text: str) -> list[str]:
+    return re.findall(r"^\s*(?:&& |RUN )?(pip install .*?)(?: \\)?$", text, re.M)
+
+
+def test_both_images_have_the_same_base_packages_and_variables(dockerfile, definition):
+    [base] = re.findall(r"^ARG BASE=(\S+)$", dockerfile, re.M)
+    assert f"\nFrom: {base}\n" in definition and ":" in base and not base.endswith("latest")
+    assert len(installed(dockerfile)) == 1 and installed(dockerfile) == installed(definition)
+    for text in (dockerfile, definition):
+        assert "gcc libc6-dev" in text and "PYTHONNOUSERSITE=1" in text
+
+
+def test_images_have_the_versions_for_gpus_and_extras_that_exist(dockerfile, project):
+    [command] = installed(dockerfile)
+    [extras] = re.findall(r"\[(.+)\]", command)
+    assert "--constraint /opt/lookonce/constraints-gpu.txt" in command
+    assert set(extras.split(",")) <= project["project"]["optional-dependencies"].keys()
+
+
+def test_the_image_runs_as_a_user_and_gets_only_what_it_installs(dockerfile, root):
+    users = re.findall(r"^USER (\S+)$", dockerfile, re.M)
+    assert users == ["1000"] and "--uid 1000" in dockerfile
+    [copied] = re.findall(r"^COPY (.+) \S+$", dockerfile, re.M)
+    ignored = (root / "containers" / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in ignored if not line.startswith("#")]
+    assert rules == ["*", *sorted(f"!{name}" for name in copied.split())]
+
+
+def test_nothing_secret_is_in_what_makes_images(root):
+    for path in (root / "containers").iterdir():
+        assert not re.search(r"(token|password|secret|_key)\s*[=:]\s*\S", path.read_text(), re.I), path
+
+
+def test_the_definition_has_every_section_once_and_copies_files_that_exist(definition, root):
+    assert definition.startswith("Bootstrap: docker\nFrom: ")
+    sections = re.findall(r"^%(\w+)$", definition, re.M)
+    assert len(sections) == len(set(sections)) and set(sections) == SECTIONS
+    files = re.search(r"^%files\n(.*?)^%", definition, re.M | re.S)[1].split()
+    assert {name for name in files[::2] if not (root / name).exists()} <= {"dist"}, "dist is made by make dist"
+
+
+def test_the_task_for_clouds_has_keys_of_its_schema_and_runs_what_exists(root):
+    task = yaml.safe_load((root / "containers" / "sky.yaml").read_text())
+    assert task.keys() <= TASK_KEYS and task["resources"].keys() <= RESOURCE_KEYS
+    assert all(isinstance(number, int) for number in task["resources"]["accelerators"].values())
+    assert (root / task["workdir"]).is_dir() and "make setup" in task["setup"]
+    assert set(re.findall(r"\$\{?(\w+)", task["run"])) == task["envs"].keys()
+
+
+def test_a_wheel_carries_every_script_run_file_page_and_container(root, project):
+    """Patterns of pyproject.toml that match nothing, or folders that have no pattern, are not noticed by setuptools."""
+    carried = {}
+    for target, patterns in project["tool"]["setuptools"]["data-files"].items():
+        for pattern in patterns:
+            found = [path for path in root.glob(pattern) if path.is_file()]
+            assert found, pattern
+            carried |= {str(path.relative_to(root)): target for path in found}
+    for name, target in carried.items():
+        assert target == str(Path("share/lookonce", name).parent), name
+    wanted = {path for folder in ("slurm", "experiments", "containers") for path in (root / folder).rglob("*")}
+    names = {str(path.relative_to(root)) for path in wanted if path.is_file() and path.name != "site.env"}
+    assert names - carried.keys() == set() and "slurm/site.env" not in carried
+
+
+def test_the_author_is_that_of_the_citation(root, project):
+    citation = yaml.safe_load((root / "CITATION.cff").read_text())
+    assert project["project"]["authors"] == citation["authors"]
+    assert project["project"]["license"] == citation["license"]
+
+
+CHANGELOG = """# Changelog
+
+## Unreleased
+
+## 2.0.0 (2030-01-02)
+
+- `train` is new ([page](docs/training.md#x), [elsewhere](https://example.org)).
+
+## 1.0.0 (2029-01-02)
+
+- Old.
+"""
+
+
+@pytest.fixture(scope="module")
+def release(root: Path):
+    spec = importlib.util.spec_from_file_location("release", root / "tests" / "package" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_release_notes_are_the_part_of_the_changelog_without_links_that_would_break(release):
+    assert release.notes(CHANGELOG, "2.0.0") == "- `train` is new (page, [elsewhere](https://example.org)).\n"
+    assert release.notes(CHANGELOG, "1.0.0") == "- Old.\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "project", "changed", "problem"),
+    [
+        ("", "", {"urls": {}}, "", None),
+        ("Unreleased\n", "Unreleased\n\n- New.\n", {"urls": {}}, "", "entries under Unreleased"),
+        ("2.0.0", "2.0.1", {"urls": {}}, "", "no `## 2.0.0 (DATE)`"),
+        ("", "", {}, "", "add [project.urls]"),
+        ("", "", {"urls": {}}, " M train.py\n", "not committed:\n M train.py"),
+    ],
+)
+def test_what_is_not_ready_stops_a_release(release, old, new, project, changed, problem):
+    changelog = CHANGELOG.replace(old, new) if old else CHANGELOG
+    found = release.problems(changelog, "2.0.0", project, changed)
+    assert len(found) == (problem is not None) and all(problem in one for one in found)
+
+
+def test_make_release_uploads_nothing(root):
+    makefile = (root / "Makefile").read_text()
+    assert "release.py build/notes.md" in makefile and "twine upload" not in makefile
