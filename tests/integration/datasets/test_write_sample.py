@@ -29,7 +29,9 @@ SCENES = list(make_scenes(DEFAULT_SEED))
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): image_key(path) for path in folder.rglob("*") if path.is_file()}
+    """The hash of each file but the run file, which names the folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.yaml")
+    return {str(path.relative_to(folder)): image_key(path) for path in paths}
 
 
 def records_of(sample: Path) -> list[Record]:
