@@ -49,13 +49,14 @@ def assert_without_secrets(text: str, folder: Path) -> None:
         assert [name for name, content in contents.items() if secret.encode() in content] == []
 
 
-def test_a_whole_training_keeps_them_to_itself(make_cached_run, tmp_path):
+def test_a_whole_training_keeps_them_to_itself(make_cached_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where `report` writes
     run = make_cached_run(train={"steps": 2, "save_steps": 1, "track": ["tensorboard"]})
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     output = invoke("train", str(tmp_path / "run.yaml"))
     output += invoke("eval", str(run.output), "--split", "val")
     output += invoke("report", str(run.output)) + invoke("status", str(run.output))
-    assert (run.output / "report.html").exists() and (run.output / "tensorboard").exists()
+    assert Path("report.html").exists() and (run.output / "tensorboard").exists()
     assert_without_secrets(output, tmp_path)
 
 
