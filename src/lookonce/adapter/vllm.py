@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.adapter.merge_check import ROUNDED, find_trained
+from lookonce.adapter.merging.check import ROUNDED, find_trained
 from lookonce.cache.constants import PARSE_ERRORS
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import RunFolderError

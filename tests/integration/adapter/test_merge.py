@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merge import Merged, merge
+from lookonce.adapter.merging.merge import Merged, merge
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError
 from lookonce.families.family import Family

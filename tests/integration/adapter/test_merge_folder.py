@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merge import Merged, merge
-from lookonce.adapter.merge_folder import MergeFolder
+from lookonce.adapter.merging.folder import MergeFolder
+from lookonce.adapter.merging.merge import Merged, merge
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import write_json
@@ -46,7 +46,7 @@ FOREIGN = [
 STOPPED_AFTER = 2
 KILLED = """
 import os, signal, sys
-import lookonce.adapter.merge as whole
+import lookonce.adapter.merging.merge as whole
 from pathlib import Path
 
 written = 0

@@ -12,7 +12,7 @@ from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_
 from lookonce.signals import exit_on_signal
 
 if TYPE_CHECKING:
-    from lookonce.adapter.merge import Dtype
+    from lookonce.adapter.merging.merge import Dtype
 
 
 @adapter.command("merge")
@@ -61,7 +61,7 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_un
       lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --questions 0
     """
     with only_results_on_stdout():
-        from lookonce.adapter.merge import merge as merge_run
+        from lookonce.adapter.merging.merge import merge as merge_run
 
     if run_dir.is_file():
         remember_run_file(run_dir)

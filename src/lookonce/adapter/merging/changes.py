@@ -19,8 +19,8 @@ from peft import PeftConfig, get_peft_model
 from peft.tuners.lora import layer as lora
 from peft.utils.other import ModulesToSaveWrapper
 
-from lookonce.adapter.merge_files import TensorFile
-from lookonce.adapter.merge_names import Place, Shape, matrices
+from lookonce.adapter.merging.files import TensorFile
+from lookonce.adapter.merging.names import Place, Shape, matrices
 from lookonce.errors import ModelError
 from lookonce.text import listed
 

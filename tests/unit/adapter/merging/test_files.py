@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from lookonce.adapter import merge_files
-from lookonce.adapter.merge_files import Stored, TensorFile, as_bytes, write_tensors
+from lookonce.adapter.merging import files
+from lookonce.adapter.merging.files import Stored, TensorFile, as_bytes, write_tensors
 from lookonce.errors import ModelError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -49,7 +49,7 @@ def test_some_values_of_a_tensor_are_those_at_their_place(tmp_path):
 
 
 def test_a_copy_in_blocks_has_all_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(merge_files, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 7)
     save_file({"a": torch.randn(11)}, tmp_path / "file")
     with TensorFile(tmp_path / "file") as file:
         blocks = list(file.blocks("a"))

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lookonce.adapter.merge_shards import Cost, Plan
+from lookonce.adapter.merging.shards import Cost, Plan
 from lookonce.claim_file import FolderClaim
 from lookonce.differences import differences
 from lookonce.errors import ModelError, UsageError

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.merge_compare import Comparison
-from lookonce.adapter.merge_files import Stored
-from lookonce.adapter.merge_folder import MergeFolder, other_files, weight_files
-from lookonce.adapter.merge_shards import Cost, Plan, Planned
+from lookonce.adapter.merging.compare import Comparison
+from lookonce.adapter.merging.files import Stored
+from lookonce.adapter.merging.folder import MergeFolder, other_files, weight_files
+from lookonce.adapter.merging.shards import Cost, Plan, Planned
 from lookonce.errors import ModelError, UsageError
 from lookonce.eval.scores.prediction import Prediction
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
-from lookonce.adapter.merge_changes import WEIGHTS, Change, read_changes
-from lookonce.adapter.merge_check import check_frozen, check_model, find_trained
-from lookonce.adapter.merge_compare import Comparison, compare, draw_questions
-from lookonce.adapter.merge_files import TensorFile
-from lookonce.adapter.merge_folder import MergeFolder, check_outside, check_target, other_files, weight_files
-from lookonce.adapter.merge_shards import Checkpoint, Cost, Plan, write_file
+from lookonce.adapter.merging.changes import WEIGHTS, Change, read_changes
+from lookonce.adapter.merging.check import check_frozen, check_model, find_trained
+from lookonce.adapter.merging.compare import Comparison, compare, draw_questions
+from lookonce.adapter.merging.files import TensorFile
+from lookonce.adapter.merging.folder import MergeFolder, check_outside, check_target, other_files, weight_files
+from lookonce.adapter.merging.shards import Checkpoint, Cost, Plan, write_file
 from lookonce.disk_space import check_room
 from lookonce.environment import limit_cpu_threads
 from lookonce.errors import CacheError, ImageError, RecordsError

@@ -17,9 +17,17 @@ from typing import Any
 
 import torch
 
-from lookonce.adapter.merge_changes import Change
-from lookonce.adapter.merge_files import FLOATING, Stored, TensorFile, as_bytes, write_tensors
-from lookonce.adapter.merge_names import Place, empty_model, matrices, parameter_names, place_of, shapes_of, tied_names
+from lookonce.adapter.merging.changes import Change
+from lookonce.adapter.merging.files import FLOATING, Stored, TensorFile, as_bytes, write_tensors
+from lookonce.adapter.merging.names import (
+    Place,
+    empty_model,
+    matrices,
+    parameter_names,
+    place_of,
+    shapes_of,
+    tied_names,
+)
 from lookonce.errors import ModelError
 from lookonce.files import atomic_write
 from lookonce.text import listed

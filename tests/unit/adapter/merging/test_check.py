@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lookonce.adapter.merge import merge
-from lookonce.adapter.merge_check import check_frozen, check_model, find_trained
+from lookonce.adapter.merging.check import check_frozen, check_model, find_trained
+from lookonce.adapter.merging.merge import merge
 from lookonce.errors import ModelError, RunFolderError, UsageError
 from lookonce.run.folder import RECORD, RunFolder
 
