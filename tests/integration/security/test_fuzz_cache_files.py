@@ -53,7 +53,7 @@ def test_damaged_receipts_are_read_or_refused(cache):
         for key in list(index.keys())[:8]:
             opened[key]
 
-    cases.fuzz("receipts", WithChecksum(json.dumps(content).encode()), read, path)
+    assert cases.fuzz("receipts", WithChecksum(json.dumps(content).encode()), read, path).holds
 
 
 PLAN = {
@@ -80,7 +80,7 @@ def test_damaged_plans_are_read_or_refused(tmp_path):
         index_from_plan(plan, [Path("/data/a.png")])
         plan.extension(list(plan.images()), 16, 64)
 
-    cases.fuzz("plan", WithChecksum(text), read, tmp_path / "plan.json")
+    assert cases.fuzz("plan", WithChecksum(text), read, tmp_path / "plan.json").holds
 
 
 def test_no_plan_names_a_file_outside_the_cache(tmp_path):
@@ -99,7 +99,7 @@ def test_damaged_manifests_are_read_or_refused(cache):
     def make(random: Random) -> bytes:
         return mutations.as_json(mutations.several(value, random), random)
 
-    cases.fuzz("manifest", make, lambda path: read_manifest(path.parent), path)
+    assert cases.fuzz("manifest", make, lambda path: read_manifest(path.parent), path).holds
 
 
 def test_damaged_quarantines_are_read_or_refused(tmp_path):
@@ -108,4 +108,6 @@ def test_damaged_quarantines_are_read_or_refused(tmp_path):
     def make(random: Random) -> bytes:
         return b"\n".join(mutations.as_json(mutations.several(line, random), random) for line in lines)
 
-    cases.fuzz("quarantine", make, lambda path: read_quarantine(path.parent), tmp_path / "quarantine.jsonl")
+    assert cases.fuzz(
+        "quarantine", make, lambda path: read_quarantine(path.parent), tmp_path / "quarantine.jsonl"
+    ).holds

@@ -53,4 +53,4 @@ def read(path: Path) -> None:
 
 
 def test_damaged_records_are_read_or_refused(tmp_path):
-    cases.fuzz("records", make, read, tmp_path / "records.jsonl")
+    assert cases.fuzz("records", make, read, tmp_path / "records.jsonl").holds

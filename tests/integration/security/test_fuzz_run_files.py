@@ -44,7 +44,7 @@ def test_damaged_run_files_are_read_or_refused(values, tmp_path):
             text = b"\n".join(lines)
         return mutations.damaged(text, random) if random.random() < 0.4 else text
 
-    cases.fuzz("run file", make, read_run_file, tmp_path / "run.yaml")
+    assert cases.fuzz("run file", make, read_run_file, tmp_path / "run.yaml").holds
 
 
 def refused(path: Path, text: str) -> str:
