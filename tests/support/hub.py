@@ -43,6 +43,8 @@ class Hub:
     """The contents that were uploaded as large files, by their sha256."""
     num_breaks: int = 0
     """The number of large files whose upload the Hub breaks off."""
+    on_the_way: dict[str, bytes] = field(default_factory=dict)
+    """The contents of files that are sent instead of those that the Hub has, and states."""
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         """Status, body and headers of the answer to a request to read."""
@@ -54,10 +56,11 @@ class Hub:
         if self.refuses:
             return self.refuses[0], b"{}", {"X-Error-Code": self.refuses[1]}
         if file:
-            return 200, self.files[file], {"X-Repo-Commit": commit}
+            stated = _stated(file, self.files[file])
+            etag = stated["lfs"]["oid"] if "lfs" in stated else stated["oid"]
+            return 200, self.on_the_way.get(file, self.files[file]), {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}
         if path.startswith(f"{api}/tree/"):
-            tree = [{"type": "file", "path": key, "size": len(data), "oid": key} for key, data in self.files.items()]
-            return 200, json.dumps(tree).encode(), {}
+            return 200, json.dumps([_stated(key, data) for key, data in self.files.items()]).encode(), {}
         if path in (api, f"{api}/revision/main", f"{api}/revision/{commit}"):
             files = [{"rfilename": key} for key in self.files]
             info = {"id": self.name, "sha": commit, "siblings": files, "tags": self.tags, "private": self.is_private}
@@ -131,6 +134,15 @@ def _json(**value: Any) -> tuple[int, bytes, dict[str, str]]:
     return 200, json.dumps(value).encode(), {}
 
 
+def _stated(path: str, content: bytes) -> dict[str, Any]:
+    """What the Hub states of a file; weights and images are large files."""
+    stated = {"type": "file", "path": path, "size": len(content)}
+    if path.endswith((".safetensors", ".parquet", ".png")):
+        sha256 = hashlib.sha256(content).hexdigest()
+        return stated | {"oid": "0" * 40, "lfs": {"oid": sha256, "size": len(content), "pointerSize": 130}}
+    return stated | {"oid": hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()}
+
+
 def _upload_mode(path: str) -> dict[str, Any]:
     return {"path": path, "uploadMode": "lfs" if path.endswith(".safetensors") else "regular", "shouldIgnore": False}
 
@@ -159,8 +171,7 @@ def make_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
             def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
                 self.send_response(status)
-                etag = hashlib.sha256(body).hexdigest()
-                for key, value in ({"Content-Length": str(len(body)), "ETag": f'"{etag}"'} | headers).items():
+                for key, value in ({"Content-Length": str(len(body))} | headers).items():
                     self.send_header(key, value)
                 self.end_headers()
                 if self.command != "HEAD":
@@ -179,6 +190,7 @@ def make_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         changes = {
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_CACHE": str(tmp_path / "home" / "hub"),
+            "HF_ASSETS_CACHE": str(tmp_path / "home" / "assets"),
             "ENDPOINT": hub.endpoint,
             "HF_HUB_DISABLE_XET": True,  # it has a protocol of its own
             "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",

@@ -19,10 +19,10 @@ from lookonce.commands.options import JSON, RUN, SET, emit, notify, read_run
 def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: bool) -> None:
     """Download everything that a run needs, while there is internet.
 
-    Downloads the model at `model.revision` (safetensors weights, configurations, tokenizer) and opens it as jobs will,
-    checks that records and images exist, and prints the environment variables for jobs. A model folder is only checked.
-    An adapter on the Hub that `train.start_from` names is downloaded too. Both are stored in HF_HOME, which all nodes
-    must share.
+    Downloads the model at `model.revision` (safetensors weights, configurations, tokenizer), compares its files with
+    the hashes that the Hub states, opens it as jobs will, checks that records and images exist, and prints the
+    environment variables for jobs. A model folder is only checked. An adapter on the Hub that `train.start_from` names
+    is downloaded too. Both are stored in HF_HOME, which all nodes must share.
 
     Exits with 1 if something is missing that it cannot download.
 

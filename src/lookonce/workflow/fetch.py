@@ -1,8 +1,9 @@
 """Download a run's model and the adapter that it starts from, and check its records and images: for later jobs, which
 may have no internet.
 
-Design: model and adapter are downloaded to where jobs look for them, then opened from there as they do, without the
-Hub. Records are read; images are only checked for existence, because the plan reads them.
+Design: model and adapter are downloaded to where jobs look for them, compared with the hashes that the Hub states, then
+opened from there as jobs do, without the Hub. Records are read; images are only checked for existence, because the plan
+reads them.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class FetchReport:
     num_files: int
     size_bytes: int
     downloaded_bytes: int
+    is_verified: bool | None
+    """Whether all files have the content that the Hub states; False if it cannot be asked, None for a model folder."""
     data: dict[str, Split]
     problems: list[str]
     environment: dict[str, str]
@@ -72,10 +75,11 @@ class FetchReport:
     def text(self) -> str:
         files = f"{count(self.num_files, 'file')}, {size(self.size_bytes)}"
         new = f"{size(self.downloaded_bytes)} downloaded" if self.downloaded_bytes else "nothing to download"
+        verified = "contents verified" if self.is_verified else "contents not verified, as the Hub cannot be asked"
         lines = [
             ("model", self.model),
             *([("commit", self.commit), ("licence", self.license or "not stated")] if self.commit else []),
-            ("files", f"{files}; {new}" if self.commit else files),
+            ("files", f"{files}; {new}; {verified}" if self.commit else files),
             ("folder", str(self.folder)),
             *([("starts from", self.start)] if self.start else []),
             *((split, found.text()) for split, found in self.data.items()),
@@ -89,7 +93,7 @@ def fetch(run: RunFile) -> FetchReport:
     """Download the model unless it is here, and check the model, the records and the images.
 
     Raises:
-        ModelError: the model cannot be downloaded, or is incomplete.
+        ModelError: the model cannot be downloaded, is not what the Hub states, or is incomplete.
     """
     found = _fetch_model(run)
     model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)
@@ -111,6 +115,7 @@ def fetch(run: RunFile) -> FetchReport:
         num_files=len(here),
         size_bytes=sum(path.stat().st_size for path in here),
         downloaded_bytes=found.downloaded_bytes if found else 0,
+        is_verified=found.is_verified if found else None,
         data=data,
         problems=problems,
         environment=job_environment(),

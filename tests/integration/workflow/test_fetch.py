@@ -58,7 +58,8 @@ def test_a_second_fetch_downloads_nothing(hub, make_run):
     fetch(make_run(model={"path": NAME, "revision": FIRST}))
     hub.asked.clear()
     report = fetch(make_run(model={"path": NAME, "revision": FIRST}))
-    assert report.downloaded_bytes == 0 and "nothing to download" in report.text() and hub.asked == []
+    assert report.downloaded_bytes == 0 and report.is_verified and hub.asked == []
+    assert "nothing to download; contents verified" in report.text()
 
 
 @pytest.mark.parametrize("is_local", [False, True])
