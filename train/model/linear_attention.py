@@ -30,6 +30,7 @@ import torch
 from torch.nn.functional import embedding, pad, softplus
 from torch.nn.parallel import DistributedDataParallel
 
+from lookonce.families.kernels import CHUNKED, CONVOLUTION, RECURRENT
 from lookonce.families.lookup import family_of
 from lookonce.train.model.load import text_model
 from lookonce.train.model.segments import Segments, segments_of
@@ -49,8 +50,7 @@ def states_of_branches(model: Any) -> Iterator[None]:
     uncompiled: Any = torch.compiler.disable
     if layers:
         load = family_of(model.config).load
-        rules = [load(f"torch_{name}_gated_delta_rule") for name in ("chunk", "recurrent")]
-        kernels = Kernels(load("causal_conv1d_fn"), *rules)
+        kernels = Kernels(load(CONVOLUTION), load(CHUNKED), load(RECURRENT))
     for layer in layers:
         layer.forward = partial(uncompiled(_forward), layer, kernels)
     try:
@@ -98,11 +98,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class Kernels:
-    """transformers' functions for what runs over a sequence: the convolution, and two ways to compute the rule."""
+    """transformers' functions for what runs over a sequence: the convolution, and two ways to compute the rule.
+
+    They are kernels of flash-linear-attention where that is installed (families/kernels.py), whose arguments are the
+    same: decay and states in float32, any number of tokens, heads of at most 256. Gradients run through its states too.
+    Its `cu_seqlens`, sequences of any lengths in one row, would spare padding, but PyTorch's functions cannot take it.
+    """
 
     convolve: Callable[..., torch.Tensor]
-    in_chunks: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    by_token: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    in_chunks: Callable[..., tuple[torch.Tensor, Any]]
+    by_token: Callable[..., tuple[torch.Tensor, Any]]
     """Without gradients."""
 
     def run(
@@ -114,8 +119,9 @@ class Kernels:
         states: torch.Tensor | None,
         *,
         by_token: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each token reads, `[N, tokens, heads, size]`, and the final states `[N, heads, size, size]`.
+        returns_states: bool = True,
+    ) -> tuple[torch.Tensor, Any]:
+        """What each token reads, `[N, tokens, heads, size]`, and the final states `[N, heads, size, size]` or None.
 
         `mixed` `[N, B + tokens, C]` has the tokens before too, `decay` and `beta` `[N, tokens, heads]` have not.
         """
@@ -132,7 +138,7 @@ class Kernels:
             g=decay,
             beta=beta,
             initial_state=states,
-            output_final_state=True,
+            output_final_state=returns_states,
             use_qk_l2norm_in_kernel=True,
         )
 
@@ -157,21 +163,25 @@ class InPack(Sequences):
         return cls(segments_of(seen_until, num_before(linear_layers(text_model(model))[0])))
 
     def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
-        return self.results_and_states(layer, kernels, columns)[0]
+        return self.results_and_states(layer, kernels, columns, of_last_depth=False)[0]
 
     def results_and_states(
-        self, layer: Any, kernels: Kernels, columns: Columns
+        self, layer: Any, kernels: Kernels, columns: Columns, *, of_last_depth: bool = True
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The results, and the final states of the segments of each depth, `[N, heads, size, size]`."""
+        """The results, and the final states of the segments of each depth, `[N, heads, size, size]`.
+
+        Nothing in a pack continues those of the last depth, which are the most, so training goes without them.
+        """
         results: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
+        begin, last = num_before(layer), self.segments.depths[-1]
         for rows in self.segments.depths:
             mixed, decay, beta = columns.rows(rows.tokens)
-            begin = num_before(layer)
             before = states[-1][rows.parents] if states else None
-            result, final = kernels.run(layer, mixed, decay[:, begin:], beta[:, begin:], before)
+            wanted = of_last_depth or rows is not last
+            result, final = kernels.run(layer, mixed, decay[:, begin:], beta[:, begin:], before, returns_states=wanted)
             results.append(result.flatten(0, 1))
-            states.append(final)
+            states += [final] if wanted else []
         return torch.cat(results)[self.segments.places], states
 
 

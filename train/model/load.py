@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
+from lookonce.families.kernels import restrict_kernels
 from lookonce.run.config import RunFile
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import UNQUANTISED
@@ -77,6 +79,7 @@ def load_with_tower(
 
 def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str, frozen: str) -> Any:
     limit_cpu_threads(model_folder.folder)
+    restrict_kernels(sys.modules[model_class.__module__])
     weights = quantised(frozen)
     options = weights.loading_options(dtype) if weights else {}
     folder = model_folder.folder.absolute()  # PEFT records it in the adapter's configuration

@@ -1,5 +1,6 @@
 """The families of models that lookonce trains, one description each. Nothing else asks for a model's name.
 
+kernels       kernels of linear attention from other packages, where they may be used
 family        the description: all that differs between families
 lookup        the family of a configuration, a model folder or a tower
 qwen3_vl      Qwen3-VL

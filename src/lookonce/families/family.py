@@ -82,10 +82,10 @@ class Family:
         return self.num_levels(vision_config), int(getattr(vision_config, self.feature_size))
 
     def load(self, name: str) -> Any:
-        """A class of transformers' module of the family.
+        """A class or function of transformers' module of the family.
 
         Raises:
-            ModelError: the installed transformers has no such class.
+            ModelError: the installed transformers has nothing of that name.
         """
         try:
             modeling = f"transformers.models.{self.model_type}.modeling_{self.model_type}"

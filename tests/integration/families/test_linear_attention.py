@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.flash_linear_attention import take_stand_in
 from support.trainings import SIZES, Step, batches, records, step
 from torch.nn.functional import pad
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.eval.asking.answerer import Answerer
+from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.inputs import RunInputs
 from lookonce.train.loop.session import Session
@@ -134,6 +136,17 @@ def test_each_part_of_the_mechanism_is_needed(session, make_model, monkeypatch):
             patch.setattr(type(session.inputs.model_folder.family), "load", loaded)
             assert difference(step(model, batches(session, "shared")), rows) > 0.1, broken.__name__
     assert difference(step(model, batches(session, "shared")), rows) < 1e-3
+
+
+@pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
+def test_a_loaded_model_is_computed_by_pytorch_on_a_cpu_whatever_is_installed(session, make_model, monkeypatch):
+    """In packs, and by transformers' own path, which `eval.engine: generate` takes."""
+    calls = take_stand_in(monkeypatch)
+    restrict_kernels.cache_clear()  # as in a process that has loaded no model
+    model = make_model(torch.float32)
+    step(model, batches(session, "shared"))
+    base_model(model).model.language_model(input_ids=torch.arange(5)[None])
+    assert calls == []
 
 
 @pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models.flash_linear_attention import take_stand_in
 from transformers import Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
+from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.attention import dense_mask
 from lookonce.train.model.linear_attention import LINEAR, masks_of, states_of_branches
 
@@ -24,8 +26,9 @@ def hybrid() -> Any:
     """A model of one such layer, without weights of anything else."""
     sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
     config = Qwen3_5TextConfig(hidden_size=16, num_hidden_layers=1, linear_num_value_heads=4, **sizes)
+    restrict_kernels(modeling_qwen3_5)
     torch.manual_seed(0)
-    layer = Qwen3_5GatedDeltaNet(config, 0).requires_grad_(False)
+    layer = modeling_qwen3_5.Qwen3_5GatedDeltaNet(config, 0).requires_grad_(False)
     layer.A_log.copy_(torch.linspace(0.01, 1, 4).log())
     text = SimpleNamespace(layers=[SimpleNamespace(linear_attn=layer), SimpleNamespace()])
     return SimpleNamespace(model=SimpleNamespace(language_model=text), config=SimpleNamespace(model_type="qwen3_5"))
@@ -50,6 +53,11 @@ def packs(draw: st.DrawFn) -> torch.Tensor:
 @settings(max_examples=15)
 @given(seen_until=packs())
 def test_each_token_has_the_result_and_gradient_of_its_own_sequence(seen_until):
+    assert_exact(seen_until, TOLERANCE)
+
+
+def assert_exact(seen_until: torch.Tensor, tolerance: float) -> None:
+    """Compare a pack with the sequences of its last tokens by the stock layer."""
     model, length = hybrid(), len(seen_until)
     generator = torch.Generator().manual_seed(length)
     pack = torch.randn(1, length, 16, generator=generator, requires_grad=True)
@@ -65,8 +73,26 @@ def test_each_token_has_the_result_and_gradient_of_its_own_sequence(seen_until):
     with states_of_branches(model):
         found = layer_of(model)(pack, attention_mask=masks_of(model, "mask", seen_until)[LINEAR])[0]
     (found * wanted).sum().backward()
-    assert (found - expected).norm() < TOLERANCE * expected.norm()
-    assert (pack.grad - right).norm() < TOLERANCE * right.norm()
+    assert (found - expected).norm() < tolerance * expected.norm()
+    assert (pack.grad - right).norm() < tolerance * right.norm()
+
+
+NESTED = torch.tensor([15] * 5 + [10] * 3 + [10] * 2 + [15] * 2 + [13, 15, 15, 16], dtype=torch.int32)
+"""A pack of three depths, then padding."""
+
+
+def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
+    calls = take_stand_in(monkeypatch)
+    assert_exact(NESTED, TOLERANCE)
+    packs, rows = calls[-3:], calls[:-3]
+    assert packs == ["chunk, state", "chunk, state", "chunk"] and {*rows} == {"chunk"}  # states that are continued
+
+
+def test_calls_keep_to_it_in_bfloat16_as_in_training(monkeypatch):
+    calls = take_stand_in(monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_exact(NESTED, 0.05)
+    assert {*calls} == {"chunk, state", "chunk"}
 
 
 def test_only_packs_are_computed_in_segments_and_all_is_undone():

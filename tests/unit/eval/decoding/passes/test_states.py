@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models.flash_linear_attention import take_stand_in
 from transformers import Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from lookonce.eval.decoding.branches import Branches
 from lookonce.eval.decoding.layout import PADDING, state_rows
 from lookonce.eval.decoding.passes.states import Continued, OfPrompts, States, bytes_per_state
+from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.linear_attention import InPack, states_of_branches
 
 TOLERANCE = 1e-4
@@ -29,8 +31,9 @@ CONFIG = Qwen3_5TextConfig(hidden_size=HIDDEN, num_hidden_layers=1, layer_types=
 @cache
 def hybrid() -> Any:
     """A model of one such layer, without weights of anything else."""
+    restrict_kernels(modeling_qwen3_5)
     torch.manual_seed(0)
-    layer = Qwen3_5GatedDeltaNet(CONFIG, 0).requires_grad_(False)
+    layer = modeling_qwen3_5.Qwen3_5GatedDeltaNet(CONFIG, 0).requires_grad_(False)
     layer.A_log.copy_(torch.linspace(0.01, 1, 4).log())
     text = SimpleNamespace(layers=[SimpleNamespace(linear_attn=layer), SimpleNamespace()])
     config, device = SimpleNamespace(model_type="qwen3_5"), torch.device("cpu")
@@ -84,6 +87,15 @@ def test_conversations_continue_by_any_tokens_as_if_each_were_computed_from_its_
     for _ in range(3):
         wave.continues([data.draw(st.integers(1, 5)) for _ in lengths], padding)
     wave.continues([1] * len(lengths))
+
+
+def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
+    calls = take_stand_in(monkeypatch)
+    wave = Wave(9, [2, 3])
+    with torch.inference_mode():
+        wave.continues([1, 1])
+        assert "recurrent" in calls
+        wave.continues([3, 1], padding=1)
 
 
 def branches_of(examples: list[int], ended: list[bool]) -> Branches:

@@ -1,0 +1,75 @@
+"""Kernels of other packages get 16 bits on a GPU alone, whatever is installed."""
+
+from __future__ import annotations
+
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from support.models.flash_linear_attention import take_stand_in
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from lookonce.families.kernels import CHUNKED, REPLACED, restrict_kernels
+
+
+@pytest.fixture
+def modeling() -> Any:
+    """A module whose functions were decorated as transformers' are."""
+    module: Any = ModuleType("modeling_of_a_test")
+    for name in REPLACED:
+
+        def of_pytorch(first: torch.Tensor, second: str = "", *, third: str = "") -> tuple[str, str, str]:
+            return "PyTorch", second, third
+
+        @wraps(of_pytorch)
+        def chosen(first: torch.Tensor, second: str = "", *, third: str = "") -> tuple[str, str, str]:
+            return "kernel", second, third
+
+        setattr(module, name, chosen)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("meta", torch.bfloat16, "kernel"),  # no test without a GPU can have a tensor there
+        ("meta", torch.float16, "kernel"),
+        ("meta", torch.float32, "PyTorch"),
+        ("meta", torch.float64, "PyTorch"),
+        ("cpu", torch.bfloat16, "PyTorch"),
+        ("cpu", torch.float32, "PyTorch"),
+    ],
+)
+def test_only_16_bits_on_a_gpu_go_to_kernels(modeling, device, dtype, expected):
+    first = torch.empty(1, dtype=dtype, device=device)
+    for _ in range(2):  # again for each model that is loaded
+        restrict_kernels(modeling)
+        for name in REPLACED:
+            assert getattr(modeling, name)(first, "second", third="third") == (expected, "second", "third")
+
+
+def test_a_module_without_linear_attention_stays_as_it_is():
+    module: Any = ModuleType("another_modeling_of_a_test")
+    module.causal_conv1d_fn = print  # nothing was chosen here
+    restrict_kernels(module)
+    assert {name for name in vars(module) if not name.startswith("__")} == {"causal_conv1d_fn"}
+    assert module.causal_conv1d_fn is print
+
+
+def test_the_installed_transformers_has_these_functions():
+    assert all(callable(getattr(modeling_qwen3_5, name)) for name in REPLACED)
+
+
+def test_the_rule_is_that_of_pytorch_on_a_cpu_where_transformers_has_taken_a_kernel(monkeypatch):
+    calls = take_stand_in(monkeypatch)
+    heads, decay = torch.ones(1, 3, 2, 4), torch.zeros(1, 3, 2)
+
+    def run() -> Any:
+        return getattr(modeling_qwen3_5, CHUNKED)(heads, heads, heads, g=decay, beta=decay)[0]
+
+    expected = run()
+    assert calls == ["chunk"]
+    restrict_kernels.__wrapped__(modeling_qwen3_5)  # as for a module that was just imported
+    assert torch.equal(run(), expected) and calls == ["chunk"]
