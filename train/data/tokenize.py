@@ -126,8 +126,8 @@ class ChatTokenizer:
         self._check_texts(record)
         messages = to_messages(record)
         text = self.render(messages)
-        spans = [self._answer_span(messages[:end], text, record) for end in answer_ends(messages)]
-        return self._tokenize(text, spans[num_given:], record)
+        spans = [self._answer_span(messages[:end], text, record) for end in answer_ends(messages)[num_given:]]
+        return self._tokenize(text, spans, record)
 
     def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The example of a record with these tokens."""
@@ -158,6 +158,12 @@ class ChatTokenizer:
         prompt, answer = self.render(messages[:-1], generation_prompt=True), messages[-1]["content"]
         start, end = len(prompt), len(prompt) + len(answer)
         if not text.startswith(prompt) or text[start:end] != answer:
+            if self.render(messages).startswith(prompt + answer):
+                raise RecordsError(
+                    f"{record.origin}: the chat template renders answer {answer!r} in another way when a question "
+                    "follows, so this record has no row with the prompts of all turns; train on records of one turn, "
+                    "or keep the reasoning block in the template: docs/models.md#several-turns"
+                )
             raise RecordsError(
                 f"{record.origin}: the chat template does not render answer {answer!r} unchanged after its prompt; "
                 "if it writes a reasoning block, set `data.enable_thinking: false` or use a template without one; "

@@ -40,6 +40,11 @@ class _Share(click.FloatRange):
 @click.option("--image-tokens", type=COUNT, help="Tokens that each missing image counts.")
 @click.option("--max-pixels", type=COUNT, help="Like cache.max_pixels in the run file.")
 @click.option("--keep", type=_Share(0.01, 1), help="Like cache.keep in the run file.")
+@click.option(
+    "--enable-thinking",
+    type=click.Choice(["true", "false"]),
+    help="Like data.enable_thinking in the run file; Qwen3.5's chat template needs false.",
+)
 @click.option("--samples-per-step", type=COUNT, help="Like batch.samples_per_step in the run file.")
 @click.option("--tokens-per-pack", type=COUNT, help="Like batch.tokens_per_pack in the run file.")
 @click.option("--max-tokens", type=COUNT, help="Like batch.max_tokens in the run file; longer records are left out.")
@@ -56,6 +61,7 @@ def audit(
     image_tokens: int | None,
     max_pixels: int | None,
     keep: float | None,
+    enable_thinking: str | None,
     as_json: bool,
     **batch: int | None,
 ) -> None:
@@ -85,17 +91,19 @@ def audit(
       lookonce data audit data/sample/train.jsonl data/sample/val.jsonl data/sample/test.jsonl
       lookonce data audit train.jsonl test.jsonl --image-root images --decode --strict
       lookonce data audit train.jsonl --tokenizer Qwen3-VL-8B-Instruct --html audit.html
+      lookonce data audit train.jsonl --tokenizer Qwen3.5-9B --enable-thinking false
       lookonce data audit train.jsonl --json
     """
     from lookonce.datasets.audit.audit import audit as run_audit
     from lookonce.datasets.audit.corpus import Corpus
     from lookonce.datasets.audit.report import to_text
 
-    if tokenizer is None and (image_tokens or max_pixels or keep or any(batch.values())):
+    if tokenizer is None and (image_tokens or max_pixels or keep or enable_thinking or any(batch.values())):
         raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
     corpus = Corpus.read(records, image_root, decode=decode, coerce_answers=coerce_answers)
     report = run_audit(corpus)
-    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, keep, batch) if tokenizer else None
+    thinks = None if enable_thinking is None else enable_thinking == "true"
+    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, keep, thinks, batch) if tokenizer else None
     sections, texts, tokens = [], [], {}
     if stats:
         from lookonce.train.data import token_report
@@ -120,10 +128,12 @@ def _token_stats(
     image_tokens: int | None,
     max_pixels: int | None,
     keep: float | None,
+    thinks: bool | None,
     batch: dict[str, int | None],
 ) -> TokenStats:
     from lookonce.run.sections.batch import BatchSection
     from lookonce.train.data.token_stats import TokenCounter, count_tokens
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
-    return count_tokens(corpus, TokenCounter(tokenizer, max_pixels, keep or 1.0), str(tokenizer), section, image_tokens)
+    counter = TokenCounter(tokenizer, max_pixels, keep or 1.0, thinks)
+    return count_tokens(corpus, counter, str(tokenizer), section, image_tokens)

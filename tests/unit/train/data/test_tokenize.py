@@ -11,10 +11,10 @@ from PIL import Image
 from transformers import AutoConfig, AutoTokenizer
 
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.train.data.chat.conversations import ConversationTokenizer
-from lookonce.train.data.tokenize import ChatTokenizer, to_messages
+from lookonce.train.data.tokenize import ChatTokenizer, Example, to_messages
 
 YES_NO = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
 CONVERSATIONS = {
@@ -170,8 +170,29 @@ def test_with_thinking_prompts_end_in_the_block_and_training_names_the_key(think
 
 
 def test_thoughts_that_earlier_answers_lack_are_no_form_for_several_turns(thinking):
-    with pytest.raises(RecordsError, match="does not render answer 'yes' unchanged after its prompt"):
+    message = "renders answer 'yes' in another way when a question follows, .*: docs/models.md#several-turns"
+    with pytest.raises(RecordsError, match=message):
         thinking(False).example(Record((), YES_NO), [], [])
+
+
+def test_answers_of_a_context_may_lack_them_as_they_are_not_trained(thinking):
+    """The row is what the template makes of the whole conversation, and begins with the prompt."""
+    chat, record = thinking(False), Record((), YES_NO[1:], context=Context(YES_NO[:1]))
+    [(ids, flags)], prompt = ConversationTokenizer(chat).tokens([record]), chat.question(record, 0, [], [])
+    assert chat.tokenizer.decode(ids) == chat.render(to_messages(Record((), YES_NO)))
+    assert supervised_text(chat, Example(ids, flags, (), (), "")) == ["2<|im_end|>"]
+    assert ids[: len(prompt.token_ids)].tolist() == prompt.token_ids.tolist()
+
+
+def test_several_turns_are_trained_with_a_template_that_keeps_the_block(thinking):
+    """The answer to each question begins where the prompt of its turn ends."""
+    chat, record = thinking(False), Record((), YES_NO)
+    chat.tokenizer.chat_template = THINKING_TEMPLATE.replace(" and loop.last", "")
+    example = chat.example(record, [], [])
+    assert supervised_text(chat, example) == ["yes<|im_end|>", "2<|im_end|>"]
+    starts = np.flatnonzero(np.diff(example.supervised, prepend=False) & example.supervised)
+    for turn, start in enumerate(starts):
+        assert example.token_ids[:start].tolist() == chat.question(record, turn, [], []).token_ids.tolist()
 
 
 @pytest.mark.parametrize("value", [True, False])
