@@ -6,6 +6,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -142,6 +143,18 @@ def test_what_is_not_ready_stops_a_release(release, old, new, project, changed, 
     changelog = CHANGELOG.replace(old, new) if old else CHANGELOG
     found = release.problems(changelog, "2.0.0", project, changed)
     assert len(found) == (problem is not None) and all(problem in one for one in found)
+
+
+def test_all_checks_run_before_a_release_that_is_not_ready_is_refused(release, monkeypatch, capsys):
+    monkeypatch.setattr(release.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" M train.py\n"))
+    for arguments, status, said in (
+        (["release.py"], 0, "checks run all the same"),
+        (["", "notes.md"], 1, "have passed"),
+    ):
+        monkeypatch.setattr("sys.argv", arguments)
+        assert release.main() == status
+        printed = capsys.readouterr()
+        assert "not committed:\n M train.py" in printed.err and said in printed.err and printed.out == ""
 
 
 def test_make_release_uploads_nothing(root):

@@ -1,8 +1,9 @@
 """Whether vLLM serves an adapter beside its model: its published rules, each with the code that it was read in.
 
 Design: the rules are compared with the adapter's two files. Nothing of vLLM is imported, since few machines that train
-have it. A rule is that of the commit in its source, and vLLM changes: a pass is no proof, and the command that is
-printed is the test. What fails here can be merged, because a merged model has no such rules.
+have it. A rule is that of the release or the commit in its source, and vLLM changes: a pass is no proof, and the
+command that is printed is the test. What fails here can be merged, because a merged model has no such rules. A release
+is named only if the code of the rule was read in the pages that vLLM publishes for it; others were read at commits.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from lookonce.text import listed
 
 CODE = "https://github.com/vllm-project/vllm/blob"
 PEFT_HELPER = f"{CODE}/02143692ba86a7ba6198a67e12982c5317c8bd2f/vllm/lora/peft_helper.py"
-LORA_CONFIG = f"{CODE}/01230b40128e570a58e54e75f7e55c4d5cd9246d/vllm/config/lora.py"
 LORA_MODEL = f"{CODE}/0306474e9d1f26d8717aad457b9511f0c9e57d60/vllm/lora/lora_model.py"
 LORA_UTILS = f"{CODE}/001e63a89b474b88345fd72912fe068c4ae83f41/vllm/lora/utils.py"
+RELEASES = "https://docs.vllm.ai/en"
+WHOLE_MODULES = f"{RELEASES}/v0.10.0/api/vllm/lora/peft_helper.html"
+LORA_CONFIG = f"{RELEASES}/v0.14.0/api/vllm/config/lora/"
 NO_BIAS = "https://github.com/vllm-project/vllm/pull/25807"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that `--max-lora-rank` can have."""
@@ -67,7 +70,7 @@ class Check:
     def text(self) -> str:
         """For people."""
         width = max(len(rule.name) for rule in self.rules)
-        lines = [f"{self.adapter} for vLLM, by its code at the commits that are named:"]
+        lines = [f"{self.adapter} for vLLM, by its code in the releases and at the commits that are named:"]
         for rule in self.rules:
             mark = "pass" if rule.passed else "FAIL"
             lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
@@ -117,7 +120,7 @@ def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -
     return [
         Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
         Rule("kind", config.get("peft_type") == "LORA", str(config.get("peft_type")), PEFT_HELPER),
-        Rule("modules trained as a whole", not saved, listed(saved) or "none", PEFT_HELPER),
+        Rule("modules trained as a whole", not saved, listed(saved) or "none", WHOLE_MODULES),
         Rule("DoRA", not config.get("use_dora"), "yes" if config.get("use_dora") else "no", PEFT_HELPER),
         Rule("scale", True, "alpha / sqrt(rank)" if config.get("use_rslora") else "alpha / rank", PEFT_HELPER),
         Rule("one rank and alpha", not patterns, listed(patterns) or "yes", PEFT_HELPER),

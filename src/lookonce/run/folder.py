@@ -2,7 +2,7 @@
 
 run.json            the resolved run file with hashes of everything the run read; written first, and compared
 run.yaml            the run file with absolute paths, for people
-environment.json    versions and device
+environment.json    versions, commit and device
 log.jsonl           one line per logging step
 claim.json          the process that trains or evaluates here; removed when it ends
 curves.svg          its losses and learning rate as a drawing
@@ -37,6 +37,7 @@ from lookonce.run.removed import without_removed_keys
 from lookonce.run.sections.evaluation import EvalSection
 from lookonce.run.sections.paths import RECORDED
 from lookonce.text import located, shown
+from lookonce.version import commit
 
 CLAIM = "claim.json"
 RECORD = "run.json"
@@ -47,11 +48,10 @@ STATE = "trainer_state.json"
 """Trainer's last file in a checkpoint, and the first that is deleted."""
 HARMLESS = {
     *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
-    *("data.format", "data.stage_map", "data.context.answers", "output"),
+    *("data.format", "data.stage_map", "data.context.answers", "output", "train.track"),
     *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
-    *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp"),
-    *("train.cuda_graphs", "train.compile", "train.compile_cache", "train.flex_attention"),
-    *("train.save_total_limit", "train.track", "train.start_from"),
+    *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp", "train.save_total_limit"),
+    *("train.cuda_graphs", "train.compile", "train.compile_cache", "train.flex_attention", "train.start_from"),
     *(f"eval.{name}" for name in EvalSection.model_fields),
 }
 """Keys that may change between a run and its resumption, because they do not change what is trained (the compiler
@@ -292,9 +292,9 @@ def environment() -> dict[str, Any]:
     """Versions and hardware, recorded with the run."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "cpu_threads": torch.get_num_threads(),
         "libraries": library_versions() | {"bitsandbytes": library_version("bitsandbytes")},
+        "commit": commit(),
     }

@@ -61,9 +61,10 @@ def test_another_model_fails(make_run):
     assert failed(written(make_run), family=replace(DEFAULT, vllm_lora="")) == ["model"]
 
 
-def test_each_rule_names_code_at_a_commit_or_a_pull_request(make_run):
+def test_each_rule_names_code_of_a_release_or_at_a_commit_or_a_pull_request(make_run):
+    pinned = r"/en/v\d+\.\d+\.\d+/api/vllm/\S+$|/blob/[0-9a-f]{40}/vllm/\S+\.py$|/vllm/pull/\d+$"
     for rule in rules_for(written(make_run), NAMES, FAMILIES["qwen3_5"]):
-        assert re.search(r"/blob/[0-9a-f]{40}/vllm/\S+\.py$|/vllm/pull/\d+$", rule.source), rule
+        assert re.search(pinned, rule.source), rule
 
 
 @pytest.mark.parametrize(("rank", "flag"), [(1, 1), (4, 8), (16, 16), (17, 32), (257, 320), (512, 512)])

@@ -54,8 +54,8 @@ def _no_run(folder: Path) -> str:
     return f"{located(folder)} is not a run folder; name the output folder of a trained run"
 
 
-def check_frozen(run: RunFile, *, allows_unquantised: bool) -> None:
-    """Check that the adapter was trained on the weights that it is merged into.
+def check_frozen(run: RunFile, command: str, *, allows_unquantised: bool) -> None:
+    """Check that the adapter was trained on the weights that it is merged into; `command` is the one that was given.
 
     Raises:
         UsageError: they were quantised; names the ways.
@@ -64,8 +64,8 @@ def check_frozen(run: RunFile, *, allows_unquantised: bool) -> None:
     if frozen in ROUNDED and not allows_unquantised:
         raise UsageError(
             f"the adapter was trained on weights quantised to {frozen}, which cannot be stored merged; merged into the "
-            f"unquantised ones it gives other answers. {FLAG} does that, and counts the answers that differ; otherwise "
-            f"load the adapter unmerged, with PEFT, or train again with train.frozen: {UNQUANTISED}"
+            f"unquantised ones it gives other answers. To do that and count other answers: {command} {FLAG}\n"
+            f"Otherwise load the adapter unmerged, with PEFT, or train again with train.frozen: {UNQUANTISED}"
         )
 
 

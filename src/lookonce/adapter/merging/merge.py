@@ -7,6 +7,7 @@ complete, and after an interruption the same command continues with the next fil
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from lookonce.train.loop.session import Session
 Dtype = Literal["bf16", "fp32"]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 NUM_QUESTIONS = 64
+COMMAND = ("lookonce", "adapter", "merge")
 ADVICE = "Make room, or choose a DIR on another disk; then run the same command again"
 
 
@@ -95,7 +97,7 @@ def merge(
     """
     check_target(target)
     folder, run = find_trained(place)
-    check_frozen(run, allows_unquantised=onto_unquantised)
+    check_frozen(run, shlex.join([*COMMAND, str(place), str(target)]), allows_unquantised=onto_unquantised)
     inputs, session = _opened(run) if num_questions else (RunInputs.of_model(run), None)
     model = inputs.model_folder.folder
     check_model(model)

@@ -19,6 +19,7 @@ from lookonce.adapter.upload.usage import prompt, usage
 from lookonce.eval.scores.headline import NAMES
 from lookonce.eval.statistics.bootstrap import MIN_CLUSTERS
 from lookonce.text import count, duration
+from lookonce.version import DIRTY
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 TASK = "visual-question-answering"
@@ -157,6 +158,9 @@ def _made(facts: CardFacts) -> Iterator[str]:
         yield f"Training took {duration(facts.trained['seconds'])} without a GPU"
     if facts.libraries:
         yield "Versions: " + ", ".join(f"{name} {version}" for name, version in facts.libraries.items())
+    if facts.commit:
+        changed = ", with changes that were not committed" if facts.commit.endswith(DIRTY) else ""
+        yield f"Trained with lookonce at the git commit {facts.commit.removesuffix(DIRTY)}{changed}"
 
 
 def _linked(dataset: Dataset) -> str:

@@ -6,6 +6,7 @@ the report of `lookonce data prepare` beside the training records; for other rec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,12 @@ from lookonce.report.sections.cost import Cost
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT, read_split
+from lookonce.version import DIRTY
 
 UNKNOWN = "unknown"
 SCORED = ("test", "val", HELD_OUT, "train")
 """The splits whose scores are on the card, in this order."""
+COMMIT = re.compile(rf"[0-9a-f]{{40,64}}({DIRTY})?")
 TEXTS = ("by_question", "by_source")
 """Groups of scores whose names may be texts of records, or names of places; they are not uploaded."""
 
@@ -62,6 +65,8 @@ class CardFacts:
     """The figures of the training."""
     libraries: Mapping[str, str]
     """Versions by name."""
+    commit: str | None
+    """The git commit of lookonce that trained the run, with `-dirty` if there were changes; None if it is unknown."""
     gpus: list[str]
     gpu_hours: float | None
     """Training and answering; None on a CPU, or if it is not recorded."""
@@ -86,6 +91,7 @@ def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> 
         systems=_systems(run),
         trained=reported.trained,
         libraries={name: version for name, version in libraries.items() if version},
+        commit=_commit(reported.environment.get("commit")),
         gpus=reported.environment.get("gpus") or [],
         gpu_hours=Cost.of(reported).gpu_hours,
     )
@@ -106,6 +112,11 @@ def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
     known = find_definition(name)
     hub_id = known.hub.id if known.hub else None
     return Dataset(known.title or known.name, hub_id, None, known.licence, known.homepage)
+
+
+def _commit(recorded: object) -> str | None:
+    """A recorded commit, unless the record has something else in its place."""
+    return recorded if isinstance(recorded, str) and COMMIT.fullmatch(recorded) else None
 
 
 def _scores(folder: RunFolder, split: str) -> dict[str, Any]:

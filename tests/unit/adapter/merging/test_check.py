@@ -54,12 +54,12 @@ def test_another_folder_is_no_run(tmp_path):
     ("frozen", "is_refused"), [("precision", False), ("fp8", False), ("int8", True), ("nf4", True)]
 )
 def test_an_adapter_of_rounded_weights_needs_the_flag(make_run, frozen, is_refused):
-    run = make_run(train={"frozen": frozen})
-    check_frozen(run, allows_unquantised=True)
+    run, command = make_run(train={"frozen": frozen}), "lookonce adapter merge RUN DIR"
+    check_frozen(run, command, allows_unquantised=True)
     if not is_refused:
-        return check_frozen(run, allows_unquantised=False)
-    with pytest.raises(UsageError, match=rf"quantised to {frozen}.*--onto-unquantised"):
-        check_frozen(run, allows_unquantised=False)
+        return check_frozen(run, command, allows_unquantised=False)
+    with pytest.raises(UsageError, match=rf"quantised to {frozen}.*: {command} --onto-unquantised\n"):
+        check_frozen(run, command, allows_unquantised=False)
 
 
 @pytest.mark.parametrize("part", ["top", "text_config"])

@@ -33,6 +33,7 @@ def facts(make_run) -> CardFacts:
         systems=[],
         trained={"num_steps": 120, "seconds": 3600, "first_step": 0},
         libraries={"torch": "2.13.0"},
+        commit=None,
         gpus=["H200", "H200"],
         gpu_hours=2.125,
     )
@@ -134,3 +135,10 @@ def test_the_dataset_is_that_of_the_preparation_or_a_known_one():
     assert find_dataset(None, {}) == NO_DATASET
     known = find_dataset("kvasir-vqa", prepared)
     assert (known.hub_id, known.licence) == ("SimulaMet-HOST/Kvasir-VQA", "CC BY-NC 4.0")
+
+
+def test_the_commit_of_lookonce_is_named_if_it_is_known(facts):
+    assert f"Trained with lookonce at the git commit {'d' * 40}\n" in text(replace(facts, commit="d" * 40))
+    dirty = text(replace(facts, commit=f"{'d' * 40}-dirty"))
+    assert f"git commit {'d' * 40}, with changes that were not committed\n" in dirty
+    assert "git commit" not in text(facts)

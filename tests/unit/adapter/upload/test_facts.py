@@ -1,0 +1,28 @@
+"""What a run folder has in the place of a fact is a fact only if it has its form."""
+
+from __future__ import annotations
+
+import pytest
+
+from lookonce.adapter.upload.base_model import BaseModel
+from lookonce.adapter.upload.facts import facts_of
+from lookonce.files import write_json
+from lookonce.run.folder import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("recorded", "named"),
+    [
+        ("a1" * 20, True),
+        ("a1" * 20 + "-dirty", True),
+        ("a1", False),
+        ("[x](y)" + "a" * 40, False),
+        (3, False),
+        ([], False),
+    ],
+)
+def test_a_commit_is_taken_from_the_record_if_it_is_one(make_run, recorded, named):
+    run = make_run()
+    RunFolder(run.output).claim(run, {})
+    write_json(run.output / "environment.json", {"libraries": {}, "commit": recorded})
+    assert facts_of(RunFolder(run.output), BaseModel("owner/base", None, None)).commit == (recorded if named else None)
