@@ -22,6 +22,7 @@ from lookonce.errors import TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
 from lookonce.run.folder import CHECKSUMS, STATE, RunFolder, is_complete, step_of
 from lookonce.text import Notify, listed
+from lookonce.train.loop.trainer_state import read_state
 
 OTHER_BYTES = 1_000_000
 """More than the files of a checkpoint take that are neither weights nor optimizer state."""
@@ -60,14 +61,17 @@ def check_undamaged(checkpoint: Path) -> None:
 
 @contextlib.contextmanager
 def numbers_only(checkpoint: Path | None) -> Iterator[None]:
-    """Name a checkpoint that is loaded within the block and holds more than numbers.
+    """Name a checkpoint that is loaded within the block and holds more than numbers, or a state of another form.
 
     Trainer has PyTorch unpickle optimizer, schedule and random state with `weights_only`, which runs no code of the
     file.
 
     Raises:
         TrainingError: PyTorch refused one of its files.
+        RunFolderError: Trainer cannot have written its state.
     """
+    if checkpoint:
+        read_state(checkpoint)
     try:
         yield
     except UnpicklingError:

@@ -20,15 +20,15 @@ from transformers import TrainerCallback
 from lookonce.cache.store.leftovers import temporary_files
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import RunFolderError
-from lookonce.files import read_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import LENGTH, STATE, RunFolder, step_of
+from lookonce.run.folder import LENGTH, RunFolder, step_of
 from lookonce.run.inputs import RunInputs
 from lookonce.run.start_adapter import find_start
-from lookonce.text import Notify, count, quiet, shown
+from lookonce.text import Notify, count, quiet
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.scheduler import other_rate
+from lookonce.train.loop.trainer_state import read_state
 
 RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
 ELSEWHERE = "train from the start, in another `output` or with --restart"
@@ -150,30 +150,13 @@ def keep_results(folder: RunFolder) -> Path | None:
 
 def _num_steps(checkpoint: Path) -> int:
     """The number of steps of the training that wrote a checkpoint."""
-    return int(_state(checkpoint)["max_steps"])
+    return int(read_state(checkpoint)["max_steps"])
 
 
 def _wanted_steps(run: RunFile, checkpoint: Path) -> int:
     """The number of steps that a run file asks for; the checkpoint says how many are in an epoch."""
-    state = _state(checkpoint)
+    state = read_state(checkpoint)
     return run.train.steps or math.ceil(run.train.epochs * round(state["global_step"] / state["epoch"]))
-
-
-def _state(checkpoint: Path) -> dict[str, float]:
-    """How far Trainer was, and how far it had to go, when it wrote a checkpoint.
-
-    Raises:
-        RunFolderError: the file does not say it.
-    """
-    path = checkpoint / STATE
-    try:
-        value = read_json(path)
-        found = {name: float(value[name]) for name in ("max_steps", "global_step", "epoch")}
-        if not all(0 < number < math.inf for number in found.values()):
-            raise ValueError(f"{found} are not numbers of steps")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is broken ({shown(repr(error))}); {ELSEWHERE}") from None
-    return found
 
 
 class CurrentIntervals(TrainerCallback):

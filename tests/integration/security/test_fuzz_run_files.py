@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import yaml
 from support.fuzzing import cases, mutations
+from transformers import TrainerState, TrainingArguments
 
 from lookonce.errors import UsageError
+from lookonce.files import read_json
 from lookonce.run.config import read_run_file
+from lookonce.run.folder import STATE
 from lookonce.settings import MAX_DEPTH, MAX_YAML_BYTES, load_values
+from lookonce.train.loop.trainer_state import read_state
 
+STEP = 8
 SPECIAL = (
     *("!!python/object/apply:os.system [id]", "!!python/name:os.system", "!!bool maybe", '!!int ""', "!!float x"),
     *("!!null x", "!!binary x", "!!set {a, b}", "!!omap [a: 1]", "!!timestamp x", "!!pairs x", "!!str {a: b}"),
@@ -45,6 +50,25 @@ def test_damaged_run_files_are_read_or_refused(values, tmp_path):
         return mutations.damaged(text, random) if random.random() < 0.4 else text
 
     assert cases.fuzz("run file", make, read_run_file, tmp_path / "run.yaml").holds
+
+
+def test_damaged_states_of_trainer_are_read_or_refused(tmp_path):
+    """What is read must be enough for Trainer, which reads the file again."""
+    (checkpoint := tmp_path / f"checkpoint-{STEP}").mkdir()
+    path, log = checkpoint / STATE, [{"loss": 1.5, "learning_rate": 1e-4, "step": 1}]
+    TrainerState(epoch=0.5, global_step=STEP, max_steps=24, log_history=log).save_to_json(str(path))
+    written = read_json(path)
+
+    def make(random: Random) -> bytes:
+        return mutations.as_json(mutations.several(written, random, most=2), random)
+
+    def read(path: Path) -> None:
+        read_state(checkpoint)
+        state = TrainerState.load_from_json(str(path))
+        state.compute_steps(TrainingArguments(output_dir=str(tmp_path)), state.max_steps)
+        round(state.global_step / state.epoch)
+
+    assert cases.fuzz("Trainer's state", make, read, path).holds
 
 
 def refused(path: Path, text: str) -> str:

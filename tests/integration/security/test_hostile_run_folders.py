@@ -18,7 +18,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import LookonceError, RunFolderError, TrainingError
 from lookonce.files import hash_file, read_json, write_json
 from lookonce.run.config import RunFile
-from lookonce.run.folder import CHECKSUMS, RunFolder
+from lookonce.run.folder import CHECKSUMS, STATE, RunFolder
 from lookonce.train.loop.checkpoints import damaged_files
 from lookonce.train.model.load import load_trained
 from lookonce.workflow.train import train
@@ -76,6 +76,21 @@ def test_nothing_in_a_checkpoint_is_unpickled_that_is_not_a_number(unfinished, t
 def _pickled(path: Path, harm: Path) -> Path:
     torch.save(Harmful(harm), path)
     return path
+
+
+def test_a_state_that_trainer_cannot_have_written_is_named_with_its_field(unfinished):
+    checkpoint = RunFolder(unfinished.output).checkpoints / "checkpoint-2"
+    written = read_json(checkpoint / STATE)
+    for change, field in (
+        ({"global_step": "2"}, "global_step"),
+        ({"log_history": 3}, "log_history"),
+        ({"save_steps": {}}, "save_steps"),
+        ({"unheard_of": 1}, "unheard_of"),
+    ):
+        write_json(checkpoint / STATE, written | change)
+        write_checksums(checkpoint)
+        with pytest.raises(RunFolderError, match=rf"{checkpoint / STATE} is broken: .*{field}.*--restart"):
+            train(unfinished, resume=True, **QUIET)
 
 
 def test_the_list_of_checksums_names_files_of_the_checkpoint_alone(tmp_path):
