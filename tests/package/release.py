@@ -1,7 +1,8 @@
 """What a release needs beside its tests: python tests/package/release.py [NOTES]; uploads nothing.
 
-Refuses if the version, the changelog or the tree is not ready. With NOTES, writes the release notes to that file, which
-are the version's part of CHANGELOG.md, and prints the commands that tag and upload.
+Says why the version, the changelog or the tree is not ready, if it is not. Without NOTES that is a warning, so that all
+checks run; with it, after them, it is an error. Else it then writes the release notes to that file, which are the
+version's part of CHANGELOG.md, and prints the commands that tag and upload.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def problems(changelog: str, version: str, project: dict, changed: str) -> list[
     if not re.search(rf"^## {re.escape(version)} \(", changelog, re.M):
         found.append(f"CHANGELOG.md has no `## {version} (DATE)`; the version is in src/lookonce/version.py")
     if "urls" not in project:
-        found.append("pyproject.toml names no address of the repository; add [project.urls]")
+        found.append(
+            'pyproject.toml names no address of the repository; add [project.urls] with Repository = "https://..."'
+        )
     if files := changed.splitlines():
         more = f"\nand {len(files) - NUM_SHOWN:,} more" if len(files) > NUM_SHOWN else ""
         found.append("git has changes that are not committed:\n" + "\n".join(files[:NUM_SHOWN]) + more)
@@ -46,12 +49,15 @@ def notes(changelog: str, version: str) -> str:
 def main() -> int:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    version = re.findall(r'"(.+)"', (ROOT / "src/lookonce/version.py").read_text())[-1]
+    [version] = re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/lookonce/version.py").read_text(), re.M)
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
+    is_last = len(sys.argv) > 1
     if found := problems(changelog, version, project, changed.stdout):
         print(*(f"cannot release {version}: {problem}" for problem in found), sep="\n", file=sys.stderr)
-        return 1
-    if len(sys.argv) > 1:
+        after = "all checks have passed, and dist/ is built" if is_last else "the checks run all the same"
+        print(f"nothing is uploaded or tagged; {after}. Mend what is named, then: make release", file=sys.stderr)
+        return int(is_last)
+    if is_last:
         Path(sys.argv[1]).parent.mkdir(exist_ok=True)
         Path(sys.argv[1]).write_text(notes(changelog, version))
         print(f"release notes: {sys.argv[1]}. Nothing is uploaded; these commands do it:")
