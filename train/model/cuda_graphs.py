@@ -97,10 +97,8 @@ class CapturedPasses:
         return self._captured[shape]
 
     def _captured_pass(self, inputs: Batch) -> Replay:
-        for weight, gradient in self._gradients:
-            weight.grad = gradient
         try:
-            return self._capture(lambda: self._forward_backward(inputs))
+            return self._capture(lambda: self._add_gradients(inputs))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -111,6 +109,17 @@ class CapturedPasses:
                 f"a pass over a pack cannot be captured as a CUDA graph ({first_line(cause)}); train without CUDA "
                 "graphs: lookonce train RUN.yaml --resume --set train.cuda_graphs=false"
             ) from error
+
+    def _add_gradients(self, inputs: Batch) -> torch.Tensor:
+        """A pass whose gradients are added to those of the step together, in a few kernels instead of one a weight."""
+        for weight, _ in self._gradients:
+            weight.grad = None
+        loss = self._forward_backward(inputs)
+        found = [(gradient, weight.grad) for weight, gradient in self._gradients if weight.grad is not None]
+        torch._foreach_add_([gradient for gradient, _ in found], [new for _, new in found])
+        for weight, gradient in self._gradients:
+            weight.grad = gradient
+        return loss
 
     def _inputs(self, shape: Shape, like: Batch) -> Batch:
         """Tensors of zeros for packs of a shape."""

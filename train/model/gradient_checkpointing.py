@@ -46,17 +46,20 @@ def checkpointed(model: Any, how: Checkpointing) -> Iterator[None]:
     """
     layers = text_model(model).layers[:-1] if how else []
     parts = [layer.mlp if how == "selective" else layer for layer in layers]
+    before = [vars(part).get("forward") for part in parts]
     for part in parts:
-        part.forward = MethodType(_forward, part)
+        part.stored_forward, part.forward = part.forward, MethodType(_forward, part)
     try:
         with inductor_config.patch(joint_custom_post_pass=InputsAreStored() if how else None):
             yield
     finally:
-        for part in parts:
-            del part.forward
+        for part, forward in zip(parts, before, strict=True):
+            del part.stored_forward, part.forward
+            if forward:
+                part.forward = forward
 
 
 def _forward(part: Any, *args: Any, **options: Any) -> Any:
     """A module's forward method, checkpointed."""
-    forward = partial(type(part).forward, part, **options)
+    forward = partial(part.stored_forward, **options)
     return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)

@@ -5,11 +5,12 @@ many columns as LoRA's rank. Each kernel reads the wide factor once, in place, a
 split among the GPU's processors, and the parts are added in a fixed order, so results do not change from run to run.
 PyTorch's products would need copies: they cannot write into the columns of a wider matrix, and round gradients to bf16.
 
-Shapes: `T` tokens, `C` columns of the wide factor, `R` rank, at most `PADDING`.
+Shapes: `T` tokens, `C` columns of the wide factor, of up to three members that lie side by side, `R` rank of a member.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,17 +18,20 @@ import triton
 import triton.language as tl
 from torch.library import wrap_triton
 
-TOKENS, COLUMNS = 64, 128
-"""The part of a wide factor that a kernel reads at a time."""
-NUM_PROGRAMS = 528
-"""Into how many programs a sum over tokens is split: four for each processor of an H100."""
+NARROW = {16: (64, 128, 4), 32: (64, 64, 6), 64: (64, 64, 6)}
+"""For each padded rank, what a program of `times_narrow` reads at a time of all columns of some tokens, and how often
+ahead."""
+SUMMED_TOKENS, SUMMED_COLUMNS = 64, 128
+"""The part of a wide factor that a program of `parts_of_outer` reads at a time: some tokens of its columns."""
+NUM_PROGRAMS = 264
+"""Into how many programs a sum over tokens is split: two for each processor of an H100."""
 NUM_COPIES = 4
 """Programs that copy one matrix."""
 COPIED = 1024
 """Numbers that a program copies at a time."""
 FIELDS = 6
 """Integers that describe a copy: two addresses, rows, columns, and the distances of rows."""
-PIPELINED: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
+SUMMED: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -38,27 +42,34 @@ def _times_narrow(  # type: ignore[no-untyped-def]
     T,
     C,
     R,
+    first,
+    second,
     narrow_row,
     narrow_column,
     wide_row,
+    out_row,
     RANK: tl.constexpr,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    member = tl.program_id(1)
+    begin = tl.where(member == 0, 0, tl.where(member == 1, first, second))
+    end = tl.where(member == 0, first, tl.where(member == 1, second, C))
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     rank = tl.arange(0, RANK)
-    begins = wide + token[:, None].to(tl.int64) * wide_row
+    rows = wide + token[:, None].to(tl.int64) * wide_row
+    own = member * R + rank
     total = tl.zeros((TOKENS, RANK), dtype=tl.float32)
-    for first in range(0, C, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        part = tl.load(begins + column[None], mask=(token[:, None] < T) & (column[None] < C), other=0.0)
-        at = narrow + rank[None] * narrow_row + column[:, None] * narrow_column
-        small = tl.load(at, mask=(rank[None] < R) & (column[:, None] < C), other=0.0)
+    for start in range(begin, end, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        part = tl.load(rows + column[None], mask=(token[:, None] < T) & (column[None] < end), other=0.0)
+        at = narrow + own[None] * narrow_row + column[:, None] * narrow_column
+        small = tl.load(at, mask=(rank[None] < R) & (column[:, None] < end), other=0.0)
         total = tl.dot(part, small, total, input_precision="ieee")
     inside = (token[:, None] < T) & (rank[None] < R)
     result = total.to(wide.dtype.element_ty)
-    tl.store(begins + C + rank[None], result, mask=inside)
-    tl.store(out + token[:, None] * R + rank[None], result, mask=inside)
+    tl.store(rows + C + own[None], result, mask=inside)
+    tl.store(out + token[:, None] * out_row + own[None], result, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,7 +80,10 @@ def _sums_of_outer(  # type: ignore[no-untyped-def]
     T,
     C,
     R,
+    first,
+    second,
     wide_row,
+    narrow_row,
     tokens_each,
     out_column,
     out_rank,
@@ -77,20 +91,26 @@ def _sums_of_outer(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    chunk, ends_first = tl.program_id(0), tl.cdiv(first, COLUMNS)
+    ends_second = ends_first + tl.cdiv(second - first, COLUMNS)
+    member = (chunk >= ends_first).to(tl.int32) + (chunk >= ends_second).to(tl.int32)
+    before = tl.where(member == 0, 0, tl.where(member == 1, ends_first, ends_second))
+    begin = tl.where(member == 0, 0, tl.where(member == 1, first, second))
+    end = tl.where(member == 0, first, tl.where(member == 1, second, C))
+    column = begin + (chunk - before) * COLUMNS + tl.arange(0, COLUMNS)
     rank = tl.arange(0, RANK)
     total = tl.zeros((COLUMNS, RANK), dtype=tl.float32)
-    for first in range(0, tokens_each, TOKENS):
-        of_program = first + tl.arange(0, TOKENS)
+    for start in range(0, tokens_each, TOKENS):
+        of_program = start + tl.arange(0, TOKENS)
         token = tl.program_id(1) * tokens_each + of_program
         is_token = (of_program < tokens_each) & (token < T)
         at = wide + token[:, None].to(tl.int64) * wide_row + column[None]
-        part = tl.load(at, mask=is_token[:, None] & (column[None] < C), other=0.0)
-        at = narrow + token[:, None] * R + rank[None]
+        part = tl.load(at, mask=is_token[:, None] & (column[None] < end), other=0.0)
+        at = narrow + token[:, None] * narrow_row + member * R + rank[None]
         small = tl.load(at, mask=is_token[:, None] & (rank[None] < R), other=0.0)
         total = tl.dot(tl.trans(part), small, total, input_precision="ieee")
     at = out + tl.program_id(1).to(tl.int64) * C * R + column[:, None] * out_column + rank[None] * out_rank
-    tl.store(at, total, mask=(column[:, None] < C) & (rank[None] < R))
+    tl.store(at, total, mask=(column[:, None] < end) & (rank[None] < R))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -108,28 +128,34 @@ def _scaled_copies(table, scales, like, FIELDS: tl.constexpr, COPIED: tl.constex
         tl.store(target + row * target_row + column, (number * scale).to(like.dtype.element_ty), mask=inside)
 
 
-def times_narrow(wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
-    """The product `[T, R]` of the first columns of `wide` and `narrow` `[R, C]`, also written into the next columns."""
-    (rank, columns), tokens = narrow.shape, wide.shape[0]
-    out = wide.new_empty(tokens, rank)
-    sizes, strides = (tokens, columns, rank), (*narrow.stride(), wide.stride(0))
-    wrap_triton(_times_narrow)[(_parts(tokens, TOKENS),)](
-        wide, narrow, out, *sizes, *strides, _padded(rank), TOKENS, COLUMNS, **PIPELINED
+def times_narrow(wide: torch.Tensor, narrow: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The product `[T, R of all]` of the first columns of `wide` and `narrow` `[R of all, C]`, also written into the
+    next columns. Of `narrow` only a block for each member is read: its rows, and its columns, as many as `sizes` says.
+    """
+    (ranks, columns), tokens = narrow.shape, wide.shape[0]
+    rank = ranks // len(sizes)
+    out = wide.new_empty(tokens, ranks)
+    at_a_time, stages = NARROW[padded(rank)][:2], NARROW[padded(rank)][2]
+    numbers: tuple[int, ...] = (tokens, columns, rank, *_ends(sizes), *narrow.stride(), wide.stride(0), ranks)
+    wrap_triton(_times_narrow)[(parts(tokens, at_a_time[0]), len(sizes))](
+        wide, narrow, out, *numbers, padded(rank), *at_a_time, num_warps=4, num_stages=stages
     )
     return out
 
 
-def parts_of_outer(wide: torch.Tensor, narrow: torch.Tensor, *, transposed: bool) -> torch.Tensor:
-    """The sum over tokens of the outer products of rows of `wide` `[T, C]` and `narrow` `[T, R]`, in float32 and in
-    parts: `[parts, C, R]`, or `[parts, R, C]` if `transposed`. Rows of `wide` are contiguous, and all of `narrow`."""
-    (tokens, columns), rank = wide.shape, narrow.shape[1]
-    blocks = _parts(columns, COLUMNS)
-    parts = max(NUM_PROGRAMS // blocks, 1)
+def parts_of_outer(wide: torch.Tensor, narrow: torch.Tensor, sizes: Sequence[int], *, transposed: bool) -> torch.Tensor:
+    """The sum over tokens of the outer products of rows of `wide` `[T, C]` and `narrow` `[T, R of all]`, in float32 and
+    in parts: `[parts, C, R]`, or `[parts, R, C]` if `transposed`. Each member has as many columns as `sizes` says, and
+    its own columns of `narrow`. Rows of `wide` are contiguous, and all of `narrow`."""
+    tokens, columns, rank = wide.shape[0], sum(sizes), narrow.shape[1] // len(sizes)
+    blocks = sum(parts(size, SUMMED_COLUMNS) for size in sizes)
+    num_parts, tokens_each = split_of(tokens, blocks, SUMMED_TOKENS)
     shape, strides = ((rank, columns), (1, columns)) if transposed else ((columns, rank), (rank, 1))
-    out = torch.empty(parts, *shape, dtype=torch.float32, device=wide.device)
-    tokens_each = TOKENS * _parts(_parts(tokens, parts), TOKENS)  # a multiple of 16: a capture cannot compile
-    sizes = (tokens, columns, rank, wide.stride(0), tokens_each, *strides)
-    wrap_triton(_sums_of_outer)[(blocks, parts)](wide, narrow, out, *sizes, _padded(rank), TOKENS, COLUMNS, **PIPELINED)
+    out = torch.empty(num_parts, *shape, dtype=torch.float32, device=wide.device)
+    numbers = (tokens, columns, rank, *_ends(sizes), wide.stride(0), narrow.shape[1], tokens_each, *strides)
+    wrap_triton(_sums_of_outer)[(blocks, num_parts)](
+        wide, narrow, out, *numbers, padded(rank), SUMMED_TOKENS, SUMMED_COLUMNS, **SUMMED
+    )
     return out
 
 
@@ -142,9 +168,23 @@ def scaled_copies(table: torch.Tensor, scales: torch.Tensor, like: torch.Tensor)
     _scaled_copies[(len(table), NUM_COPIES)](table, scales, like, FIELDS, COPIED)
 
 
-def _parts(number: int, size: int) -> int:
+def split_of(tokens: int, blocks: int, at_a_time: int) -> tuple[int, int]:
+    """Into how many parts a sum over tokens is split if `blocks` programs work on each, and the tokens of a part: a
+    multiple of 16, as a capture cannot compile a kernel for other numbers."""
+    num_parts = max(NUM_PROGRAMS // blocks, 1)
+    return num_parts, at_a_time * parts(parts(tokens, num_parts), at_a_time)
+
+
+def parts(number: int, size: int) -> int:
+    """How many parts of a size have this number of elements."""
     return (number + size - 1) // size
 
 
-def _padded(rank: int) -> int:
+def padded(rank: int) -> int:
+    """The columns of a small factor's part in a kernel: a power of two that matrix products can have."""
     return max(16, 1 << (rank - 1).bit_length())
+
+
+def _ends(sizes: Sequence[int]) -> tuple[int, int]:
+    """The columns at which the first and the second member end."""
+    return sizes[0], sum(sizes[:2])

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from torch import nn
+from support.models.adapted import Layer, adapted, assert_close, computed
+from torch._dynamo.utils import counters
 
+from lookonce.train.model.compile import for_all_lengths
 from lookonce.train.model.lora import products
 from lookonce.train.model.lora.products import fewer_passes
 
 
-def test_one_compiled_graph_computes_what_peft_computes(monkeypatch):
+@pytest.fixture(autouse=True)
+def the_model_is_its_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "text_model", lambda model: model)
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 9, bias=False))
-    model = get_peft_model(layers, LoraConfig(r=4, lora_alpha=10, target_modules=["0", "2"]))
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in trained:
-        nn.init.normal_(weight)
-    x = torch.randn(3, 5, 8, requires_grad=True)
 
-    def computed(call):
-        output = call(x)
-        return [output.detach(), *torch.autograd.grad(output.square().sum(), [x, *trained])]
 
-    expected = computed(model)
-    with fewer_passes(model, joins=True):
-        model(x)  # copies LoRA's matrices
-        found = computed(torch.compile(model.base_model.model, dynamic=True, backend="aot_eager", fullgraph=True))
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).norm() <= 1e-6 * other.norm()
+def test_one_graph_of_all_layers_and_lengths_computes_what_peft_computes():
+    model = adapted(Layer(), Layer(), Layer())
+    inputs = [torch.randn(1, length, 8) for length in (15, 8, 40)]
+    expected = [computed(model, model, x) for x in inputs]
+    counters.clear()
+    with fewer_passes(model, joins=True), for_all_lengths():
+        for layer in model.base_model.model:
+            layer.compile(dynamic=True, backend="aot_eager", fullgraph=True)
+        for x, wanted in zip(inputs, expected, strict=True):
+            assert_close(computed(model, model, x), wanted, 1e-5)
+        assert counters["stats"]["unique_graphs"] == 1
+        assert all(layer.self_attn.k_proj.waiting is None for layer in model.base_model.model)

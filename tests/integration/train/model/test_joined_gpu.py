@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from support.models.adapted import Layer, adapted, assert_close, computed
 from support.trainings import COMPILED_ON_GPU
 from torch import nn
 
@@ -16,32 +16,53 @@ pytestmark = COMPILED_ON_GPU
 NUM_TOKENS, WIDTH, OUT = 300, 200, 136
 
 
+@pytest.fixture(autouse=True)
+def the_model_is_its_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "text_model", lambda model: model)
+
+
 @pytest.mark.parametrize("rank", [1, 8, 20, 64])
 @pytest.mark.parametrize("layout", ["rows", "columns", "expanded gradient"])
-def test_outputs_and_gradients_are_those_of_peft(monkeypatch, rank, layout):
-    monkeypatch.setattr(products, "text_model", lambda model: model)
-    torch.manual_seed(0)
-    options = LoraConfig(r=rank, lora_alpha=10, target_modules=["0"])
-    model = get_peft_model(nn.Sequential(nn.Linear(WIDTH, OUT)), options).cuda()
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in trained:
-        nn.init.normal_(weight)
-    x = (
-        torch.randn(WIDTH, NUM_TOKENS, device="cuda").T
-        if layout == "columns"
-        else torch.randn(NUM_TOKENS, WIDTH).cuda()
-    )
+def test_outputs_and_gradients_are_those_of_peft(rank, layout):
+    model = adapted(nn.Linear(WIDTH, OUT), r=rank, target_modules=["0"]).cuda()
+    x = torch.randn(NUM_TOKENS, WIDTH).cuda()
+    if layout == "columns":
+        x = x.t().contiguous().t()
     gradient = torch.ones(1, 1, device="cuda").expand(NUM_TOKENS, OUT)
     if layout != "expanded gradient":
-        gradient = torch.randn(OUT, NUM_TOKENS, device="cuda").T
-
-    def computed():
-        wanted = x.requires_grad_()
-        output = model(wanted)
-        return [output.detach(), *torch.autograd.grad(output, [wanted, *trained], gradient)]
-
-    expected = computed()
+        gradient = torch.randn(OUT, NUM_TOKENS, device="cuda").t()
+    expected = computed(model, model, x, gradient)
     with fewer_passes(model, joins=True):
-        found = computed()
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).norm() <= 1e-5 * other.norm()
+        assert_close(computed(model, model, x, gradient), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_tokens"), [(1, 300), (16, 1), (16, 300), (21, 300), (32, 1), (32, 300), (48, 300)]
+)
+def test_layers_that_share_a_matrix_and_mlps_compute_what_pefts_do(rank, num_tokens):
+    model = adapted(Layer(WIDTH, OUT, 40, 328), Layer(WIDTH, 64, 64, 1024), r=rank).cuda()
+    x = torch.randn(1, num_tokens, WIDTH).cuda()
+    gradient = torch.randn(1, num_tokens, WIDTH).cuda()
+    expected = computed(model, model, x, gradient)
+    with fewer_passes(model, joins=True):
+        assert_close(computed(model, model, x, gradient), expected, 1e-5)
+
+
+def test_in_bfloat16_they_are_as_near_to_float32_as_pefts_are():
+    layers = adapted(Layer(256, 256, 64, 768), Layer(256, 256, 64, 768), r=16).cuda()
+    x, gradient = torch.randn(2, 1, 640, 256).cuda()
+    expected = computed(layers, layers, x, gradient)
+    for weight in layers.parameters():
+        if not weight.requires_grad:
+            weight.data = weight.data.to(torch.bfloat16)
+
+    def in_bfloat16():
+        with torch.autocast("cuda", torch.bfloat16):
+            return computed(layers, layers, x.to(torch.bfloat16), gradient.to(torch.bfloat16))
+
+    of_peft = in_bfloat16()
+    with fewer_passes(layers, joins=True):
+        found, again = in_bfloat16(), in_bfloat16()
+    for ours, twice, theirs, exact in zip(found, again, of_peft, expected, strict=True):
+        assert torch.equal(ours, twice)
+        assert (ours - exact).norm() <= 1.2 * (theirs - exact).norm()
