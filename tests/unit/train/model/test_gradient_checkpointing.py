@@ -11,11 +11,12 @@ import torch
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import Checkpointing
-from lookonce.train.model import gradient_checkpointing
+from lookonce.train.model import compile, gradient_checkpointing
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.gradient_checkpointing import checkpointed
 from lookonce.train.model.load import add_lora, load_without_tower, text_model
+from lookonce.train.model.lora.mlp import mlp_forward
 from lookonce.train.model.loss import forward_loss
 
 NUM_TOKENS = 30
@@ -25,9 +26,13 @@ HOW: tuple[Checkpointing, ...] = ("selective", True)
 @pytest.fixture(scope="module")
 def model(sample: Path) -> Any:
     """The sample's model with an adapter that does something, and dropout."""
+    return with_adapter(sample, dropout=0.2)
+
+
+def with_adapter(sample: Path, dropout: float) -> Any:
     model_folder = ModelFolder.open(str(sample / "model"))
     adapted: Any = add_lora(
-        load_without_tower(model_folder, torch.float32), model_folder, LoraSection(dropout=0.2), seed=0
+        load_without_tower(model_folder, torch.float32), model_folder, LoraSection(dropout=dropout), seed=0
     )
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
@@ -73,6 +78,23 @@ def test_loss_and_gradients_are_the_same_and_less_is_stored(model):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), how
         assert stored < 0.9 * most, how
         most = stored
+
+
+def test_so_they_are_with_joined_matrices_whose_mlps_have_a_forward_method_of_their_own(sample, monkeypatch):
+    monkeypatch.setattr(compile, "_joins", lambda model: True)
+    model = with_adapter(sample, dropout=0.0)
+    expected, most = step(model, False)
+    for how in HOW:
+        found, stored = step(model, how)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), how
+        assert stored < 0.9 * most, how
+        most = stored
+    with training_on_packs(model, compiled=False):
+        before = [layer.mlp.forward for layer in text_model(model).layers]
+        with checkpointed(model, "selective"):
+            assert all(layer.mlp.forward not in before for layer in text_model(model).layers[:-1])
+        assert [layer.mlp.forward for layer in text_model(model).layers] == before
+        assert all(forward.__func__ is mlp_forward for forward in before)
 
 
 @pytest.mark.parametrize("how", HOW)
