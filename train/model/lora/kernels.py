@@ -11,7 +11,7 @@ Shapes: `T` tokens, `C` columns of the wide factor, of up to three members that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
 
 import torch
 import triton
@@ -19,10 +19,9 @@ import triton.language as tl
 from torch.library import wrap_triton
 
 NARROW = {16: (64, 128, 4), 32: (64, 64, 6), 64: (64, 64, 6)}
-"""For each padded rank, what a program of `times_narrow` reads at a time of all columns of some tokens, and how often
-ahead."""
-SUMMED_TOKENS, SUMMED_COLUMNS = 64, 128
-"""The part of a wide factor that a program of `parts_of_outer` reads at a time: some tokens of its columns."""
+"""For each padded rank: tokens of a program of `times_narrow`, columns that it reads at a time, and how often ahead."""
+SUMMED = (64, 128, 4)
+"""Tokens that a program of `parts_of_outer` reads at a time, its columns, and how often it reads ahead."""
 NUM_PROGRAMS = 264
 """Into how many programs a sum over tokens is split: two for each processor of an H100."""
 NUM_COPIES = 4
@@ -31,7 +30,6 @@ COPIED = 1024
 """Numbers that a program copies at a time."""
 FIELDS = 6
 """Integers that describe a copy: two addresses, rows, columns, and the distances of rows."""
-SUMMED: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -135,11 +133,11 @@ def times_narrow(wide: torch.Tensor, narrow: torch.Tensor, sizes: Sequence[int])
     (ranks, columns), tokens = narrow.shape, wide.shape[0]
     rank = ranks // len(sizes)
     out = wide.new_empty(tokens, ranks)
-    at_a_time, stages = NARROW[padded(rank)][:2], NARROW[padded(rank)][2]
+    *at_a_time, ahead = NARROW[padded(rank)]
     numbers: tuple[int, ...] = (tokens, columns, rank, *_ends(sizes), *narrow.stride(), wide.stride(0), ranks)
-    wrap_triton(_times_narrow)[(parts(tokens, at_a_time[0]), len(sizes))](
-        wide, narrow, out, *numbers, padded(rank), *at_a_time, num_warps=4, num_stages=stages
-    )
+    options = {"num_warps": 4, "num_stages": _that_fit(ahead, at_a_time, rank, wide)}
+    grid = (parts(tokens, at_a_time[0]), len(sizes))
+    wrap_triton(_times_narrow)[grid](wide, narrow, out, *numbers, padded(rank), *at_a_time, **options)
     return out
 
 
@@ -148,14 +146,14 @@ def parts_of_outer(wide: torch.Tensor, narrow: torch.Tensor, sizes: Sequence[int
     in parts: `[parts, C, R]`, or `[parts, R, C]` if `transposed`. Each member has as many columns as `sizes` says, and
     its own columns of `narrow`. Rows of `wide` are contiguous, and all of `narrow`."""
     tokens, columns, rank = wide.shape[0], sum(sizes), narrow.shape[1] // len(sizes)
-    blocks = sum(parts(size, SUMMED_COLUMNS) for size in sizes)
-    num_parts, tokens_each = split_of(tokens, blocks, SUMMED_TOKENS)
+    blocks = sum(parts(size, SUMMED[1]) for size in sizes)
+    num_parts, tokens_each = _split(tokens, blocks)
     shape, strides = ((rank, columns), (1, columns)) if transposed else ((columns, rank), (rank, 1))
     out = torch.empty(num_parts, *shape, dtype=torch.float32, device=wide.device)
     numbers = (tokens, columns, rank, *_ends(sizes), wide.stride(0), narrow.shape[1], tokens_each, *strides)
-    wrap_triton(_sums_of_outer)[(blocks, num_parts)](
-        wide, narrow, out, *numbers, padded(rank), SUMMED_TOKENS, SUMMED_COLUMNS, **SUMMED
-    )
+    *at_a_time, ahead = SUMMED
+    options = {"num_warps": 4, "num_stages": _that_fit(ahead, at_a_time, rank, wide)}
+    wrap_triton(_sums_of_outer)[(blocks, num_parts)](wide, narrow, out, *numbers, padded(rank), *at_a_time, **options)
     return out
 
 
@@ -168,11 +166,24 @@ def scaled_copies(table: torch.Tensor, scales: torch.Tensor, like: torch.Tensor)
     _scaled_copies[(len(table), NUM_COPIES)](table, scales, like, FIELDS, COPIED)
 
 
-def split_of(tokens: int, blocks: int, at_a_time: int) -> tuple[int, int]:
+def _split(tokens: int, blocks: int) -> tuple[int, int]:
     """Into how many parts a sum over tokens is split if `blocks` programs work on each, and the tokens of a part: a
     multiple of 16, as a capture cannot compile a kernel for other numbers."""
     num_parts = max(NUM_PROGRAMS // blocks, 1)
-    return num_parts, at_a_time * parts(parts(tokens, num_parts), at_a_time)
+    return num_parts, SUMMED[0] * parts(parts(tokens, num_parts), SUMMED[0])
+
+
+def _that_fit(ahead: int, at_a_time: Sequence[int], rank: int, wide: torch.Tensor) -> int:
+    """How often to read tokens and columns of both factors ahead: fewer times on a GPU with less shared memory."""
+    numbers = at_a_time[0] * at_a_time[1] + max(at_a_time) * padded(rank)
+    return max(min(ahead, _shared_memory(wide.device) // (numbers * wide.element_size())), 1)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have: 227 KiB on an H100, 99 KiB on GPUs for workstations, 64 KiB on a T4."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
 def parts(number: int, size: int) -> int:

@@ -48,6 +48,17 @@ def test_layers_that_share_a_matrix_and_mlps_compute_what_pefts_do(rank, num_tok
         assert_close(computed(model, model, x, gradient), expected, 1e-5)
 
 
+def test_on_a_gpu_with_less_shared_memory_kernels_read_fewer_parts_ahead(monkeypatch):
+    from lookonce.train.model.lora import kernels
+
+    monkeypatch.setattr(kernels, "_shared_memory", lambda device: 65_536)
+    model = adapted(Layer(WIDTH, OUT, 40, 328), r=21).cuda()
+    x = torch.randn(1, NUM_TOKENS, WIDTH).cuda()
+    expected = computed(model, model, x)
+    with fewer_passes(model, joins=True):
+        assert_close(computed(model, model, x), expected, 1e-5)
+
+
 def test_in_bfloat16_they_are_as_near_to_float32_as_pefts_are():
     layers = adapted(Layer(256, 256, 64, 768), Layer(256, 256, 64, 768), r=16).cuda()
     x, gradient = torch.randn(2, 1, 640, 256).cuda()
