@@ -18,10 +18,10 @@ from pickle import UnpicklingError
 from typing import Any
 
 from lookonce.disk_space import full_disk_named
-from lookonce.errors import TrainingError
+from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
-from lookonce.run.folder import CHECKSUMS, STATE, RunFolder, is_complete, step_of
-from lookonce.text import Notify, listed
+from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunFolder, is_complete, step_of
+from lookonce.text import Notify, listed, shown
 from lookonce.train.loop.trainer_state import read_state
 
 OTHER_BYTES = 1_000_000
@@ -57,6 +57,26 @@ def check_undamaged(checkpoint: Path) -> None:
             f"the best checkpoint, {checkpoint}, is damaged ({_changed(damaged)}); "
             "train again with: lookonce train RUN.yaml --restart"
         )
+
+
+def best_checkpoint(checkpoint: Path) -> Path | None:
+    """The best checkpoint before and at another one, in the folder in which that lies now; None if there is none yet.
+
+    Trainer records its absolute path, which leads elsewhere when the run folder has been moved or copied.
+
+    Raises:
+        RunFolderError: it is not there.
+    """
+    recorded = read_state(checkpoint).get("best_model_checkpoint")
+    if recorded is None:
+        return None
+    best = checkpoint.parent / Path(recorded).name
+    if not is_complete(best) or step_of(best) < 0:
+        raise RunFolderError(
+            f"{checkpoint} records {shown(recorded)} as the best checkpoint so far, and {checkpoint.parent} holds no "
+            f"complete {shown(best.name)}; copy it there, or {AGAIN}"
+        )
+    return best
 
 
 @contextlib.contextmanager

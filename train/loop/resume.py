@@ -26,7 +26,7 @@ from lookonce.run.folder import LENGTH, RunFolder, step_of
 from lookonce.run.inputs import RunInputs
 from lookonce.run.start_adapter import find_start
 from lookonce.text import Notify, count, quiet
-from lookonce.train.loop.checkpoints import find_checkpoint
+from lookonce.train.loop.checkpoints import best_checkpoint, find_checkpoint
 from lookonce.train.loop.scheduler import other_rate
 from lookonce.train.loop.trainer_state import read_state
 
@@ -47,10 +47,17 @@ class Start:
 
     @classmethod
     def of(cls, folder: RunFolder, run: RunFile, restart: bool, notify: Notify) -> Start:
+        """Where the training of `run` in its folder starts.
+
+        Raises:
+            RunFolderError: with `train.best`, the best checkpoint so far is missing.
+        """
         is_trained = not restart and folder.trained.exists() and not folder.has_other_length(run)
         if is_trained:
             return cls(True, folder.last_checkpoint)
         checkpoint = None if restart else find_checkpoint(folder, notify)
+        if checkpoint and run.train.best:
+            best_checkpoint(checkpoint)  # raises if it is not there
         return cls(False, checkpoint, None if checkpoint else find_start(run))
 
     def note(self, run: RunFile) -> str:
@@ -160,10 +167,17 @@ def _wanted_steps(run: RunFile, checkpoint: Path) -> int:
 
 
 class CurrentIntervals(TrainerCallback):
-    """Applies `logging_steps`, `eval_steps` and `save_steps` of the run file; a checkpoint restores its own ones."""
+    """Applies `logging_steps`, `eval_steps` and `save_steps` of the run file; a checkpoint restores its own ones.
+
+    So it does with the path of the best checkpoint, which Trainer ignores if it leads nowhere and follows if it leads
+    into the folder of another run: it becomes that of this run folder.
+    """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)
+        if args.load_best_model_at_end and state.global_step:
+            best = best_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            state.best_model_checkpoint = str(best) if best else None
 
 
 class StopIfTakenOver(TrainerCallback):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from itertools import chain
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import RunFolderError
@@ -35,6 +37,20 @@ def train_until(run, step, monkeypatch, **options):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("lookonce.train.train.MetricsLog", type("Lines", (InterruptedLines,), {"last_step": step}))
         train(run, **QUIET, **options)
+
+
+def train_without_saving(run, monkeypatch):
+    """Interrupts the training as it saves the adapter, after its last checkpoint."""
+    save = PeftModel.save_pretrained
+
+    def interrupted(self, folder, **options):
+        if str(folder) == str(run.output / "adapter"):
+            raise KeyboardInterrupt
+        save(self, folder, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PeftModel, "save_pretrained", interrupted)
+        train(run, **QUIET)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -156,19 +172,47 @@ def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings
 def test_a_training_whose_adapter_could_not_be_saved_makes_no_further_step(trainings, monkeypatch):
     """Trainer alone would make one: it compares the number of steps only after a step."""
     run = trainings.unstarted("shared")
-    save = PeftModel.save_pretrained
-
-    def interrupted(self, folder, **options):
-        if str(folder) == str(run.output / "adapter"):
-            raise KeyboardInterrupt
-        save(self, folder, **options)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PeftModel, "save_pretrained", interrupted)
-        train(run, **QUIET)
+    train_without_saving(run, monkeypatch)
     assert train(run, resume=True, **QUIET).num_steps == trainings.num_steps
     trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
     assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared"))
+
+
+BEST = {"steps": 12, "eval_steps": 4, "best": "loss", "learning_rate": 0.05, "scheduler": "constant"}
+"""So fast that the validation loss rises from its first value on."""
+
+
+def weights(run, step):
+    return load_file(run.output / "checkpoints" / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
+def test_a_training_in_another_folder_ends_with_its_own_best_checkpoint(trainings, monkeypatch, is_copied):
+    """Trainer records an absolute path: it leads nowhere, or to another run that was trained there since."""
+    run = trainings.unstarted("shared", **BEST)
+    train_without_saving(run, monkeypatch)
+    best, last = weights(run, 4), weights(run, 12)
+    assert any((best[name] != weight).any() for name, weight in last.items())
+    there = run.model_copy(update={"output": run.output.with_name("there")})
+    run.output.rename(there.output)
+    if is_copied:
+        shutil.copytree(there.output / "checkpoints" / "checkpoint-12", run.output / "checkpoints" / "checkpoint-4")
+    assert train(there, resume=True, **QUIET).first_step == 12
+    found = trainings.adapter(there)
+    assert all((found[name] == weight).all() for name, weight in best.items())
+
+
+def test_a_best_checkpoint_that_was_left_behind_is_named(trainings, monkeypatch):
+    run = trainings.unstarted("shared", **BEST)
+    train_until(run, 9, monkeypatch)
+    there = run.model_copy(update={"output": run.output.with_name("there")})
+    run.output.rename(there.output)
+    left = there.output / "checkpoints" / "checkpoint-4"
+    left.rename(run.output.with_name("left"))
+    with pytest.raises(RunFolderError, match=rf"{left.parent} holds no complete checkpoint-4; copy it there, or train"):
+        train(there, resume=True, **QUIET)
+    run.output.with_name("left").rename(left)
+    assert train(there, resume=True, **QUIET).first_step == 8
 
 
 @pytest.mark.parametrize("resumes_from", [0, 4])

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lookonce.errors import TrainingError
+from lookonce.errors import RunFolderError, TrainingError
 from lookonce.run.folder import CHECKSUMS, STATE, RunFolder
 from lookonce.train.loop.checkpoints import (
     OTHER_BYTES,
+    best_checkpoint,
     check_undamaged,
     checkpoint_bytes,
     damaged_files,
@@ -167,3 +168,31 @@ def test_the_bytes_of_a_checkpoint_are_those_of_the_weights_and_of_the_optimizer
     assert checkpoint_bytes(model) == OTHER_BYTES + 4000
     state = {model.weight: {"step": 3, "exp_avg": model.weight, "exp_avg_sq": model.weight}}
     assert checkpoint_bytes(model, SimpleNamespace(state=state)) == OTHER_BYTES + 12000
+
+
+def record_best(checkpoint: Path, best: str | None) -> None:
+    """Let a checkpoint record the best one, as Trainer does."""
+    state = {"global_step": 8, "epoch": 1.0, "max_steps": 12, "best_model_checkpoint": best}
+    (checkpoint / STATE).write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("recorded", ["/gone/run/checkpoints/checkpoint-4", "runs/a/checkpoints/checkpoint-4"])
+def test_the_best_checkpoint_is_that_of_the_folder_where_the_last_one_lies(folder, recorded):
+    best, last = write(folder, 4), write(folder, 8)
+    record_best(last, recorded)
+    assert best_checkpoint(last) == best
+    record_best(last, None)
+    assert best_checkpoint(last) is None
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    ["/gone/checkpoint-4", "/gone/checkpoint-6", "/gone/..", "", "a\0", f"checkpoint-{'9' * 5000}", "adapter"],
+)
+def test_a_best_checkpoint_that_is_missing_or_incomplete_is_named(folder, recorded):
+    last = write(folder, 8)
+    (write(folder, 6) / CHECKSUMS).write_text("")
+    write(folder, 5).rename(folder.checkpoints / "adapter")
+    record_best(last, recorded)
+    with pytest.raises(RunFolderError, match=r"as the best checkpoint so far, and .*; copy it there, or train again"):
+        best_checkpoint(last)

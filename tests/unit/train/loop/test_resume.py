@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lookonce.errors import RunFolderError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.train.loop.resume import RESULTS, Start, check_extension, keep_results
+from lookonce.train.loop.resume import RESULTS, CurrentIntervals, Start, check_extension, keep_results
 
 STEPS_AN_EPOCH = 11
 
@@ -143,3 +144,34 @@ def test_an_adapter_that_was_trained_on_other_frozen_weights_is_said_to_be(train
     for frozen, said in (("nf4", ""), ("precision", " (trained with train.frozen: nf4)")):
         other = run.model_copy(update={"train": run.train.model_copy(update=asked | {"frozen": frozen})})
         assert f"the adapter of {folder.folder}{said} answers as it is" in Start(False, None, folder).note(other)
+
+
+def record_best(folder: RunFolder, best: str) -> None:
+    path = folder.last_checkpoint / "trainer_state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"best_model_checkpoint": best}))
+
+
+def test_the_best_checkpoint_that_training_ends_with_is_that_of_its_own_folder(trained):
+    folder, _ = trained()
+    record_best(folder, "/another/run/checkpoints/checkpoint-24")
+    computed = []
+    state = SimpleNamespace(global_step=24, max_steps=24, compute_steps=lambda *given: computed.append(given))
+    for loads_best, expected in ((False, None), (True, str(folder.last_checkpoint))):
+        state.best_model_checkpoint = None  # Trainer found none there
+        arguments = SimpleNamespace(output_dir=str(folder.checkpoints), load_best_model_at_end=loads_best)
+        CurrentIntervals().on_train_begin(arguments, state, None)
+        assert state.best_model_checkpoint == expected
+    assert len(computed) == 2
+
+
+def test_a_missing_best_checkpoint_is_an_error_if_it_would_be_the_result(trained):
+    folder, run = trained(best="loss")
+    record_best(folder, "/another/run/checkpoints/checkpoint-8")
+    folder.trained.unlink()
+    with pytest.raises(
+        RunFolderError, match=r"records /another/.* and .* holds no complete checkpoint-8; copy it there"
+    ):
+        Start.of(folder, run, False, pytest.fail)
+    assert Start.of(folder, run, True, pytest.fail) == Start(False, None)
+    other = run.model_copy(update={"train": run.train.model_copy(update={"best": None})})
+    assert Start.of(folder, other, False, pytest.fail) == Start(False, folder.last_checkpoint)
