@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,30 @@ import pytest
 
 if TYPE_CHECKING:
     from lookonce.train.data.tokenize import ChatTokenizer
+
+NO_THOUGHTS = "<think>\\n\\n</think>\\n\\n"
+PROMPT = (
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    f"{{%- if enable_thinking is false %}}{{{{ '{NO_THOUGHTS}' }}}}{{%- else %}}{{{{ '<think>\\n' }}}}{{%- endif %}}"
+    "{%- endif %}"
+)
+ROLE = "message.role + '\\n'"
+ANSWERED = f"{ROLE} + ('{NO_THOUGHTS}' if message.role == 'assistant' and loop.last else '')"
+
+
+@pytest.fixture(scope="session")
+def thinking_model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample's model with a template that thinks unless `enable_thinking` is false, as Qwen3.5's.
+
+    Tests must not change it.
+    """
+    folder = tmp_path_factory.mktemp("thinking") / "model"
+    shutil.copytree(sample / "model", folder)
+    path = folder / "chat_template.jinja"
+    conversation, _ = path.read_text().split("{%- if add_generation_prompt")
+    assert ROLE in conversation
+    path.write_text(conversation.replace(ROLE, ANSWERED) + PROMPT)
+    return folder
 
 
 @pytest.fixture(scope="session")

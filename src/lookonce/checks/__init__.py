@@ -4,7 +4,8 @@ report    what was found, a line each, as a table
 run_file  keys and values
 settings  schedule, optimizer, packages, hardware, evaluation split
 records   records that cannot be read
-model     model folder, tokenizer, chat template, adapter
+model     model folder, tokenizer, adapter
+template  chat templates that training refuses
 images    images in the cache, to be encoded, or unusable
 tokens    lengths of records
 disk      room for features and checkpoints

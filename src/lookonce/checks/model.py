@@ -17,12 +17,14 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.checks.report import Result
+from lookonce.checks.template import refusal, without_thinking
 from lookonce.errors import LookonceError, ModelError
 from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.text import listed, size
 from lookonce.train.data.token_stats import TokenCounter
 
+THINKS = "training refuses every record: the chat template lets the model think before it answers"
 FETCH = "correct `model.path`, or where there is internet: lookonce fetch RUN.yaml"
 
 
@@ -74,6 +76,13 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
         model.counter = TokenCounter(model.folder, enable_thinking=run.data.enable_thinking)
     except LookonceError as error:
         yield Result("error", "tokenizer", str(error), FETCH)
+        return
+    if told := without_thinking(model.folder, model.counter):
+        model.counter = told  # the lengths of records are those with the key that is advised
+        yield Result("error", "template", THINKS, "set `data.enable_thinking: false`; docs/models.md#thinking")
+    elif refused := refusal(model.counter):
+        model.counter = None
+        yield Result("error", "template", f"training refuses {refused}", "use the model's own chat template")
 
 
 def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:

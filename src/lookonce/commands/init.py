@@ -36,7 +36,8 @@ def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_jso
     """Write a run file, with a comment that says why each value was proposed.
 
     Reads the records, the sizes of their images and the model's tokenizer, and looks at this machine. Proposes
-    batch.tokens_per_pack, batch.samples_per_step and cache.max_pixels. On a terminal, asks for what is not given.
+    batch.tokens_per_pack, batch.samples_per_step and cache.max_pixels, and keys that the model needs, such as
+    data.enable_thinking. On a terminal, asks for what is not given.
 
     \b
     Examples:

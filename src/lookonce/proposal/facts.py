@@ -15,6 +15,7 @@ from typing import Any
 
 from lookonce.cache.build.planner import planned_tokens
 from lookonce.cache.store.dtypes import STORAGE
+from lookonce.checks.template import without_thinking
 from lookonce.datasets.images import image_size, read_many
 from lookonce.datasets.records import Record
 from lookonce.disk_space import free_bytes
@@ -67,6 +68,8 @@ class Facts:
     """Bytes of a visual token's features in bfloat16; None if the model is not on this machine."""
     has_linear_attention: bool
     """Whether the model has layers of linear attention; False if it is not on this machine."""
+    thinks: bool
+    """Whether training needs `enable_thinking: false` for its chat template; False if it is not on this machine."""
     gpu_gb: float | None
     num_cores: int
     free_bytes: int
@@ -92,7 +95,7 @@ def find_facts(run: RunFile, gpu_memory_gb: float | None = None) -> Facts:
         RecordsError: the records cannot be read.
     """
     records = list(read_split(run, "train"))
-    config, counter = _model(run)
+    config, counter, thinks = _model(run)
     sample = records[:: max(len(records) // NUM_SAMPLED, 1)][:NUM_SAMPLED]
     tokens, num_unreadable = _image_tokens(sample, counter)
     sampled = tuple(
@@ -109,22 +112,24 @@ def find_facts(run: RunFile, gpu_memory_gb: float | None = None) -> Facts:
         measured=measured_name(run.model.path, config),
         bytes_per_token=_bytes_per_token(config),
         has_linear_attention=config is not None and "linear_attention" in family_of(config).layer_types,
+        thinks=thinks,
         gpu_gb=gpu_memory_gb or gpu_gb(),
         num_cores=len(os.sched_getaffinity(0)),
         free_bytes=free_bytes(run.cache.dir),
     )
 
 
-def _model(run: RunFile) -> tuple[Any, TokenCounter | None]:
-    """The configuration and the tokenizer of the model, those that are on this machine."""
+def _model(run: RunFile) -> tuple[Any, TokenCounter | None, bool]:
+    """The configuration and the tokenizer of the model, those that are on this machine; and whether it thinks."""
     from transformers import AutoConfig
 
-    config, counter = None, None
+    config, counter, told = None, None, None
     with contextlib.suppress(ModelError, OSError, ValueError):
         folder = locate(run.model.path, run.model.revision, is_local=True)
         counter = TokenCounter(folder)
+        told = without_thinking(folder, counter)
         config = AutoConfig.from_pretrained(folder)
-    return config, counter
+    return config, told or counter, told is not None
 
 
 def _pixels_per_token(counter: TokenCounter | None) -> int:

@@ -50,7 +50,13 @@ def propose(facts: Facts) -> list[Proposal]:
     memory = list(_memory(facts))
     tokens = next(one.value for one in memory if one.key == "batch.tokens_per_pack")
     pixels = _max_pixels(facts, min(tokens, BatchSection().max_tokens))
-    return [pixels, _dtype(facts, pixels.value), *_targets(facts), _samples_per_step(facts), *memory]
+    return [*_thinking(facts), pixels, _dtype(facts, pixels.value), *_targets(facts), _samples_per_step(facts), *memory]
+
+
+def _thinking(facts: Facts) -> Iterator[Proposal]:
+    if facts.thinks:
+        reason = "else the chat template lets the model think before it answers, and training refuses all records"
+        yield Proposal("data.enable_thinking", False, f"{reason}; docs/models.md#thinking")
 
 
 def _targets(facts: Facts) -> Iterator[Proposal]:

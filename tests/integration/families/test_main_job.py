@@ -99,6 +99,7 @@ def test_a_check_finds_nothing_wrong_and_says_what_has_no_lora_weights(trained, 
     assert ("no LoRA weights for" in adapter) == (is_hybrid or has_experts), adapter
     assert (" mlp.experts.down_proj" in adapter) == (has_experts and not is_hybrid), "the first four are named"
     assert (" linear_attn.conv1d.weight" in adapter) == is_hybrid, adapter
+    assert ("; lora.experts: true gives the experts some" in adapter) == has_experts, adapter
 
 
 def test_a_build_on_a_gpu_says_that_it_uses_the_stock_tower(trained, site, tmp_path, monkeypatch):

@@ -41,6 +41,14 @@ def test_the_file_says_why_and_passes_the_check(init, sample):
     assert "-> lookonce cache build run.yaml" in checked.stdout and max(map(len, checked.stdout.splitlines())) <= 80
 
 
+def test_a_template_that_thinks_is_told_not_to_and_the_file_passes_the_check(init, thinking_model):
+    result = init("--model", str(thinking_model), "--yes")
+    assert result.exit_code == 0 and "  data.enable_thinking " in result.stdout
+    assert read_run_file(Path("run.yaml")).data.enable_thinking is False
+    checked = CliRunner().invoke(main, ["check", "run.yaml"])
+    assert checked.exit_code == 0 and "\n0 errors, " in checked.stdout, checked.stdout
+
+
 def test_json_has_the_values_and_their_reasons(init):
     value = json.loads(init("--json", "--yes").stdout)
     assert value["run_file"] == "run.yaml" and value["facts"]["num_records"] == 439

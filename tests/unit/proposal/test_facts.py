@@ -25,6 +25,13 @@ def test_tokens_are_those_of_training(local):
     assert local.bytes_per_token == 4 * 64 * 2 and local.cache_bytes(None) > local.cache_bytes(1024) > 0
 
 
+def test_tokens_of_a_template_that_thinks_are_those_of_one_that_is_told_not_to(local, make_run, thinking_model):
+    found = find_facts(make_run(model={"path": str(thinking_model)}))
+    assert found.thinks and not local.thinks
+    added = {one.num_tokens - plain.num_tokens for one, plain in zip(found.sampled, local.sampled, strict=True)}
+    assert len(added) == 1 and added.pop() > 0, "the empty block of thoughts"
+
+
 def test_a_model_that_is_not_here_needs_at_most_a_token_a_byte(local, make_run, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     found = find_facts(make_run(model={"path": "Qwen/Qwen3-VL-4B-no-such"}))

@@ -20,6 +20,7 @@ FACTS = Facts(
     measured="Qwen3-VL-8B",
     bytes_per_token=32_768,
     has_linear_attention=False,
+    thinks=False,
     gpu_gb=80.0,
     num_cores=16,
     free_bytes=10**12,
@@ -53,6 +54,12 @@ def test_all_linear_layers_are_proposed_where_the_default_targets_miss_some():
     assert "lora.targets" not in proposed()
     found = proposed(has_linear_attention=True)["lora.targets"]
     assert found.value == "all-linear" and "docs/models.md" in found.reason
+
+
+def test_a_template_that_thinks_is_told_not_to():
+    assert "data.enable_thinking" not in proposed()
+    found = proposed(thinks=True)["data.enable_thinking"]
+    assert found.value is False and "training refuses all records; docs/models.md#thinking" in found.reason
 
 
 def test_the_fastest_form_of_gradient_checkpointing_that_fits_is_proposed(monkeypatch):

@@ -21,10 +21,13 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.family import Family
+from lookonce.families.lookup import FAMILIES
 from lookonce.run.sections.lora import LoraSection
 from lookonce.text import listed
 
 NUM_NAMED = 4
+EXPERTS = {name for family in FAMILIES.values() for name in family.experts}
+"""The tensors of experts that `lora.experts` gives LoRA weights, as they are named in a decoder layer."""
 
 
 def lora_config(options: LoraSection) -> LoraConfig:
@@ -127,4 +130,5 @@ def beyond_targets(layers: torch.nn.ModuleList) -> str | None:
     share = left_out.total() / total
     names = listed(sorted(left_out), NUM_NAMED)
     hint = "; lora.targets: all-linear gives all linear layers some" if linear.total() else ""
+    hint += "; lora.experts: true gives the experts some" if left_out.keys() & EXPERTS else ""
     return f"no LoRA weights for {names}: {share:.0%} of the decoder layers' weights{hint}"
