@@ -15,17 +15,22 @@ from lookonce.settings import checked, set_key
 def find_run(run_dir: Path, assignments: Sequence[str] = (), *, needs_run: bool) -> tuple[RunFolder, RunFile]:
     """The folder and the run file; unless it is needed, the folder of a run file need not hold a run.
 
-    `assignments` such as "eval.max_new_tokens=8" replace values of the run file, or of the record in the folder.
+    `assignments` such as "eval.max_new_tokens=8" replace values of the run file, or of the record in the folder. With
+    "output=runs/b" a run file that does not lie in a run folder stands for the run in that folder.
 
     Raises:
         LookonceError: the folder holds no run that can be read, or another one than the run file describes.
     """
-    folder = RunFolder.find(run_dir)
-    if not run_dir.is_file() and not assignments:
-        return folder, folder.read_run()
-    if needs_run:
-        folder.read_run()
-    run = read_run_file(run_dir, assignments) if run_dir.is_file() else _changed(folder, assignments)
+    if not run_dir.is_file():
+        folder = RunFolder(run_dir)
+        if not assignments:
+            return folder, folder.read_run()
+        run = _changed(folder, assignments)
+    else:
+        run = read_run_file(run_dir, assignments)
+        folder = RunFolder(run_dir.parent if (run_dir.parent / RECORD).exists() else run.output)
+        if needs_run:
+            folder.read_run()
     folder.check(run, {})
     return folder, run
 

@@ -10,8 +10,12 @@ from lookonce.run.folder import RunFolder
 
 
 @pytest.fixture
-def folder(make_run):
-    run = make_run()
+def run(make_run):
+    return make_run()
+
+
+@pytest.fixture
+def folder(run):
     folder = RunFolder(run.output)
     folder.claim(run, {})
     folder.log.touch()
@@ -22,6 +26,23 @@ def test_the_evaluation_of_a_recorded_run_may_change(folder):
     assert find_run(folder, needs_run=True)[1].eval.candidates is None
     _, run = find_run(folder, ["eval.candidates=training", "eval.max_new_tokens=2"], needs_run=True)
     assert (run.eval.candidates, run.eval.max_new_tokens) == ("training", 2)
+
+
+@pytest.mark.parametrize("needs_run", [True, False])
+def test_the_output_of_a_run_file_may_be_replaced(folder, run, tmp_path, needs_run):
+    path = tmp_path / "run.yaml"
+    path.write_text(run.model_copy(update={"output": tmp_path / "first"}).to_yaml())
+    found, changed = find_run(path, [f"output={folder}"], needs_run=needs_run)
+    assert found.folder == changed.output == folder
+    with pytest.raises(RunFolderError, match=f"{tmp_path}/second is not a run folder; make one with"):
+        find_run(path, [f"output={tmp_path}/second"], needs_run=True)
+
+
+def test_a_run_file_in_a_run_folder_stands_for_that_run(folder, run, tmp_path):
+    path = folder / "run.yaml"
+    path.write_text(run.to_yaml())
+    found, _ = find_run(path, [f"output={tmp_path}/second"], needs_run=True)
+    assert found.folder == folder
 
 
 @pytest.mark.parametrize(
