@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # pytest rewrites the modules of `support` only if no conftes
     from support.processes import Preloaded, Process
 
 STUDY = """
-import os, sys
+import os, subprocess, sys
+from types import SimpleNamespace
 import lookonce.study.pool as pool
 from lookonce.cli import main
 
@@ -45,7 +46,7 @@ class Forked:
     def send_signal(self, number):
         os.kill(self.pid, number)
 
-pool.subprocess.Popen, pool.INTERVAL_S = Forked, 0.02
+pool.subprocess, pool.INTERVAL_S = SimpleNamespace(**vars(subprocess) | {"Popen": Forked}), 0.02
 main(["study", *sys.argv[1:]])
 """
 

@@ -33,7 +33,7 @@ def test_a_template_that_thinks_is_told_not_to(thinking_model):
 
 
 def test_other_templates_are_left_alone(sample, endless):
-    """Also one that is refused whatever it is told, and does not know the variable."""
+    """Also one that is refused with either value, and does not know the variable."""
     plain, counter = TokenCounter(sample / "model"), TokenCounter(endless)
     assert refusal(plain) is None and without_thinking(sample / "model", plain) is None
     assert "puts no end token" in (refusal(counter) or "") and without_thinking(endless, counter) is None
