@@ -30,11 +30,16 @@ def thinking_model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """
     folder = tmp_path_factory.mktemp("thinking") / "model"
     shutil.copytree(sample / "model", folder)
-    path = folder / "chat_template.jinja"
+    let_think(folder)
+    return folder
+
+
+def let_think(model: Path) -> None:
+    """Change the template of one of the sample's models to one that thinks unless `enable_thinking` is false."""
+    path = model / "chat_template.jinja"
     conversation, _ = path.read_text().split("{%- if add_generation_prompt")
     assert ROLE in conversation
     path.write_text(conversation.replace(ROLE, ANSWERED) + PROMPT)
-    return folder
 
 
 @pytest.fixture(scope="session")

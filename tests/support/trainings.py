@@ -171,11 +171,11 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def batches(session: Session, mode: str) -> list[Batch]:
+def batches(session: Session, mode: str, device: torch.device = CPU) -> list[Batch]:
     """Those of one step with all examples."""
     examples, _ = session.examples("train")
     options = BatchSection(mode=mode, samples_per_step=1000, samples_per_forward=5, tokens_per_pack=MAX_TOKENS)
-    maker = BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, options, CPU, seed=3)
+    maker = BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, options, device, seed=3)
     [micro_batches] = maker.sampler.epoch(0)
     return [maker.batch(micro_batch) for micro_batch in micro_batches]
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from lookonce.datasets.records import write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
+from lookonce.run.inputs import RunInputs
+from lookonce.train.loop.session import Session
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,15 @@ def site(
     folder = tmp_path_factory.mktemp(request.param.model_type)
     write_model(folder / "model", family=request.param)
     return FamilySite(request.param, folder / "model", folder, make_run_in)
+
+
+@pytest.fixture(scope="module")
+def session(site: FamilySite, sample: Path) -> Session:
+    """The records of the laws, with LoRA on all linear layers."""
+    from support.trainings import SIZES, records  # pytest rewrites what no conftest has imported
+
+    write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
+    data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
+    inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora={"targets": "all-linear"}))
+    inputs.build()
+    return Session.open(inputs)

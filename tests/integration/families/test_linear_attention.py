@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import torch
 from support.models.flash_linear_attention import take_stand_in
-from support.trainings import SIZES, Step, batches, records, step
+from support.trainings import Step, batches, step
 from torch.nn.functional import pad
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
-from lookonce.datasets.records import Record, Turn, write_records
+from lookonce.datasets.records import Record, Turn
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
 from lookonce.train.model import linear_attention
 from lookonce.train.model.load import base_model, load_without_tower
 
@@ -44,15 +43,6 @@ def in_float64() -> Iterator[None]:
     finally:
         torch.float32, torch.float, torch.Tensor.float = before[:3]
         torch.set_default_dtype(before[3])
-
-
-@pytest.fixture(scope="module")
-def session(site, sample) -> Session:
-    write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
-    data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora={"targets": "all-linear"}))
-    inputs.build()
-    return Session.open(inputs)
 
 
 @pytest.fixture(scope="module")

@@ -17,18 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, SIZES, records
+from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, batches
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
-from lookonce.datasets.records import write_records
 from lookonce.families.kernels import CHUNKED, RECURRENT, restrict_kernels
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.inputs import RunInputs
-from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import Outcome, Passes
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import Batch
 from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, base_model, load_without_tower
@@ -62,25 +57,7 @@ class Computation:
 
     def of(self, mode: str) -> Outcome:
         with training_on_packs(self.passes.model, compiled=False):
-            return self.passes.outcome(self._batches(mode))
-
-    def _batches(self, mode: str) -> list[Batch]:
-        examples, _ = self.session.examples("train")
-        options = BatchSection(mode=mode, samples_per_step=1000, samples_per_forward=5, tokens_per_pack=MAX_TOKENS)
-        maker = BatchMaker.of(
-            examples, self.session.chat_tokenizer, self.session.collator.source, options, DEVICE, seed=3
-        )
-        [micro_batches] = maker.sampler.epoch(0)
-        return [maker.batch(micro_batch) for micro_batch in micro_batches]
-
-
-@pytest.fixture(scope="module")
-def session(site, sample) -> Session:
-    write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
-    data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora={"targets": "all-linear"}))
-    inputs.build()
-    return Session.open(inputs)
+            return self.passes.outcome(batches(self.session, mode, DEVICE))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from peft import PeftModel
+from support.chat_tokenizers import let_think
 from support.sample import stock_answer
 
 from lookonce.cli import main
@@ -25,24 +26,12 @@ from lookonce.run.inputs import RunInputs
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
-NO_THOUGHTS = "<think>\\n\\n</think>\\n\\n"
-PROMPT = (
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
-    f"{{%- if enable_thinking is false %}}{{{{ '{NO_THOUGHTS}' }}}}{{%- else %}}{{{{ '<think>\\n' }}}}{{%- endif %}}"
-    "{%- endif %}"
-)
-ROLE = "message.role + '\\n'"
-ANSWERED = f"{ROLE} + ('{NO_THOUGHTS}' if message.role == 'assistant' and loop.last else '')"
 
 
 @pytest.fixture(scope="module")
 def make_thinking(site, sample) -> Any:
     """Run files on a model whose template thinks."""
-    path = site.model / "chat_template.jinja"
-    plain = path.read_text()
-    conversation, _ = plain.split("{%- if add_generation_prompt")
-    assert ROLE in conversation
-    path.write_text(conversation.replace(ROLE, ANSWERED) + PROMPT)
+    let_think(site.model)
     rows = (sample / "test.jsonl").read_text().splitlines(keepends=True)
     (site.folder / "few.jsonl").write_text("".join(rows[:16]))
     data = {"train": str(site.folder / "few.jsonl"), "val": str(site.folder / "few.jsonl"), "test": []}

@@ -57,8 +57,11 @@ class Layer(nn.Module):
 
 
 def adapted(*layers: nn.Module, **options: Any) -> Any:
-    """PEFT's model of the layers, one after the other."""
+    """PEFT's model of the layers, one after the other, with weights that are the same each time."""
     torch.manual_seed(0)
+    for module in (module for layer in layers for module in layer.modules()):
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
     chosen: dict[str, Any] = {"target_modules": "all-linear", "r": 4, "lora_alpha": 10} | options
     config = LoraConfig(**chosen)
     model = get_peft_model(nn.Sequential(*layers), config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import Qwen3VLForConditionalGeneration
 
-from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
-from lookonce.run.config import RunFile
-from lookonce.workflow.train import train
 
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")
 
@@ -26,22 +22,6 @@ FLAG = "--onto-unquantised"
 IDS = torch.arange(5, 40)[None]
 EXACT = 1e-5
 """The largest difference of two logits, as a share of the largest logit."""
-
-
-@pytest.fixture(scope="module", params=["nf4", "int8"])
-def trained(
-    request: pytest.FixtureRequest,
-    make_run_in: Callable[..., RunFile],
-    built: VisionCache,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> RunFile:
-    run = make_run_in(
-        tmp_path_factory.mktemp("quantised"),
-        cache={"dir": str(built.folder.parent)},
-        train={"steps": 20, "frozen": request.param, "learning_rate": 5e-3},
-    )
-    train(run, notify=lambda note: None)
-    return run
 
 
 def lookonce(*words: str | Path) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from peft import PeftModel
 from PIL import Image
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
-from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import RunFolderError
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
@@ -37,23 +35,6 @@ DOCUMENTED = {
     ),
 }
 """What docs/training.md tells to load."""
-
-
-@pytest.fixture(scope="module", params=["nf4", "int8"])
-def trained(
-    request: pytest.FixtureRequest,
-    make_run_in: Callable[..., RunFile],
-    built: VisionCache,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> RunFile:
-    run = make_run_in(
-        tmp_path_factory.mktemp("quantised"),
-        cache={"dir": str(built.folder.parent)},
-        lora={"rank": 16, "alpha": 32},
-        train={"steps": 80, "frozen": request.param, "learning_rate": 5e-3, "logging_steps": 50},
-    )
-    train(run, notify=lambda note: None)
-    return run
 
 
 def predictions(run: RunFile) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The message about a pass that cannot be captured names the error that ended the capture, not those that follow."""
+"""Captured passes add up gradients as launched ones do, and a pass that cannot be captured names the first error."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def test_the_first_error_is_named(later):
 def test_out_of_memory_stays_that(later):
     with pytest.raises(torch.OutOfMemoryError):
         captured(torch.OutOfMemoryError(), *later)(BATCH)
+
+
+def test_passes_add_to_the_gradients_of_their_step_in_tensors_that_stay_in_place():
+    """Also those of weights that a pass does not use; the gradients of the step before are gone."""
+    used, sometimes = (torch.nn.Parameter(torch.tensor([value])) for value in (2.0, 3.0))
+
+    def forward_backward(batch: Batch) -> torch.Tensor:
+        number = batch["targets"].sum()
+        loss = used * number + (sometimes * number**2 if number > 1 else 0)
+        loss.sum().backward()
+        return loss.detach().sum()
+
+    passes = CapturedPasses(forward_backward, [used, sometimes], 2, lambda function: function)
+    places = set()
+    for numbers, expected in (((1, 2), (3, 4)), ((1,), (1, 0)), ((3, 1, 2), (6, 13))):
+        passes.begin_step()
+        losses = [passes(BATCH | {"targets": torch.tensor([[float(number), 0, 0, 0]])}) for number in numbers]
+        assert losses == [2 * number + (3 * number**2 if number > 1 else 0) for number in numbers]
+        assert (used.grad, sometimes.grad) == expected
+        places.add((used.grad.data_ptr(), sometimes.grad.data_ptr()))
+    assert len(places) == 1
