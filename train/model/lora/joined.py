@@ -100,13 +100,17 @@ class JoinedWeights:
         return torch.tensor(fields, device=device), torch.tensor([scale for *_, scale in self._copies], device=device)
 
     def separate(self) -> None:
-        """Give the layers their frozen weights back, and their former forward method."""
+        """Give the layers their frozen weights back, and their former forward method.
+
+        Without memory for copies the weights stay parts of joined matrices, which have the same values.
+        """
         for first, *others in self._groups:
             del first.joined, first.others
             for layer in others:
                 del layer.waiting
             for layer in (first, *others):
-                layer.base_layer.weight.data = layer.base_layer.weight.contiguous()
+                with contextlib.suppress(torch.OutOfMemoryError):  # or it would hide why the training ended
+                    layer.base_layer.weight.data = layer.base_layer.weight.contiguous()
 
 
 def _groups(text: Any, layers: Sequence[Any]) -> list[list[Any]]:

@@ -150,3 +150,21 @@ def test_an_adapter_in_another_precision_is_not_joined():
     model = adapted(*linear()).to(torch.bfloat16)
     with fewer_passes(model, joins=True):
         assert not hasattr(model.base_model.model[0], "joined")
+
+
+def test_without_memory_for_copies_the_reason_for_the_end_is_not_hidden(monkeypatch):
+    model = adapted(*linear())
+    expected = results(model)
+
+    def full(weight: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("of the copy")
+
+    with pytest.raises(ValueError, match="why it ended"), fewer_passes(model, joins=True):
+        monkeypatch.setattr(torch.Tensor, "contiguous", full)
+        raise ValueError("why it ended")
+    monkeypatch.undo()
+    monkeypatch.setattr(products, "text_model", lambda model: model)
+    assert_close(results(model), expected, 1e-6)
+    with fewer_passes(model, joins=True):
+        assert_close(results(model), expected, 1e-6)
+    assert all(model.base_model.model[number].base_layer.weight.is_contiguous() for number in (0, 2))
