@@ -12,15 +12,37 @@ float32 packs, rows and `generate` stay equal to 1e-5. The cost is that float32 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import cache, wraps
+from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
+
+from lookonce.text import first_line
 
 CHUNKED, RECURRENT, CONVOLUTION = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn"
 """transformers' names of the rule over whole sequences, the rule token by token, and the convolution before either."""
 REPLACED = (CHUNKED, RECURRENT, CONVOLUTION, "causal_conv1d_update")
+PACKAGE, RULES = "fla", "fla.ops.gated_delta_rule"
+"""flash-linear-attention, and its module that transformers takes kernels from."""
+
+
+def without_kernels() -> str | None:
+    """Why linear attention is slow on a GPU; None if the kernels can be imported.
+
+    transformers names only one of the reasons, whatever the reason is: that the package is not installed.
+    """
+    if find_spec(PACKAGE) is None:
+        reason = "flash-linear-attention is not installed: pip install 'lookonce[fla]'"
+    else:
+        try:
+            importlib.import_module(RULES)
+            return None
+        except Exception as error:  # of any kind, as transformers sees it
+            reason = f"flash-linear-attention cannot be imported ({first_line(error)})"
+    return f"PyTorch computes linear attention, in many small steps, as {reason}; docs/models.md#kernels"
 
 
 @cache

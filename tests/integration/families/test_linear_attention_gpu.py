@@ -21,7 +21,7 @@ from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, batches
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
-from lookonce.families.kernels import CHUNKED, RECURRENT, restrict_kernels
+from lookonce.families.kernels import CHUNKED, RECURRENT, restrict_kernels, without_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.train.loop.session import Session
@@ -40,6 +40,12 @@ BFLOAT16 = 2**-8
 MODULES = (modeling_qwen3_5, modeling_qwen3_5_moe)
 MODES = ("shared", "packed", "separate")
 of_families = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.model_type, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_there() -> None:
+    """Else transformers would take PyTorch's functions, and they would be compared with themselves."""
+    assert without_kernels() is None
 
 
 class Computation:
@@ -73,7 +79,7 @@ def replaced(name: str, function_of: Callable[[Any], Any]) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def without_kernels(computation: Computation, mode: str) -> Outcome:
+def by_pytorch(computation: Computation, mode: str) -> Outcome:
     """The outcome of a mode by PyTorch's functions alone."""
     with replaced(CHUNKED, inspect.unwrap):
         return computation.of(mode)
@@ -97,8 +103,8 @@ def without_gradient(function: Any) -> Any:
 @of_families
 def test_packs_by_kernels_are_as_near_to_float32_as_rows_by_pytorch(session, random_lora):
     exact, rounded = (Computation(session, precision, random_lora) for precision in ("fp32", "bf16"))
-    expected = without_kernels(exact, "separate")
-    measure = without_kernels(rounded, "separate").distance(expected)
+    expected = by_pytorch(exact, "separate")
+    measure = by_pytorch(rounded, "separate").distance(expected)
     found = {mode: rounded.of(mode).distance(expected) for mode in MODES}
     print({"rows by PyTorch": measure} | found)
     for result, allowed in enumerate(measure):
@@ -109,7 +115,7 @@ def test_packs_by_kernels_are_as_near_to_float32_as_rows_by_pytorch(session, ran
 @of_families
 def test_packs_by_kernels_have_the_gradients_of_rows_by_pytorch_and_a_fault_would_be_noticed(session, random_lora):
     exact = Computation(session, "fp32", random_lora)
-    expected = without_kernels(exact, "separate")
+    expected = by_pytorch(exact, "separate")
     with replaced(CHUNKED, kernel_of):
         found = {mode: exact.of(mode).distance(expected) for mode in MODES}
     with replaced(CHUNKED, without_gradient):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from functools import wraps
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +14,8 @@ import torch
 from support.models.flash_linear_attention import take_stand_in
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from lookonce.families.kernels import CHUNKED, REPLACED, restrict_kernels
+from lookonce.families import kernels
+from lookonce.families.kernels import CHUNKED, PACKAGE, REPLACED, restrict_kernels, without_kernels
 
 
 @pytest.fixture
@@ -56,6 +60,40 @@ def test_a_module_without_linear_attention_stays_as_it_is():
     restrict_kernels(module)
     assert {name for name in vars(module) if not name.startswith("__")} == {"causal_conv1d_fn"}
     assert module.causal_conv1d_fn is print
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path) -> Path:
+    """A folder that packages are imported from."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(kernels, "find_spec", PathFinder.find_spec)
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path
+
+
+def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert without_kernels() == (
+        "PyTorch computes linear attention, in many small steps, as flash-linear-attention is not installed: pip "
+        "install 'lookonce[fla]'; docs/models.md#kernels"
+    )
+
+
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(installed):
+    (installed / PACKAGE).mkdir()
+    (installed / PACKAGE / "__init__.py").write_text('raise RuntimeError("0 active drivers\\nmore")')
+    assert "flash-linear-attention cannot be imported (0 active drivers); docs" in (without_kernels() or "")
+
+
+def test_nothing_is_said_of_kernels_that_can_be_imported(installed):
+    folder = installed / PACKAGE / "ops"
+    folder.mkdir(parents=True)
+    for path in (installed / PACKAGE / "__init__.py", folder / "__init__.py", folder / "gated_delta_rule.py"):
+        path.touch()
+    assert without_kernels() is None
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
 
 
 def test_the_installed_transformers_has_these_functions():
