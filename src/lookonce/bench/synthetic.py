@@ -10,6 +10,7 @@ import yaml
 from lookonce.datasets.sample.sizes import KVASIR_SIZES
 from lookonce.datasets.sample.write import write_sample
 from lookonce.families.lookup import DEFAULT
+from lookonce.files import write_text
 from lookonce.run.config import RunFile, read_run_file
 
 
@@ -42,5 +43,5 @@ def make_run(
         "output": str(data / "run"),
     }
     path = data / "run.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    write_text(path, yaml.safe_dump(values, sort_keys=False))  # another process may be reading the same
     return read_run_file(path, assignments)
