@@ -1,8 +1,9 @@
-"""Find how long packs may be on cards of 24, 40, 80 and 141 GB, from the peak memory of a few trainings.
+"""Find how long packs may be on cards of 12 to 141 GB, from the peak memory of a few trainings.
 
     python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer
+    python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer --frozen nf4 --checkpointing selective
 
-Trains two steps with packs of several lengths, with and without gradient checkpointing, with the settings of users:
+Trains two steps with packs of several lengths, for each `train.gradient_checkpointing`, with the settings of users:
 LoRA of rank 16 on all linear layers, bf16, AdamW, compiled, CUDA graphs where possible. Memory grows linearly with
 the tokens, so two lengths determine a line and a third shows whether it is one. The peak is the memory that the
 training reports before its first step. A tenth of a card is left free for memory outside PyTorch (CUDA itself, the
@@ -28,6 +29,7 @@ from lookonce.bench.synthetic import make_run
 from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.errors import TrainingError
 from lookonce.run.inputs import RunInputs
+from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
 from lookonce.train.loop.session import Session
@@ -41,7 +43,7 @@ LEAST, MOST = 1024, 16384
 """The range of pack lengths in tokens; the least holds about two of Kvasir-VQA's images."""
 
 
-def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | None = None) -> tuple[int, float]:
+def peak_of(options: Any, length: int, checkpointing: str, card_gb: float | None = None) -> tuple[int, float]:
     """Train two steps; return the tokens of the longest pack, padding included, and the peak in GB.
 
     PyTorch may use `card_gb` of memory. Without a GPU both results are 0. Records longer than a pack are left out.
@@ -52,7 +54,8 @@ def peak_of(options: Any, length: int, checkpointing: bool, card_gb: float | Non
     changes = [
         f"batch.tokens_per_pack={length}",
         "batch.samples_per_step=256",
-        f"train.gradient_checkpointing={str(checkpointing).lower()}",
+        f"train.gradient_checkpointing={checkpointing}",
+        f"train.frozen={options.frozen}",
     ]
     inputs = RunInputs.open(make_run(options.place, options.model, options.images, options.tokenizer, changes))
     inputs.build()
@@ -85,7 +88,7 @@ def largest(points: list[tuple[int, float]], card_gb: float) -> int:
     return next((length for length in range(MOST, LEAST - 1, -128) if padded_length(length) <= tokens), 0)
 
 
-def check(options: Any, length: int, checkpointing: bool, card_gb: float) -> str:
+def check(options: Any, length: int, checkpointing: str, card_gb: float) -> str:
     """Train with packs of this length in the memory of a card; return the peak, or the error."""
     try:
         num_tokens, peak = peak_of(options, length, checkpointing, card_gb)
@@ -100,24 +103,27 @@ def log(*values: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["2b", "4b", "8b"], required=True)
+    parser.add_argument("--model", required=True)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--place", type=Path, default=Path("bench"))
     parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--frozen", default=UNQUANTISED, help="train.frozen")
+    parser.add_argument("--checkpointing", nargs="+", default=["false", "selective", "true"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--check", action="store_true", help="train with the lengths that were found")
     options = parser.parse_args()
     lines, found = [], []
-    for checkpointing in (False, True):
+    for checkpointing in options.checkpointing:
         points = []
-        for length in LENGTHS:
+        for length in options.lengths:
             points.append(peak_of(options, length, checkpointing))
             log(options.model, checkpointing, *points[-1])
         lengths = [largest(points, card) for card in CARDS_GB]
-        name = f"{options.model}{', checkpointing' if checkpointing else ''}"
+        name = f"{options.model} {options.frozen}, checkpointing: {checkpointing}"
         peaks = [f"{peak:.1f} at {tokens:,}" for tokens, peak in points]
         lines.append((name, *peaks, *(f"{length:,}" if length else "-" for length in lengths)))
         found += [(length, checkpointing, card) for length, card in zip(lengths, CARDS_GB, strict=True) if length]
-    print(table(("", *(["peak GB"] * len(LENGTHS)), *(f"{card} GB" for card in CARDS_GB)), lines), flush=True)
+    print(table(("", *(["peak GB"] * len(options.lengths)), *(f"{card} GB" for card in CARDS_GB)), lines), flush=True)
     for length, checkpointing, card in found if options.check else ():
         log(options.model, checkpointing, card, length, check(options, length, checkpointing, card))
 

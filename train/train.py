@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import Stopped
+from lookonce.families.kernels import without_kernels
 from lookonce.files import flush_files, follow_umask, write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
@@ -34,10 +35,11 @@ from lookonce.train.loop.heartbeat import Heartbeat
 from lookonce.train.loop.metrics_log import MetricsLog
 from lookonce.train.loop.preemption import RESUME_HINT, StopAfterStep
 from lookonce.train.loop.resume import CurrentIntervals, Start, StopIfTakenOver, begin, is_finished
-from lookonce.train.loop.session import Session, make_trainer
+from lookonce.train.loop.session import Session, make_trainer, weights_fit
 from lookonce.train.loop.tracking.trackers import Trackers
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.fsdp import is_sharded, shard_frozen
+from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower, text_model
 from lookonce.train.model.lora.targets import beyond_targets
 
@@ -97,13 +99,14 @@ class Training:
         if self.start.is_trained:
             return None
         (examples, num_too_long), (held_out, _) = self.examples["train"], self.examples["val"]
-        with self.startup.timed("load weights"):
+        with self.startup.timed("load weights"), self._weights_fit():
             model = self._load_model()
         log, stop = MetricsLog(self.folder.log, self._run.batch.samples_per_step), StopAfterStep(self.ranks)
         evaluations = Evaluations(self._run.eval.every, answer)
         first = [StopIfTakenOver(self.owner), CurrentIntervals(), evaluations]
         callbacks = [*first, log, CurvesFile(self.folder), stop, heartbeat, *trackers.callbacks()]
-        trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, self.startup)
+        with self._weights_fit():
+            trainer = make_trainer(self.session, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
         trainer.evaluations = evaluations
         with stop.recording_signals():
@@ -135,9 +138,18 @@ class Training:
         model = add_lora(model, model_folder, run.lora, run.train.seed)
         if self.start.other:
             load_weights(model, self.start.other.adapter)
-        if without := beyond_targets(text_model(model).layers):
-            self.notify(without)
+        for note in (beyond_targets(text_model(model).layers), self._slow_layers(model)):
+            if note:
+                self.notify(note)
         return shard_frozen(model, self.arguments.device) if run.train.fsdp and self.ranks.num_ranks > 1 else model
+
+    def _slow_layers(self, model: Any) -> str | None:
+        """Why linear attention is slow, in a model that has it and where kernels would be used."""
+        uses_kernels = torch.cuda.is_available() and PRECISIONS[self._run.train.precision].itemsize == 2
+        return without_kernels() if uses_kernels and linear_layers(text_model(model)) else None
+
+    def _weights_fit(self) -> contextlib.AbstractContextManager[None]:
+        return weights_fit(self._run, self.session.inputs.model_folder.config)
 
     def _save_adapter(self, model: Any) -> None:
         folder = self.folder
@@ -151,7 +163,8 @@ class Training:
         checkpoint = self.start.checkpoint
         is_compiled = self._run.train.compile and torch.cuda.is_available()
         on_packs = training_on_packs(model, compiled=is_compiled)
-        with numbers_only(checkpoint), on_packs if self._run.batch.has_packs else contextlib.nullcontext():
+        on_batches = on_packs if self._run.batch.has_packs else contextlib.nullcontext()
+        with numbers_only(checkpoint), self._weights_fit(), on_batches:
             return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     @property

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record
-from lookonce.environment import limit_cpu_threads
+from lookonce.environment import gpu_gb, limit_cpu_threads
+from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.run.sections.batch import BatchSection
@@ -26,6 +29,7 @@ from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile_cache import CompileCache
+from lookonce.train.model.gpu_memory import hint, measured_name
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
 
@@ -121,11 +125,35 @@ def make_trainer(
             uses_flex=options.train.flex_attention,
             num_checkpoints=options.train.save_total_limit,
             checkpointing=options.train.gradient_checkpointing,
+            memory_hint=memory_hint(options, model.config),
         )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
     trainer.add_callback(WarmUp(trainer, startup, session.compile_cache(startup.notify)))
     return trainer
+
+
+@contextlib.contextmanager
+def weights_fit(run: RunFile, model_config: Any) -> Iterator[None]:
+    """Say what to change if the model's weights are too large for the GPU.
+
+    Raises:
+        TrainingError: it ran out of memory within the block.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        fits = memory_hint(run, model_config)
+        raise TrainingError(
+            f"out of memory: the model's weights do not fit this GPU of {gpu_gb() or 0:.1f} GB; set train.frozen: nf4, "
+            f"or int8, or train.fsdp on several GPUs{fits}"
+        ) from None
+
+
+def memory_hint(run: RunFile, model_config: Any) -> str:
+    """What fits this GPU, as far as it was measured; for the end of a message."""
+    name = measured_name(run.model.path, model_config) if run.batch.has_packs else None
+    return hint(name, gpu_gb(), run.train.gradient_checkpointing, run.train.frozen)
 
 
 def can_capture(run: RunFile, arguments: TrainingArguments, source: FeatureSource) -> bool:

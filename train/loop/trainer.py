@@ -39,7 +39,6 @@ from transformers import Trainer, TrainingArguments
 from lookonce.errors import TrainingError
 from lookonce.run.folder import step_of
 from lookonce.run.sections.train import Checkpointing
-from lookonce.text import size
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.packing import padded_length
@@ -50,6 +49,7 @@ from lookonce.train.loop.evaluations import Evaluations
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
 from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
+from lookonce.train.model.gpu_memory import out_of_memory
 from lookonce.train.model.gradient_checkpointing import checkpointed
 from lookonce.train.model.loss import forward_loss
 
@@ -70,12 +70,15 @@ class RunTrainer(Trainer):
         uses_flex: bool = True,
         num_checkpoints: int = 2,
         checkpointing: Checkpointing = False,
+        memory_hint: str = "",
     ) -> None:
         """`uses_graphs`: passes over packs are captured and replayed after `capture_passes` has been called.
-        `uses_flex`: on a GPU, FlexAttention computes the attention over packs. `num_checkpoints` are kept."""
+        `uses_flex`: on a GPU, FlexAttention computes the attention over packs. `num_checkpoints` are kept.
+        `memory_hint`: what an error says if the GPU is out of memory."""
         self.batch_maker, self.eval_batch_maker = batch_maker, eval_batch_maker
         self.num_ahead, self.uses_graphs = num_ahead, uses_graphs
-        self.num_checkpoints, self.checkpointing, self._resumed_from = num_checkpoints, checkpointing, -1
+        self.num_checkpoints, self.checkpointing, self.memory_hint = num_checkpoints, checkpointing, memory_hint
+        self._resumed_from = -1
         self.captures_all = False
         """Whether passes of all shapes are captured before the first step, and not when a pack first has a shape."""
         self._passes: CapturedPasses | None = None
@@ -116,11 +119,16 @@ class RunTrainer(Trainer):
             with checkpointed(self.model, self.checkpointing):
                 return super().train(*args, **kwargs)
         except torch.OutOfMemoryError:
-            raise TrainingError(out_of_memory(self.batch_maker)) from None
+            raise TrainingError(self.out_of_memory()) from None
         finally:
             self.seconds = time.perf_counter() - began
             self.stop_prefetch()
             self._passes = None
+
+    def out_of_memory(self, num_tokens: int | None = None) -> str:
+        """The message for a GPU out of memory; `num_tokens` is the length of the pack that did not fit, if known."""
+        gpu, batch = torch.cuda.get_device_properties(self.batch_maker.device), self.batch_maker.sampler.batch
+        return out_of_memory(gpu.total_memory / 1e9, batch.tokens_per_pack, num_tokens) + self.memory_hint
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The batches of the next step, prefetched across epochs."""
@@ -288,13 +296,3 @@ class RunTrainer(Trainer):
         metrics = {"eval_loss": float(self._add_up(total))}
         self.log(metrics)
         return metrics
-
-
-def out_of_memory(batch_maker: BatchMaker, num_tokens: int | None = None) -> str:
-    """The message for a GPU out of memory; `num_tokens` is the length of the pack that did not fit, if known."""
-    total = torch.cuda.get_device_properties(batch_maker.device).total_memory
-    what = f"out of memory: a pack of {num_tokens:,} tokens does not fit" if num_tokens else "out of memory on"
-    return (
-        f"{what} this GPU of {size(total)}; lower batch.tokens_per_pack (now "
-        f"{batch_maker.sampler.batch.tokens_per_pack:,}) or set train.gradient_checkpointing: selective, or true"
-    )

@@ -20,7 +20,7 @@ from lookonce.errors import TrainingError
 from lookonce.run.startup import Startup
 from lookonce.text import count, duration, size
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.loop.trainer import RunTrainer, out_of_memory
+from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.compile_cache import CompileCache
 from lookonce.train.model.cuda_graphs import Shape, shape_of
@@ -114,7 +114,7 @@ def run_trial(trainer: RunTrainer, startup: Startup) -> Trial:
                 _validate(trainer)
                 torch.cuda.synchronize()
         except torch.OutOfMemoryError:
-            raise TrainingError(out_of_memory(trainer.batch_maker, num_tokens)) from None
+            raise TrainingError(trainer.out_of_memory(num_tokens)) from None
     # Nothing was freed since `empty_cache`, so the memory reserved now is the most that capturing needed.
     peak = max(launched, torch.cuda.memory_reserved()) + _bytes_of_optimizer(trainer, trained)
     total = torch.cuda.get_device_properties(trainer.batch_maker.device).total_memory

@@ -1,9 +1,9 @@
 """How much GPU memory a training needs: the measurements behind the table in docs/training.md.
 
-Design: the figures are those of a report (benchmarks/training_h200_2026-11-21.md): LoRA of rank 16, bf16, AdamW. Memory
-grows linearly with the tokens of the longest pack, so two measured lengths give it for others. The longest packs for a
-card are those of the documented table. Tests compare both with the documents. With quantised weights nothing was
-measured: the memory is that of bf16, less what their own size saves.
+Design: the figures are those of a report (benchmarks/training_h200_2026-11-23.md): LoRA of rank 16, bf16, AdamW. Memory
+grows linearly with the tokens of the longest pack, so two measured lengths give it for others. The documented longest
+packs for a card follow from them. Tests compare both with the documents. With quantised weights little was measured:
+the memory is that of bf16, less nine tenths of what their own size saves.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any
 
 from lookonce.run.sections.train import UNQUANTISED, Checkpointing
 
-CARDS_GB = (24, 40, 80, 141)
-SPARE = 0.1
-"""Share of a card that stays free, for CUDA, for what PyTorch reserves without using it, and for prefetched packs."""
-TOLERANCE = 0.03
-"""How much less memory than its name says a card may have: an A10 of 24 GB has 23.8."""
+CARDS_GB = (12, 16, 24, 40, 80, 141)
+SPARE, LEAST_SPARE_GB = 0.1, 2.25
+"""What of a GPU stays free, as a share and in GB: CUDA and its graphs take 1.3 to 1.8 GB beside what PyTorch reserves,
+and prefetched packs need some."""
 LENGTHS = (2048, 7680)
 """Tokens of the two packs whose memory was measured."""
 MOST_TOKENS = 16_384
 """The longest pack of the documented table."""
 STEP = 128
 """Its lengths are multiples of this; a module without torch cannot take it from packing."""
+LEAST_TOKENS = 1024
+"""Shorter packs hold one or two images; none is given."""
 BYTES = {UNQUANTISED: 2.0, "fp8": 2.0, "int8": 1.03, "nf4": 0.55}
 """Bytes of a frozen weight in the products of the decoder layers, scales included, for each `train.frozen`."""
+SAVED = 0.9
+"""Share of what quantised weights save that is counted on: those of a layer are in bf16 again while it computes."""
 
 
 @dataclass(frozen=True)
@@ -37,30 +40,14 @@ class Measured:
     num_layers: int
     peaks_gb: dict[Checkpointing, tuple[float, float]]
     """The memory at each of `LENGTHS`."""
-    longest: dict[Checkpointing, tuple[int, ...]]
-    """The longest pack for each of `CARDS_GB`, in tokens; 0 if none fits."""
     num_quantised: float
     """Billions of weights in the products of the decoder layers, which `train.frozen` can quantise."""
 
 
 MODELS = {
-    "Qwen3-VL-2B": Measured(
-        2048, 28, {False: (8.7, 22.4), True: (4.3, 5.9)}, {False: (7168, 13312, 16384, 16384), True: (16384,) * 4}, 1.41
-    ),
-    "Qwen3-VL-4B": Measured(
-        2560,
-        36,
-        {False: (18.1, 44.4), True: (9.5, 11.9)},
-        {False: (2688, 5632, 13312, 16384), True: (16384,) * 4},
-        3.63,
-    ),
-    "Qwen3-VL-8B": Measured(
-        4096,
-        36,
-        {False: (28.8, 60.9), True: (18.3, 21.6)},
-        {False: (0, 3200, 9216, 16384), True: (7424, 16384, 16384, 16384)},
-        6.95,
-    ),
+    "Qwen3-VL-2B": Measured(2048, 28, {False: (7.7, 16.9), "selective": (6.4, 12.0), True: (5.1, 7.1)}, 1.41),
+    "Qwen3-VL-4B": Measured(2560, 36, {False: (16.2, 33.4), "selective": (13.5, 23.4), True: (10.8, 14.0)}, 3.63),
+    "Qwen3-VL-8B": Measured(4096, 36, {False: (25.9, 46.9), "selective": (22.5, 34.2), True: (19.8, 23.9)}, 6.95),
 }
 
 
@@ -74,39 +61,66 @@ def measured_name(model: str, config: Any = None) -> str | None:
     return next((name for name, one in MODELS.items() if (one.hidden_size, one.num_layers) == shape), None)
 
 
-def is_measured(name: str, checkpointing: Checkpointing) -> bool:
-    """Whether the memory of a model's training was measured with this `train.gradient_checkpointing`."""
-    return checkpointing in MODELS[name].peaks_gb
-
-
-def sparing(name: str, num_tokens: int, gpu_gb: float, checkpointing: Checkpointing, frozen: str) -> Checkpointing:
-    """What to set `train.gradient_checkpointing` to on a GPU that is too small with this value: the fastest with which
-    packs of this length fit, or the one with the least memory."""
-    choices = list(MODELS[name].peaks_gb)
-    later = choices[choices.index(checkpointing) + 1 :]
-    usable = gpu_gb * (1 - SPARE)
-    return next((one for one in later if peak_gb(name, num_tokens, one, frozen) <= usable), choices[-1])
+def usable_gb(gpu_gb: float) -> float:
+    """The memory of a GPU that the peak of a training may take."""
+    return gpu_gb - max(SPARE * gpu_gb, LEAST_SPARE_GB)
 
 
 def peak_gb(name: str, num_tokens: int, checkpointing: Checkpointing, frozen: str = UNQUANTISED) -> float:
-    """The memory that packs of this length need, in GB, if `is_measured`."""
+    """The memory that packs of this length need, in GB."""
     (first, last), (low, high) = LENGTHS, MODELS[name].peaks_gb[checkpointing]
-    saved = MODELS[name].num_quantised * (BYTES[UNQUANTISED] - BYTES[frozen])
+    saved = SAVED * MODELS[name].num_quantised * (BYTES[UNQUANTISED] - BYTES[frozen])
     return low + (num_tokens - first) * (high - low) / (last - first) - saved
 
 
-def card_of(gpu_gb: float) -> int | None:
-    """The largest of `CARDS_GB` that has no more memory than this GPU; None if even the smallest has more."""
-    return max((card for card in CARDS_GB if card * (1 - TOLERANCE) <= gpu_gb), default=None)
-
-
 def longest_pack(name: str, gpu_gb: float, checkpointing: Checkpointing, frozen: str = UNQUANTISED) -> int:
-    """The longest pack for a GPU by the documented table, in tokens; 0 if none fits or the GPU is smaller than all.
+    """The longest pack that fits a GPU, in tokens: a multiple of `STEP`, or 0 if not even `LEAST_TOKENS` do."""
+    usable, lengths = usable_gb(gpu_gb), range(MOST_TOKENS, LEAST_TOKENS - 1, -STEP)
+    return next((length for length in lengths if peak_gb(name, length, checkpointing, frozen) <= usable), 0)
 
-    With quantised weights it is computed, for a GPU of any size.
+
+@dataclass(frozen=True)
+class Fit:
+    """Settings of the section `train`, and the longest pack that fits a GPU with them."""
+
+    frozen: str
+    checkpointing: Checkpointing
+    num_tokens: int
+
+    def text(self, frozen: str, checkpointing: Checkpointing) -> str:
+        """The keys that differ from these values, as assignments; empty if none does."""
+        keys = [f"train.frozen={self.frozen}"] if self.frozen != frozen else []
+        if self.checkpointing != checkpointing:
+            keys.append(f"train.gradient_checkpointing={str(self.checkpointing).lower()}")
+        return " and ".join(keys)
+
+
+def fits(name: str, gpu_gb: float, checkpointing: Checkpointing = False, frozen: str = UNQUANTISED) -> list[Fit]:
+    """The settings with which a GPU is large enough: these values first, then those that need less memory.
+
+    Steps become slower along the list. nf4 is last, because it alone rounds weights.
     """
-    if frozen != UNQUANTISED:
-        usable, lengths = gpu_gb * (1 - SPARE), range(MOST_TOKENS, 0, -STEP)
-        return next((length for length in lengths if peak_gb(name, length, checkpointing, frozen) <= usable), 0)
-    card = card_of(gpu_gb)
-    return MODELS[name].longest[checkpointing][CARDS_GB.index(card)] if card else 0
+    choices = list(MODELS[name].peaks_gb)
+    later = choices[choices.index(checkpointing) :]
+    all_of_them = [(one, other) for one in dict.fromkeys((frozen, "nf4")) for other in later]
+    found = [Fit(one, other, longest_pack(name, gpu_gb, other, one)) for one, other in all_of_them]
+    return [fit for fit in found if fit.num_tokens]
+
+
+def hint(name: str | None, gpu_gb: float | None, checkpointing: Checkpointing, frozen: str) -> str:
+    """What fits a GPU, for the end of a message that something did not; empty if that is not known."""
+    found = fits(name, gpu_gb, checkpointing, frozen) if name and gpu_gb else []
+    shown = [
+        f"{fit.num_tokens:,} tokens" + (f" with {keys}" if (keys := fit.text(frozen, checkpointing)) else "")
+        for fit in found
+    ]
+    return f"; by docs/training.md#memory {name} fits packs of {', '.join(shown)}" if shown else ""
+
+
+def out_of_memory(gpu_gb: float, tokens_per_pack: int, num_tokens: int | None = None) -> str:
+    """What training says if a GPU is out of memory; `num_tokens`: the length of the pack that did not fit, if known."""
+    what = f"out of memory: a pack of {num_tokens:,} tokens does not fit" if num_tokens else "out of memory on"
+    return (
+        f"{what} this GPU of {gpu_gb:.1f} GB; lower batch.tokens_per_pack (now {tokens_per_pack:,}) or set "
+        "train.gradient_checkpointing: selective, or true"
+    )

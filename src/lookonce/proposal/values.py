@@ -13,9 +13,9 @@ from typing import Any
 from lookonce.disk_space import with_margin
 from lookonce.proposal.facts import Facts
 from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import size
-from lookonce.train.model.gpu_memory import MODELS, SPARE, card_of, longest_pack, peak_gb
+from lookonce.train.model.gpu_memory import Fit, fits, peak_gb
 
 MEMORY, STEPS = "docs/training.md#memory", "docs/training.md#how-many-samples-a-step"
 MOST_TOKENS = 8192
@@ -74,30 +74,26 @@ def _memory(facts: Facts) -> Iterator[Proposal]:
     if name is None:
         yield Proposal(key, default, f"the default: the memory of this model was not measured; {MEMORY} has others")
         return
-    for checkpointing in MODELS[name].peaks_gb:
-        longest, basis = _fitting(name, gpu_gb, checkpointing)
-        if longest:
-            value = min(longest, MOST_TOKENS)
-            most = f", and the benchmarks have {value:,}" if longest > value else ""
-            yield Proposal(key, value, f"{basis}{most}")
-            if checkpointing:
-                reason = f"without it, no pack of {name} fits {gpu_gb:.0f} GB; {MEMORY}"
-                yield Proposal("train.gradient_checkpointing", checkpointing, reason)
-            return
-    need = f"{name} needs about {peak_gb(name, LEAST_TOKENS, checkpointing=True):.0f} GB"
-    yield Proposal(key, LEAST_TOKENS, f"even so, {need}, and this GPU has {gpu_gb:.0f}: take a smaller model; {MEMORY}")
-    yield Proposal("train.gradient_checkpointing", True, "less memory, for slower steps")
+    fit = next((one for one in fits(name, gpu_gb) if one.num_tokens >= LEAST_TOKENS), None)
+    if fit:
+        value = min(fit.num_tokens, MOST_TOKENS)
+        most = f", and the benchmarks have {value:,}" if fit.num_tokens > value else ""
+        how = f" with {keys}" if (keys := fit.text(UNQUANTISED, False)) else ""
+        yield Proposal(key, value, f"{name}{how} fits {fit.num_tokens:,} in {gpu_gb:.0f} GB ({MEMORY}){most}")
+        yield from _sparing(fit, f"without it, {name} fits no packs of {LEAST_TOKENS:,} in {gpu_gb:.0f} GB; {MEMORY}")
+        return
+    fit = Fit("nf4", True, LEAST_TOKENS)
+    need = f"{name} needs about {peak_gb(name, fit.num_tokens, fit.checkpointing, fit.frozen):.0f} GB and some to spare"
+    advice = f"this GPU has {gpu_gb:.0f}: take a smaller model; {MEMORY}"
+    yield Proposal(key, fit.num_tokens, f"even so, {need}, and {advice}")
+    yield from _sparing(fit, "less memory, for slower steps")
 
 
-def _fitting(name: str, gpu_gb: float, checkpointing: Checkpointing) -> tuple[int, str]:
-    """The longest pack for a GPU, 0 if none, and the source of that figure."""
-    how = f" with gradient_checkpointing: {str(checkpointing).lower()}" if checkpointing else ""
-    if card := card_of(gpu_gb):
-        longest = longest_pack(name, gpu_gb, checkpointing)
-        return longest, f"{name}{how} fits {longest:,} in {card} GB ({MEMORY})"
-    needed = peak_gb(name, LEAST_TOKENS, checkpointing)
-    longest = LEAST_TOKENS if needed <= gpu_gb * (1 - SPARE) else 0
-    return longest, f"{name}{how} needs about {needed:.0f} GB with such packs ({MEMORY})"
+def _sparing(fit: Fit, reason: str) -> Iterator[Proposal]:
+    if fit.checkpointing:
+        yield Proposal("train.gradient_checkpointing", fit.checkpointing, reason)
+    if fit.frozen != UNQUANTISED:
+        yield Proposal("train.frozen", fit.frozen, f"{reason}; needs the extra qlora")
 
 
 def _samples_per_step(facts: Facts) -> Proposal:

@@ -22,7 +22,7 @@ from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.steps import num_steps
 from lookonce.train.data.token_stats import TokenCounter
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.gpu_memory import is_measured, measured_name, peak_gb
+from lookonce.train.model.gpu_memory import measured_name, peak_gb
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,9 @@ def _kept(
 
 def _gpu_gb(run: RunFile, model: CheckedModel) -> float | None:
     name = measured_name(run.model.path, model.model_folder.config if model.model_folder else None)
-    checkpointing = run.train.gradient_checkpointing
-    if name is None or not run.batch.has_packs or not is_measured(name, checkpointing):
+    if name is None or not run.batch.has_packs:
         return None
-    return peak_gb(name, run.batch.tokens_per_pack, checkpointing, run.train.frozen)
+    return peak_gb(name, run.batch.tokens_per_pack, run.train.gradient_checkpointing, run.train.frozen)
 
 
 def _errors(results: list[Result]) -> tuple[str, ...]:

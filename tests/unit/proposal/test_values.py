@@ -8,7 +8,6 @@ import pytest
 
 from lookonce.proposal.facts import Facts, Sampled
 from lookonce.proposal.values import Proposal, propose
-from lookonce.train.model.gpu_memory import MODELS
 
 FACTS = Facts(
     num_records=40_000,
@@ -32,21 +31,23 @@ def proposed(**changes) -> dict[str, Proposal]:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu_gb", "tokens", "checkpointing"),
+    ("model", "gpu_gb", "tokens", "checkpointing", "frozen"),
     [
-        ("Qwen3-VL-8B", 80, 8192, False),
-        ("Qwen3-VL-8B", 48, 3200, False),
-        ("Qwen3-VL-8B", 24, 7424, True),
-        ("Qwen3-VL-8B", 16, 2048, True),
-        ("Qwen3-VL-4B", 24, 2688, False),
-        ("Qwen3-VL-4B", 16, 2048, True),
-        ("Qwen3-VL-2B", 12, 2048, False),
+        ("Qwen3-VL-8B", 80, 8192, None, None),
+        ("Qwen3-VL-8B", 48, 6656, None, None),
+        ("Qwen3-VL-8B", 24, 4480, True, None),
+        ("Qwen3-VL-8B", 16, 2176, "selective", "nf4"),
+        ("Qwen3-VL-4B", 24, 3712, None, None),
+        ("Qwen3-VL-4B", 16, 2176, "selective", None),
+        ("Qwen3-VL-4B", 12, 2560, "selective", "nf4"),
+        ("Qwen3-VL-2B", 12, 3200, None, None),
     ],
 )
-def test_packs_are_those_of_the_documented_table(model, gpu_gb, tokens, checkpointing):
+def test_packs_are_those_of_the_documented_table(model, gpu_gb, tokens, checkpointing, frozen):
     found = proposed(measured=model, gpu_gb=float(gpu_gb))
     assert found["batch.tokens_per_pack"].value == tokens
-    assert ("train.gradient_checkpointing" in found) == checkpointing
+    values = [found[key].value if key in found else None for key in ("train.gradient_checkpointing", "train.frozen")]
+    assert values == [checkpointing, frozen]
     assert "docs/training.md#memory" in found["batch.tokens_per_pack"].reason
 
 
@@ -62,20 +63,21 @@ def test_a_template_that_thinks_is_told_not_to():
     assert found.value is False and "training refuses all records; docs/models.md#thinking" in found.reason
 
 
-def test_the_fastest_form_of_gradient_checkpointing_that_fits_is_proposed(monkeypatch):
-    measured = MODELS["Qwen3-VL-8B"]
-    peaks = {False: measured.peaks_gb[False], "selective": (20.0, 34.0), True: measured.peaks_gb[True]}
-    longest = {False: measured.longest[False], "selective": (2048, 8192, 16384, 16384), True: measured.longest[True]}
-    monkeypatch.setitem(MODELS, "Qwen3-VL-8B", replace(measured, peaks_gb=peaks, longest=longest))
-    found = proposed(gpu_gb=24.0)
-    assert found["batch.tokens_per_pack"].value == 2048
-    assert found["train.gradient_checkpointing"].value == "selective"
-    assert "with gradient_checkpointing: selective fits 2,048 in 24 GB" in found["batch.tokens_per_pack"].reason
+def test_what_makes_a_model_fit_is_said():
+    found = proposed(gpu_gb=16.0)
+    assert found["batch.tokens_per_pack"].reason == (
+        "Qwen3-VL-8B with train.frozen=nf4 and train.gradient_checkpointing=selective fits 2,176 in 16 GB "
+        "(docs/training.md#memory)"
+    )
+    assert "without it, Qwen3-VL-8B fits no packs of 2,048 in 16 GB" in found["train.frozen"].reason
+    assert "extra qlora" in found["train.frozen"].reason
 
 
 def test_a_gpu_that_is_too_small_is_said():
-    reason = proposed(gpu_gb=16.0)["batch.tokens_per_pack"].reason
-    assert "Qwen3-VL-8B needs about 18 GB, and this GPU has 16: take a smaller model" in reason
+    found = proposed(gpu_gb=8.0)
+    reason = found["batch.tokens_per_pack"].reason
+    assert "Qwen3-VL-8B needs about 11 GB and some to spare, and this GPU has 8: take a smaller model" in reason
+    assert found["train.gradient_checkpointing"].value is True and found["train.frozen"].value == "nf4"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ def test_images_are_shrunk_until_99_percent_of_the_records_fit():
     assert found.value == 4_000 * 1024 and "99% of the records fit 4,096 tokens" in found.reason
     two = proposed(sampled=(Sampled(96, (8_000, 8_000)),))["cache.max_pixels"]
     assert two.value == 2_000 * 1024
-    short = proposed(sampled=many, gpu_gb=40.0)["cache.max_pixels"]
-    assert short.value == (3_200 - 96) * 1024 and "3,200 tokens" in short.reason
+    short = proposed(sampled=many, gpu_gb=24.0, measured="Qwen3-VL-4B")["cache.max_pixels"]
+    assert short.value == (3_712 - 96) * 1024 and "3,712 tokens" in short.reason
 
 
 def test_texts_counted_by_the_byte_are_said():

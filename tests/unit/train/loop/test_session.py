@@ -1,0 +1,38 @@
+"""What training says if the weights are too large for the GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lookonce.errors import TrainingError
+from lookonce.train.loop import session
+
+CONFIG = SimpleNamespace(text_config=SimpleNamespace(hidden_size=4096, num_hidden_layers=36))
+
+
+@pytest.fixture(autouse=True)
+def a_gpu_of_16_gb(monkeypatch):
+    monkeypatch.setattr(session, "gpu_gb", lambda: 16.0)
+
+
+def test_weights_that_are_too_large_name_what_fits(make_run):
+    with pytest.raises(TrainingError) as caught, session.weights_fit(make_run(), CONFIG):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 MiB")
+    assert str(caught.value).startswith(
+        "out of memory: the model's weights do not fit this GPU of 16.0 GB; set train.frozen: nf4, or int8, or "
+        "train.fsdp on several GPUs; by docs/training.md#memory Qwen3-VL-8B fits packs of 1,152 tokens with "
+        "train.frozen=nf4, 2,176 tokens with train.frozen=nf4 and train.gradient_checkpointing=selective, 6,144"
+    )
+
+
+def test_nothing_is_said_of_models_and_modes_that_were_not_measured(make_run):
+    assert session.memory_hint(make_run(), SimpleNamespace(text_config=SimpleNamespace())) == ""
+    assert session.memory_hint(make_run(batch={"mode": "separate"}), CONFIG) == ""
+
+
+def test_other_errors_stay_as_they_are(make_run):
+    with pytest.raises(ZeroDivisionError), session.weights_fit(make_run(), CONFIG):
+        raise ZeroDivisionError
