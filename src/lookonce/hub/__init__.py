@@ -3,6 +3,7 @@
 names     names of repositories and revisions, and what all downloads have
 progress  the progress bar
 verify    whether files have the content that the Hub states
+unlisted  files that the Hub does not list and that would be read
 models    models
 adapters  adapters, from which a training starts
 datasets  datasets

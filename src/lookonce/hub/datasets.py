@@ -44,7 +44,7 @@ def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> D
             "Check the network and the name; for a dataset that requires consent, log in with `hf auth login`. Read a "
             "local copy with --source DIR"
         ) from None
-    verify("dataset", name, Path(folder))
+    verify("dataset", name, Path(folder), files)
     return Download(Path(folder), commit, license)
 
 

@@ -5,7 +5,7 @@ id, the sha1 over their size and bytes. Both are computed here from the bytes on
 the way or on the disk is found. That takes two requests, and reads each file once: 2 GB in 1.4 s on two cores. Files
 that were right are noted with their sizes and times, in the folder in HF_HOME that is meant for other libraries, and
 not read again until these change. Without the Hub nothing can be verified: files that are not noted are used, and
-`verify` returns False.
+`verify` returns False. Files that the Hub does not list have no hash; `unlisted.py` says which of them are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from lookonce.errors import LookonceError, ModelError, SourceError
 from lookonce.files import open_regular, read_object, write_json
 from lookonce.hub.names import FETCH_COMMAND
 from lookonce.hub.progress import Progress
-from lookonce.text import listed
+from lookonce.hub.unlisted import unlisted
+from lookonce.text import listed, one_line
 from lookonce.threads import threaded_map
 
 BLOCK_BYTES = 1 << 22
@@ -34,6 +36,7 @@ NOTES = ("lookonce", "verified")
 REPOSITORY_TYPES = {"model": "model", "adapter": "model", "dataset": "dataset"}
 AGAIN = {"model": FETCH_COMMAND, "adapter": FETCH_COMMAND, "dataset": "lookonce data prepare DATASET DIR"}
 """The command that downloads what is missing."""
+ERRORS: dict[str, type[LookonceError]] = {"model": ModelError, "adapter": ModelError, "dataset": SourceError}
 
 
 @dataclass(frozen=True)
@@ -63,22 +66,26 @@ class Stated:
         return digest.hexdigest()
 
 
-def verify(kind: str, name: str, folder: Path) -> bool:
+def verify(kind: str, name: str, folder: Path, patterns: Sequence[str] = ()) -> bool:
     """Compare the files of a downloaded commit with the hashes that the Hub states; False if it cannot be asked.
 
-    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit.
+    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `patterns` are those of files
+    that will be read beside the usual ones.
 
     Raises:
-        ModelError: a file of a model or an adapter differs; names it, both hashes and the command.
-        SourceError: a file of a dataset differs.
+        ModelError: a file of a model or an adapter differs, or is not listed and would be read; names it and the
+            command.
+        SourceError: the same of a dataset.
     """
     noted = _read_note(folder)
-    stamps = {path.relative_to(folder).as_posix(): _stamp(path) for path in folder.rglob("*") if path.is_file()}
+    stamps = {path.relative_to(folder).as_posix(): _stamp(path) for path in folder.rglob("*") if _is_content(path)}
     if not (unknown := {file for file, stamp in stamps.items() if noted.get(file) != stamp}):
         return True
     stated = _stated(kind, name, folder)
     if stated is None:
         return False
+    if extra := unlisted(folder, unknown, {one.name for one in stated}, kind, patterns):
+        raise _unlisted_error(kind, name, folder, extra)
     if wrong := _differences([one for one in stated if one.name in unknown]):
         raise _error(kind, name, wrong)
     with contextlib.suppress(OSError):  # a read-only folder
@@ -109,9 +116,18 @@ def _differences(stated: list[Stated]) -> list[tuple[Stated, str]]:
 def _error(kind: str, name: str, wrong: list[tuple[Stated, str]]) -> LookonceError:
     lines = [f"{one.name} has the {one.kind} {found}, and the Hub states {one.hash}" for one, found in wrong]
     paths = " ".join(shlex.quote(str(one.path.resolve())) for one, _ in wrong)
-    return (SourceError if kind == "dataset" else ModelError)(
+    return ERRORS[kind](
         f"{kind} {name!r} was changed on its way or on the disk: {listed(lines)}\n"
         f"Remove what was changed, and download it again: rm {paths} && {AGAIN[kind]}"
+    )
+
+
+def _unlisted_error(kind: str, name: str, folder: Path, extra: list[str]) -> LookonceError:
+    names = [one_line(one) for one in extra]
+    paths = " ".join(shlex.quote(str(folder.absolute() / one)) for one in names)
+    return ERRORS[kind](
+        f"the folder of {kind} {name!r} has files that the Hub does not list at commit {folder.name}, and that would "
+        f"be read: {listed(names)}\nMove them to another folder, or remove them: rm {paths} && {AGAIN[kind]}"
     )
 
 
@@ -125,6 +141,11 @@ def _read_note(folder: Path) -> dict[str, Any]:
     note = read_object(_note(folder))
     files = note.get("files")
     return files if note.get("folder") == str(folder.resolve()) and isinstance(files, dict) else {}
+
+
+def _is_content(path: Path) -> bool:
+    """Whether it is a file, or a link to a folder, which `rglob` does not enter."""
+    return path.is_file() or (path.is_symlink() and path.is_dir())
 
 
 def _stamp(path: Path) -> list[int]:

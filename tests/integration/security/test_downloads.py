@@ -1,6 +1,7 @@
 """A file that has the size and not the content that the Hub states is refused, wherever it was changed.
 
-huggingface_hub compares sizes only: without the comparison of hashes each of these downloads would be used.
+huggingface_hub compares sizes only: without the comparison of hashes each of these downloads would be used. A file that
+the Hub does not have is refused too, if a program would read it.
 """
 
 from __future__ import annotations
@@ -104,3 +105,37 @@ def test_an_adapter_that_was_changed_on_the_way_is_refused(make_hub):
     hub.on_the_way["adapter_config.json"] = b"ADAPTER_config.json"
     with pytest.raises(ModelError, match="adapter 'owner/adapter' was changed .*adapter_config.json has the git blob"):
         find_adapter("owner/adapter", FIRST)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def test_an_index_that_was_added_is_refused_and_the_command_of_the_message_mends_it(hub, make_run):
+    run = make_run(model={"path": NAME, "revision": FIRST})
+    folder = fetch(run).folder
+    (folder / "notes.md").write_text("mine")
+    assert fetch(run).is_verified
+    (folder / "other weights.safetensors").write_bytes(hub.files[WEIGHTS])
+    (folder / INDEX).write_text('{"weight_map": {"lm_head.weight": "other weights.safetensors"}}')
+    for get in (lambda: fetch(run), lambda: ModelFolder.open(NAME, FIRST)):
+        with pytest.raises(ModelError) as caught:
+            get()
+        assert f"would be read: {INDEX}, other weights.safetensors\n" in str(caught.value)
+    [command] = re.findall(r": (rm .*) && lookonce fetch RUN\.yaml$", str(caught.value))
+    subprocess.run(shlex.split(command), check=True)
+    assert fetch(run).is_verified and (folder / "notes.md").exists()
+
+
+def test_weights_of_an_adapter_that_were_added_are_refused(make_hub):
+    make_hub("owner/adapter", "models", {name: name.encode() for name in ADAPTER_FILES}, [])
+    (find_adapter("owner/adapter", FIRST) / "adapter_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ModelError, match="adapter 'owner/adapter' has files .* would be read: adapter_model.bin"):
+        find_adapter("owner/adapter", FIRST)
+
+
+def test_rows_of_a_dataset_that_were_added_are_refused(make_hub):
+    make_hub("owner/data", "datasets", {"data/train.parquet": b"rows"}, [])
+    folder = download_dataset("owner/data", FIRST, ["*.parquet"]).folder
+    (folder / "data" / "more.parquet").write_bytes(b"rows")
+    with pytest.raises(SourceError, match="dataset 'owner/data' has files .* would be read: data/more.parquet"):
+        download_dataset("owner/data", FIRST, ["*.parquet"])

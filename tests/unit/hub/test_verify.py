@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub.hf_api import RepoFile
 
-from lookonce.errors import ModelError
+from lookonce.errors import ModelError, SourceError
 from lookonce.hub import verify as module
 from lookonce.hub.progress import Progress
 from lookonce.hub.verify import Stated, verify
@@ -89,3 +89,29 @@ def test_a_folder_for_notes_that_cannot_be_written_is_not_an_error(folder):
     (folder.parent / "assets").write_text("a file")
     assert verify("model", "owner/model", folder) and verify("model", "owner/model", folder)
     assert len(module.asked) == 2
+
+
+def test_a_file_that_the_hub_does_not_list_and_that_would_be_read_is_refused(folder):
+    verify("model", "owner/model", folder)
+    (folder / "notes.md").write_text("mine")
+    assert verify("model", "owner/model", folder) and len(module.asked) == 2
+    assert verify("model", "owner/model", folder) and len(module.asked) == 2
+    extra = folder / "it's new\n.py"
+    extra.write_text("x = 1")
+    with pytest.raises(ModelError, match=f"does not list at commit {COMMIT}, and that would be read: it's new.n.py"):
+        verify("model", "owner/model", folder)
+    extra.unlink()
+    assert verify("model", "owner/model", folder)
+
+
+def test_a_link_to_a_folder_is_refused(folder, tmp_path):
+    (folder / "additional_chat_templates").symlink_to(tmp_path)
+    with pytest.raises(SourceError, match="would be read: additional_chat_templates"):
+        verify("dataset", "owner/data", folder)
+
+
+def test_more_files_are_refused_if_patterns_say_that_they_will_be_read(folder):
+    (folder / "below" / "c.png").touch()
+    with pytest.raises(SourceError, match=r"would be read: below/c.png\n.* && lookonce data prepare DATASET DIR$"):
+        verify("dataset", "owner/data", folder, ["below/*"])
+    assert verify("dataset", "owner/data", folder)
