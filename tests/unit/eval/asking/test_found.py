@@ -41,8 +41,16 @@ def test_the_output_of_a_run_file_may_be_replaced(folder, run, tmp_path, needs_r
 def test_a_run_file_in_a_run_folder_stands_for_that_run(folder, run, tmp_path):
     path = folder / "run.yaml"
     path.write_text(run.to_yaml())
-    found, _ = find_run(path, [f"output={tmp_path}/second"], needs_run=True)
-    assert found.folder == folder
+    assert find_run(path, ["eval.max_new_tokens=2"], needs_run=True)[0].folder == folder
+
+
+@pytest.mark.parametrize("name", [".", "run.yaml"])
+def test_another_output_than_the_run_folder_is_refused(folder, run, tmp_path, name):
+    (folder / "run.yaml").write_text(run.to_yaml())
+    place, other = folder / name, tmp_path / "second run"
+    with pytest.raises(UsageError, match=f"--set output={other} cannot be used here: .*: lookonce eval '{other}'$"):
+        find_run(place, [f"output={other}"], needs_run=True)
+    assert find_run(place, [f"output={folder}"], needs_run=True)[0].folder.samefile(folder)
 
 
 @pytest.mark.parametrize(
