@@ -26,11 +26,11 @@ def run_file_text(given: Mapping[str, Any], facts: Facts, proposals: Sequence[Pr
         own = [one for one in proposals if one.key.startswith(f"{section}.")]
         lines += [line for one in own if one.value is None for line in _comment(f"{one.key} is not set: {one.reason}")]
         keys = [
-            *(f"{_name(key)}: {_yaml(value)}" for key, value in given.items() if key.startswith(f"{section}.")),
+            *(f"{_name(key)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(f"{section}.")),
             *(line for one in own if one.value is not None for line in _lines(one)),
         ]
         lines += [f"{section}:", *(f"  {line}" for line in keys)] if keys else []
-    return "\n".join([*lines, f"output: {_yaml(given['output'])}", ""])
+    return "\n".join([*lines, f"output: {in_yaml(given['output'])}", ""])
 
 
 def _seen(facts: Facts) -> str:
@@ -45,7 +45,7 @@ def _seen(facts: Facts) -> str:
 def _lines(proposal: Proposal) -> Iterator[str]:
     name = _name(proposal.key)
     yield from _comment(f"{name}: {proposal.reason}")
-    yield f"{name}: {_yaml(proposal.value)}"
+    yield f"{name}: {in_yaml(proposal.value)}"
 
 
 def _name(key: str) -> str:
@@ -56,7 +56,7 @@ def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, WIDTH)]
 
 
-def _yaml(value: Any) -> str:
+def in_yaml(value: Any) -> str:
     """A value as YAML, on one line; a list of one path is that path."""
     if isinstance(value, list) and len(value) == 1:
         [value] = value

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lookonce.errors import UsageError
 from lookonce.files import create_text, write_text
 from lookonce.proposal.facts import Facts, find_facts
-from lookonce.proposal.run_file import run_file_text
+from lookonce.proposal.run_file import in_yaml, run_file_text
 from lookonce.proposal.values import Proposal, propose
 from lookonce.run.config import RunFile
 from lookonce.settings import explain
@@ -33,7 +33,7 @@ class Written:
         return {"run_file": str(self.path), "facts": facts, "proposals": [asdict(one) for one in self.proposals]}
 
     def text(self) -> str:
-        set_keys = [(one.key, str(one.value)) for one in self.proposals if one.value is not None]
+        set_keys = [(one.key, in_yaml(one.value)) for one in self.proposals if one.value is not None]
         lines = [f"wrote {self.path}; its comments say why each value was proposed", rows(set_keys)]
         if self.facts.num_unreadable:
             lines.append(f"  {self.facts.num_unreadable:,} of the sampled images cannot be read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_the_file_says_why_and_passes_the_check(init, sample):
 
 def test_a_template_that_thinks_is_told_not_to_and_the_file_passes_the_check(init, thinking_model):
     result = init("--model", str(thinking_model), "--yes")
-    assert result.exit_code == 0 and "  data.enable_thinking " in result.stdout
+    assert result.exit_code == 0 and re.search(r"^  data\.enable_thinking +false$", result.stdout, re.M)
     assert read_run_file(Path("run.yaml")).data.enable_thinking is False
     checked = CliRunner().invoke(main, ["check", "run.yaml"])
     assert checked.exit_code == 0 and "\n0 errors, " in checked.stdout, checked.stdout
