@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 
@@ -18,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("LOOKONCE_SELFTEST", "off")  # else the first training of the tests would run it on a GPU
     if not config.getoption("numprocesses", None):
         gc.disable()  # imports leave little to collect; to look for it takes two seconds
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what a script starts with `&` ignores it
         limit_threads()
         for name in PLUGINS:
             config.pluginmanager.import_plugin(f"support.{name}")
