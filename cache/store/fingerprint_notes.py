@@ -1,4 +1,4 @@
-"""Fingerprints recorded with what they were computed from, for commands that do not read the tower: status, train.
+"""Fingerprints and hashes of models, recorded with what they were computed from: for status, train and others.
 
 Design: computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU
 time, more from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and
@@ -7,6 +7,9 @@ files, because a version number would have to be raised by hand. The times inclu
 (ctime), which no program can set; a chmod costs computing the fingerprint again. As with images' stamps, a file that
 was modified just before is not trusted. Builds compute the fingerprint from the tower all the same. There is one small
 file for each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
+
+The hash of the language model, by which a run recognises its own, is recorded in the same way: computing it reads all
+weights (16 GB for 8B), once for each training of a study.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import time as now
 from typing import Any
@@ -57,22 +61,37 @@ class Source:
 
     def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
         """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
-        note = {"source": self.to_json(), "fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256}
-        with contextlib.suppress(OSError):  # a read-only folder, or one without access
-            if root.is_dir() and all(self.stamps.values()) and self.read_note(root) != fingerprint:
-                write_json(self._path(root), note)
+        if self.read_note(root) != fingerprint:
+            self._write(root, {"fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256})
 
     def read_note(self, root: Path) -> Fingerprint | None:
         """The fingerprint recorded for exactly this source; None if there is none."""
-        try:
-            value = read_json(self._path(root))
-            if value["source"] == self.to_json() and all(self.stamps.values()):
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            if value := self._read(root):
                 found = Fingerprint.from_json(value["fingerprint"])
                 is_whole = found.sha256 == value["sha256"] and found.format_version == FORMAT_VERSION
                 return found if is_whole else None
-        except (OSError, *PARSE_ERRORS):
-            pass
         return None
+
+    def known_hash(self, root: Path, compute: Callable[[Path], str]) -> str:
+        """What `compute` gives for the model's folder: as recorded below `root`, else computed, and recorded there."""
+        own = replace(self, settings={"hash": compute.__name__})
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            if (value := own._read(root)) and value["sha256"] == _sha256(value["hash"]):
+                return str(value["hash"])
+        found = compute(self.folder)
+        own._write(root, {"hash": found, "sha256": _sha256(found)})
+        return found
+
+    def _read(self, root: Path) -> dict[str, Any] | None:
+        """What was recorded for exactly this source; raises OSError or one of PARSE_ERRORS."""
+        value: dict[str, Any] = read_json(self._path(root))
+        return value if value["source"] == self.to_json() and all(self.stamps.values()) else None
+
+    def _write(self, root: Path, values: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a read-only folder, or one without access
+            if root.is_dir() and all(self.stamps.values()):
+                write_json(self._path(root), {"source": self.to_json()} | values)
 
     @property
     def _real_folder(self) -> str:
@@ -80,7 +99,7 @@ class Source:
         return str(self.folder.resolve())
 
     def _path(self, root: Path) -> Path:
-        name = hashlib.sha256(json.dumps([self._real_folder, self.settings], sort_keys=True).encode()).hexdigest()
+        name = _sha256(json.dumps([self._real_folder, self.settings], sort_keys=True))
         return root / NOTES / f"{name[:NUM_DIGITS]}.json"
 
 
@@ -90,6 +109,10 @@ def code_files() -> list[Path]:
     store = [cache / "store" / f"{name}.py" for name in ("fingerprint", "dtypes")]
     families = Path(lookonce.families.__file__).parent
     return [cache / "constants.py", *store, *sorted((cache / "model").glob("*.py")), *sorted(families.glob("*.py"))]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _stamp(path: Path) -> list[int] | None:

@@ -20,8 +20,12 @@ OF_WHOLE_MODEL = "model"
 """The entry of earlier versions."""
 
 
-def model_identity(folder: Path, recorded: Mapping[str, Any]) -> dict[str, str]:
+def model_identity(
+    folder: Path, recorded: Mapping[str, Any], known: Callable[[Callable[[Path], str]], str] | None = None
+) -> dict[str, str]:
     """The entry for the model in `folder`; `recorded` are the entries of the run that is in the run folder, if any.
+
+    `known` gives what a function computes for the folder, perhaps as recorded before.
 
     Raises:
         ModelError: a file of weights is broken.
@@ -30,7 +34,7 @@ def model_identity(folder: Path, recorded: Mapping[str, Any]) -> dict[str, str]:
 
     if OF_WHOLE_MODEL in recorded:
         return {OF_WHOLE_MODEL: hash_model(folder)}
-    return {"language_model": hash_language_model(folder)}
+    return {"language_model": known(hash_language_model) if known else hash_language_model(folder)}
 
 
 def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> str:

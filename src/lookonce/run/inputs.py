@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from lookonce.cache.build.estimate import Estimate, estimate
@@ -207,7 +208,8 @@ class RunInputs(RunRecords):
             ImageError: an image cannot be read.
         """
         self._refuse_unusable()
-        return model_identity(self.model_folder.folder, recorded or {}) | self.cheap_identity()
+        known = partial(self.source.known_hash, self.run.cache.dir)
+        return model_identity(self.model_folder.folder, recorded or {}, known) | self.cheap_identity()
 
     def _refuse_unusable(self) -> None:
         for record in self.all_records():

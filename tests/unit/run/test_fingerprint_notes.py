@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lookonce.cache.constants import FORMAT_VERSION
+from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -153,6 +154,28 @@ def test_a_fingerprint_is_known_while_nothing_has_changed(run, change: Callable[
     changed = change(run)
     assert (source_of(changed).read_note(run.cache.dir) is not None) is is_known
     assert find_fingerprint(changed) == computed(changed)
+
+
+def another_hash(run: RunFile) -> RunFile:
+    return edit(run, lambda value: value.update(hash="0" * 32))
+
+
+HASH_IS_KNOWN = [nothing, link, fewer_pixels, another_dtype]
+HASH_IS_UNKNOWN = [weights, normalised, just_written, more, broken, another_release, other_code, another_hash]
+
+
+@pytest.mark.parametrize("change", HASH_IS_KNOWN + HASH_IS_UNKNOWN, ids=lambda change: change.__name__)
+def test_the_hash_of_a_model_is_known_while_its_files_have_not_changed(run, change: Callable[[RunFile], RunFile]):
+    source_of(run).known_hash(run.cache.dir, hash_language_model)
+    changed, calls = change(run), []
+
+    def hash_language_model_again(folder: Path) -> str:
+        calls.append(folder)
+        return hash_language_model(folder)
+
+    hash_language_model_again.__name__ = "hash_language_model"
+    found = source_of(changed).known_hash(run.cache.dir, hash_language_model_again)
+    assert found == hash_language_model(Path(changed.model.path)) and (not calls) is (change in HASH_IS_KNOWN)
 
 
 @pytest.mark.parametrize("clock", [time.time, later], ids=["old mtime", "new mtime"])
