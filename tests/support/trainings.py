@@ -173,11 +173,16 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 def batches(session: Session, mode: str, device: torch.device = CPU) -> list[Batch]:
     """Those of one step with all examples."""
-    examples, _ = session.examples("train")
-    options = BatchSection(mode=mode, samples_per_step=1000, samples_per_forward=5, tokens_per_pack=MAX_TOKENS)
-    maker = BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, options, device, seed=3)
+    maker = batch_maker(session, mode, device)
     [micro_batches] = maker.sampler.epoch(0)
     return [maker.batch(micro_batch) for micro_batch in micro_batches]
+
+
+def batch_maker(session: Session, mode: str, device: torch.device = CPU) -> BatchMaker:
+    """What makes them."""
+    examples, _ = session.examples("train")
+    options = BatchSection(mode=mode, samples_per_step=1000, samples_per_forward=5, tokens_per_pack=MAX_TOKENS)
+    return BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, options, device, seed=3)
 
 
 def step(model: Any, batches: list[Batch]) -> Step:

@@ -4,7 +4,8 @@ Counted are the products that cannot be left out; a multiplication and an additi
 used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6). `lm_head`
 and what follows the keys and values of the last layer run on targets only. Attention multiplies queries, keys and
 values for every pair of tokens of which one attends to the other: two products in the forward and five in the backward
-pass (https://arxiv.org/abs/2205.14135); that of the last layer is not counted.
+pass (https://arxiv.org/abs/2205.14135); that of the last layer is not counted. Of layers of linear attention only the
+products with weights are counted: their state is no product of all pairs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch.nn import Linear
 
 from lookonce.train.data.groups import Group
 from lookonce.train.data.tokenize import Example
+from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import head_size, text_model
 
 KEYS_AND_VALUES = ("k_proj", "v_proj")
@@ -40,7 +43,8 @@ def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) 
         tokens += group.num_tokens
         targets += sum(int(examples[number].supervised.sum()) for number in group.examples)
         pairs += num_pairs(group)
-    of_pair: int = 14 * (config.num_hidden_layers - 1) * config.num_attention_heads * head_size(config)
+    num_layers = len(layers) - len(linear_layers(text_model(model)))
+    of_pair: int = 14 * (num_layers - 1) * config.num_attention_heads * head_size(config)
     return of_token * tokens + of_target * targets + of_pair * pairs
 
 
@@ -48,8 +52,9 @@ def _of_token(module: Any, config: Any) -> int:
     """FLOPs of a layer for one token, 0 for what is no product. A token goes through a few of the experts only."""
     if isinstance(module, Linear):
         return int(module.in_features * module.out_features * (6 if module.weight.requires_grad else 4))
-    experts = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim == 3)
-    return 4 * experts // config.num_experts * int(config.num_experts_per_tok) if experts else 0
+    num_experts = getattr(config, "num_experts", 0)
+    weights = [weight for weight in module.parameters(recurse=False) if weight.ndim == 3 and len(weight) == num_experts]
+    return 4 * sum(map(torch.numel, weights)) // num_experts * int(config.num_experts_per_tok) if weights else 0
 
 
 def num_pairs(group: Group) -> int:

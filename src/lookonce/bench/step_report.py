@@ -90,7 +90,7 @@ class StepReport:
         return self.measured[0].ms_per_sample / one.ms_per_sample
 
     def text(self) -> str:
-        notes = [f"  {one.variant}: {one.description} ({one.num_steps} steps)" for one in self.measured]
+        notes = [f"  {one.variant}: {one.description} ({count(one.num_steps, 'step')})" for one in self.measured]
         missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
         rate = [f"  MFU: matrix products' share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
         samples = count(self.samples_per_epoch, "training sample")
