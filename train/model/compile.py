@@ -1,12 +1,14 @@
 """Set up the decoder layers for training on packs: their attention, and torch.compile.
 
 Design: transformers' layers are used unchanged and compiled one by one (regional compilation), so that one graph serves
-all layers and compiling takes seconds. The graph also serves packs of all lengths (dynamic shapes), so no recompilation
-happens during training and no pack is padded to a graph's length. This costs at most two percent of the time of a graph
-for one length. By default PyTorch assumes that two sizes that happen to be equal are always equal ("duck shapes"), and
-would compile a special graph if the first pack is as long as the model is wide; so duck shapes are off. Beyond its
-recompilation limit PyTorch would continue uncompiled, and has been seen to give wrong results
-(https://github.com/unslothai/unsloth/pull/6871). So the limit is set out of reach, and reaching it is an error.
+all layers and compiling takes seconds. For that the first layer's input gets a gradient like those of all others, which
+costs some products of one layer; without it that layer would need a graph of its own. The graph also serves packs of
+all lengths (dynamic shapes), so no recompilation happens during training and no pack is padded to a graph's length.
+This costs at most two percent of the time of a graph for one length. By default PyTorch assumes that two sizes that
+happen to be equal are always equal ("duck shapes"), and would compile a special graph if the first pack is as long as
+the model is wide; so duck shapes are off. Beyond its recompilation limit PyTorch would continue uncompiled, and has
+been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871). So the limit is set out of reach, and
+reaching it is an error.
 
 Sharded layers (FSDP2) are compiled for the first length, and then for all lengths. PyTorch treats the integer
 attributes of such a module as inputs. With dynamic shapes from the start, the size of an attention head would be
@@ -68,10 +70,28 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
         fewer_passes(model, joins=_joins(model)),
         states_of_branches(model),
         last_layer,
+        _inputs_with_gradient(text_model(model)) if compiled else contextlib.nullcontext(),
     ):
         for layer in _alike(text_model(model).layers) if compiled else ():
             layer.compile(dynamic=None if is_sharded(model) else True)
         yield
+
+
+@contextlib.contextmanager
+def _inputs_with_gradient(text: Any) -> Iterator[None]:
+    """Let embeddings have a gradient where other layers' inputs have one, though nothing is trained below them."""
+
+    def require_gradient(text: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        embeddings = options.get("inputs_embeds")
+        if torch.is_grad_enabled() and embeddings is not None and not embeddings.requires_grad:
+            options["inputs_embeds"] = embeddings.detach().requires_grad_()
+        return args, options
+
+    hook = text.register_forward_pre_hook(require_gradient, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _alike(layers: Any) -> list[Any]:

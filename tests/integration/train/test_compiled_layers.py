@@ -20,10 +20,14 @@ CPU = torch.device("cpu")
 COMPILE = torch.nn.Module.compile
 
 
+def eager(layer: torch.nn.Module, **options: bool) -> None:
+    COMPILE(layer, backend="eager", **options)
+
+
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monkeypatch):
     """A capture cannot compile: a shape that needs another graph ends the training."""
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **options: COMPILE(layer, backend="eager", **options))
+    monkeypatch.setattr(torch.nn.Module, "compile", eager)
     compiled = torch.compile(flex_attention, dynamic=True, backend="eager")
     monkeypatch.setattr(attention, "_compiled", lambda: compiled)
     model, mask = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU), PackMask(1024, CPU)
@@ -39,6 +43,22 @@ def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monk
                 text_model(model)(inputs_embeds=torch.randn(1, length, 64), use_cache=False, **inputs)
             num_graphs.append(num_compiled_graphs())
     assert num_graphs[0] > 0 and len(set(num_graphs)) == 1
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns
+def test_in_training_all_layers_share_one_graph(monkeypatch):
+    """A second one would take as long to compile as the first: the first layer's input must have a gradient too."""
+    monkeypatch.setattr(torch.nn.Module, "compile", eager)
+    model = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU)
+    batches = make_batches(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64, CPU)
+    passes, before = Passes(model, torch.float32, 256, CPU, flex=False), num_compiled_graphs()
+    pack = [batches.batch(next(iter(batches.sampler.epoch(0)))[0])]
+    with training_on_packs(model, compiled=False):
+        expected = passes.outcome(pack)
+    with training_on_packs(model, compiled=True):
+        assert max(passes.outcome(pack).distance(expected)) < 1e-6
+        assert num_compiled_graphs() == before + 1
+        assert max(passes.outcome(pack).distance(expected)) < 1e-6
 
 
 @pytest.mark.filterwarnings("default")  # the compiler warns
