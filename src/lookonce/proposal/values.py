@@ -93,7 +93,7 @@ def _sparing(fit: Fit, reason: str) -> Iterator[Proposal]:
     if fit.checkpointing:
         yield Proposal("train.gradient_checkpointing", fit.checkpointing, reason)
     if fit.frozen != UNQUANTISED:
-        yield Proposal("train.frozen", fit.frozen, f"{reason}; needs the extra qlora")
+        yield Proposal("train.frozen", fit.frozen, f"{reason}; needs: pip install 'lookonce[qlora]'")
 
 
 def _samples_per_step(facts: Facts) -> Proposal:

@@ -70,7 +70,7 @@ def test_what_makes_a_model_fit_is_said():
         "(docs/training.md#memory)"
     )
     assert "without it, Qwen3-VL-8B fits no packs of 2,048 in 16 GB" in found["train.frozen"].reason
-    assert "extra qlora" in found["train.frozen"].reason
+    assert "pip install 'lookonce[qlora]'" in found["train.frozen"].reason
 
 
 def test_a_gpu_that_is_too_small_is_said():
