@@ -19,13 +19,15 @@ NUM_SHOWN = 5
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)[^)]*\)")
 
 
-def problems(changelog: str, version: str, project: dict, changed: str) -> list[str]:
+def problems(changelog: str, version: str, citation: str, project: dict, changed: str) -> list[str]:
     """Why there can be no release now; empty if there can. `changed` is what `git status --porcelain` prints."""
     found = []
     if re.match(r"\s*-", unreleased(changelog)):
         found.append("CHANGELOG.md has entries under Unreleased; move them below `## VERSION (DATE)`")
     if not re.search(rf"^## {re.escape(version)} \(", changelog, re.M):
         found.append(f"CHANGELOG.md has no `## {version} (DATE)`; the version is in src/lookonce/version.py")
+    elif wrong := [line for line in cited(changelog, version) if line not in citation.replace('"', "").splitlines()]:
+        found.append(f"CITATION.cff has no line `{'` and none `'.join(wrong)}`")
     if "urls" not in project:
         found.append(
             'pyproject.toml names no address of the repository; add [project.urls] with Repository = "https://..."'
@@ -34,6 +36,12 @@ def problems(changelog: str, version: str, project: dict, changed: str) -> list[
         more = f"\nand {len(files) - NUM_SHOWN:,} more" if len(files) > NUM_SHOWN else ""
         found.append("git has changes that are not committed:\n" + "\n".join(files[:NUM_SHOWN]) + more)
     return found
+
+
+def cited(changelog: str, version: str) -> list[str]:
+    """The lines about a version that CITATION.cff should have, without quotes."""
+    [date] = re.findall(rf"^## {re.escape(version)} \((.*)\)$", changelog, re.M)
+    return [f"version: {version}", f"date-released: {date}"]
 
 
 def unreleased(changelog: str) -> str:
@@ -52,7 +60,7 @@ def main() -> int:
     [version] = re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/lookonce/version.py").read_text(), re.M)
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
     is_last = len(sys.argv) > 1
-    if found := problems(changelog, version, project, changed.stdout):
+    if found := problems(changelog, version, (ROOT / "CITATION.cff").read_text(), project, changed.stdout):
         print(*(f"cannot release {version}: {problem}" for problem in found), sep="\n", file=sys.stderr)
         after = "all checks have passed, and dist/ is built" if is_last else "the checks run all the same"
         print(f"nothing is uploaded or tagged; {after}. Mend what is named, then: make release", file=sys.stderr)

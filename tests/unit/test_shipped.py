@@ -116,6 +116,9 @@ CHANGELOG = """# Changelog
 """
 
 
+CITATION = 'title: "x"\nversion: 2.0.0\ndate-released: "2030-01-02"\n'
+
+
 @pytest.fixture(scope="module")
 def release(root: Path):
     spec = importlib.util.spec_from_file_location("release", root / "tests" / "package" / "release.py")
@@ -141,8 +144,20 @@ def test_release_notes_are_the_part_of_the_changelog_without_links_that_would_br
 )
 def test_what_is_not_ready_stops_a_release(release, old, new, project, changed, problem):
     changelog = CHANGELOG.replace(old, new) if old else CHANGELOG
-    found = release.problems(changelog, "2.0.0", project, changed)
+    found = release.problems(changelog, "2.0.0", CITATION, project, changed)
     assert len(found) == (problem is not None) and all(problem in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("2.0.0", "1.0.0", "no line `version: 2.0.0`"),
+        ("2030-01-02", "2029-01-02", "no line `date-released: 2030-01-02`"),
+    ],
+)
+def test_another_version_or_date_to_cite_stops_a_release(release, old, new, problem):
+    [found] = release.problems(CHANGELOG, "2.0.0", CITATION.replace(old, new), {"urls": {}}, "")
+    assert found == f"CITATION.cff has {problem}"
 
 
 def test_all_checks_run_before_a_release_that_is_not_ready_is_refused(release, monkeypatch, capsys):
