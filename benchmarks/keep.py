@@ -14,31 +14,25 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lookonce import read_run_file
+from sample_runs import exact_match, majority, sample_run, train_all
+
 from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.cache.build.planner import planned_images
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.majority import Majority
-from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.write import write_sample
-from lookonce.eval.asking.answerer import Answerer
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
 from lookonce.text import size
 from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
-from lookonce.workflow.train import train
 
 SHARES = (1.0, 0.5, 0.25)
 NUM_STEPS, NUM_TURNS = 100, 4
 PIXEL_STEP = 256
-RUN_FILE = Path(__file__).parents[1] / "experiments" / "sample.yaml"
 
 
 @dataclass(frozen=True)
@@ -70,11 +64,8 @@ def in_percent(scores: list[float]) -> str:
 
 def run_of(folder: Path, name: str, seed: int, **cache: float) -> RunFile:
     """The sample's run with these settings of the cache."""
-    paths = {f"data.{split}": folder / "sample" / f"{split}.jsonl" for split in ("train", "val", "test")}
-    paths |= {"model.path": folder / "sample" / "model", "cache.dir": folder / "caches"}
-    values = paths | {"output": folder / "runs" / f"{name}-{seed}", "train.seed": seed, "cache.min_pixels": 1}
-    values |= {f"cache.{key}": value for key, value in cache.items()}
-    return read_run_file(RUN_FILE, [f"{key}={value}" for key, value in values.items()])
+    values = {"cache.min_pixels": 1} | {f"cache.{key}": value for key, value in cache.items()}
+    return sample_run(folder, name, seed, values)
 
 
 def measure(folder: Path, name: str, seeds: int, **cache: float) -> tuple[Measured, Session]:
@@ -83,35 +74,10 @@ def measure(folder: Path, name: str, seeds: int, **cache: float) -> tuple[Measur
     inputs.build()
     found = inputs.open_cache()
     tokens = [found.entry(key)[1].num_tokens for key in found.keys()]
-    for run in runs:
-        if not (run.output / "summary.json").exists():
-            train(run, restart=run.output.exists(), notify=lambda note: None)
-    scores = [exact_match(run, run.cache.keep) for run in runs]
-    others = [exact_match(run, 1.0) for run in runs] if runs[0].cache.keep < 1 else []
+    train_all(runs)
+    scores = [exact_match(run, "cache", keep=run.cache.keep) for run in runs]
+    others = [exact_match(run, "cache", keep=1.0) for run in runs] if runs[0].cache.keep < 1 else []
     return Measured(name, sum(tokens) / len(tokens), found.size_bytes, scores, others), Session.open(inputs)
-
-
-def exact_match(run: RunFile, keep: float) -> float:
-    """The exact match of a run's adapter with a share of the tokens of the images."""
-    shown = run.model_copy(update={"cache": run.cache.model_copy(update={"keep": keep})})
-    records, answerer = questions(run), Answerer(RunInputs.of_model(shown), RunFolder(run.output).adapter)
-    return share_right(records, [answer.text for answer in answerer.answer_records(records)])
-
-
-def majority(run: RunFile) -> float:
-    """The exact match of always giving the most frequent training answer."""
-    known = Majority.of_records(record for path in run.data.train for record in read_records(path))
-    records = questions(run)
-    return share_right(records, [known.answer(record.turns[0].question) for record in records])
-
-
-def questions(run: RunFile) -> list[Record]:
-    return [record for path in (*run.data.val, *run.data.test) for record in read_records(path)]
-
-
-def share_right(records: Sequence[Record], answers: Sequence[str]) -> float:
-    right = [text.strip() == one.turns[0].answer.strip() for text, one in zip(answers, records, strict=True)]
-    return sum(right) / len(right)
 
 
 def step_seconds(session: Session) -> float:

@@ -30,15 +30,14 @@ from typing import IO, Any
 import torch
 from transformers import TrainerCallback
 
-from lookonce.bench.flops import num_flops
 from lookonce.bench.matmul import matmul_flops_per_second
+from lookonce.bench.step_time import flops_of_epoch
 from lookonce.bench.synthetic import data_folder, make_run
 from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.errors import LookonceError
 from lookonce.families.lookup import DEFAULT
 from lookonce.run.inputs import RunInputs
 from lookonce.text import first_line
-from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 
@@ -132,7 +131,7 @@ def work(cell: Cell, options: Any) -> None:
                 replies,
                 samples=len(examples) * share,
                 tokens=sum(one.num_tokens for one in examples) * share,
-                flops=flops_of(session, model, examples, variant.mode) * share,
+                flops=flops_of_epoch(session, model, examples, variant.mode) * share,
             )
             Turns(trainer, num_steps, replies)
             compiled = session.inputs.run.train.compile and torch.cuda.is_available()
@@ -140,14 +139,6 @@ def work(cell: Cell, options: Any) -> None:
                 trainer.train()
     except (LookonceError, torch.OutOfMemoryError) as error:
         reply(replies, error=first_line(error))
-
-
-def flops_of(session: Session, model: Any, examples: Any, mode: str | None) -> float:
-    """FLOPs of the necessary products of an epoch."""
-    batch = session.inputs.run.batch.model_copy(update={"mode": mode or "separate"})
-    sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, batch, seed=0)
-    packs = (micro_batch.pack for step in sampler.epoch(0) for micro_batch in step)
-    return num_flops(model, (group for pack in packs for group in pack.groups), examples)
 
 
 class Worker:

@@ -15,7 +15,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from lookonce.bench.matmul import matmul_flops_per_second
 from lookonce.bench.step_report import Measured, StepReport
 from lookonce.bench.variants import Variant, check_variants, set_up
 from lookonce.text import Notify
-from lookonce.train.data.groups import Group
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
@@ -91,13 +90,7 @@ def _measure(
         with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
             trainer.train()
     share_of_epoch = clock.num_steps / in_epoch
-    sampler = Sampler.of(
-        examples,
-        session.chat_tokenizer.image_token_id,
-        batch.model_copy(update={"mode": variant.mode or "separate"}),
-        seed=0,
-    )
-    flops = num_flops(model, _groups(sampler), examples) * share_of_epoch
+    flops = flops_of_epoch(session, model, examples, variant.mode) * share_of_epoch
     measured = Measured(
         variant=variant.name,
         description=variant.description,
@@ -115,8 +108,12 @@ def _measure(
     return measured
 
 
-def _groups(sampler: Sampler) -> Iterable[Group]:
-    return (group for step in sampler.epoch(0) for micro_batch in step for group in micro_batch.pack.groups)
+def flops_of_epoch(session: Session, model: Any, examples: Sequence[Example], mode: str | None) -> int:
+    """FLOPs of the matrix products of an epoch in a variant's `batch.mode`."""
+    batch = session.inputs.run.batch.model_copy(update={"mode": mode or "separate"})
+    sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, batch, seed=0)
+    packs = (micro_batch.pack for step in sampler.epoch(0) for micro_batch in step)
+    return num_flops(model, (group for pack in packs for group in pack.groups), examples)
 
 
 class _Clock(TrainerCallback):
