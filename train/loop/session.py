@@ -143,17 +143,16 @@ def weights_fit(run: RunFile, model_config: Any) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        fits = memory_hint(run, model_config)
         raise TrainingError(
             f"out of memory: the model's weights do not fit this GPU of {gpu_gb() or 0:.1f} GB; set train.frozen: nf4, "
-            f"or int8, or train.fsdp on several GPUs{fits}"
+            f"or int8, or train.fsdp on several GPUs{memory_hint(run, model_config)}"
         ) from None
 
 
 def memory_hint(run: RunFile, model_config: Any) -> str:
     """What fits this GPU, as far as it was measured; for the end of a message."""
     name = measured_name(run.model.path, model_config) if run.batch.has_packs else None
-    return hint(name, gpu_gb(), run.train.gradient_checkpointing, run.train.frozen)
+    return hint(name, gpu_gb(), run.train.gradient_checkpointing, run.train.frozen, run.batch.tokens_per_pack)
 
 
 def can_capture(run: RunFile, arguments: TrainingArguments, source: FeatureSource) -> bool:

@@ -107,14 +107,16 @@ def fits(name: str, gpu_gb: float, checkpointing: Checkpointing = False, frozen:
     return [fit for fit in found if fit.num_tokens]
 
 
-def hint(name: str | None, gpu_gb: float | None, checkpointing: Checkpointing, frozen: str) -> str:
-    """What fits a GPU, for the end of a message that something did not; empty if that is not known."""
-    found = fits(name, gpu_gb, checkpointing, frozen) if name and gpu_gb else []
-    shown = [
-        f"{fit.num_tokens:,} tokens" + (f" with {keys}" if (keys := fit.text(frozen, checkpointing)) else "")
-        for fit in found
-    ]
-    return f"; by docs/training.md#memory {name} fits packs of {', '.join(shown)}" if shown else ""
+def hint(
+    name: str | None, gpu_gb: float | None, checkpointing: Checkpointing, frozen: str, num_tokens: int = MOST_TOKENS + 1
+) -> str:
+    """What fits a GPU, for the end of a message that packs of `num_tokens` did not; empty if that is not known."""
+    shown = []
+    for fit in fits(name, gpu_gb, checkpointing, frozen) if name and gpu_gb else ():
+        keys = fit.text(frozen, checkpointing)
+        if keys or fit.num_tokens < num_tokens:  # else the measurements would contradict what was seen
+            shown.append(f"{fit.num_tokens:,} tokens" + (f" with {keys}" if keys else ""))
+    return f"; what fits by docs/training.md#memory: packs of {', '.join(shown)}" if shown else ""
 
 
 def out_of_memory(gpu_gb: float, tokens_per_pack: int, num_tokens: int | None = None) -> str:

@@ -6,7 +6,7 @@ from lookonce.checks.model import CheckedModel
 from lookonce.checks.report import Result
 from lookonce.run.config import RunFile
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.train.model.gpu_memory import Fit, fits, measured_name, peak_gb, usable_gb
+from lookonce.train.model.gpu_memory import BYTES, Fit, fits, measured_name, peak_gb, usable_gb
 
 PAGE = "docs/training.md#memory"
 USUAL_TOKENS = 2048
@@ -23,7 +23,7 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
         return [_not_measured(what)]
     tokens = run.batch.tokens_per_pack
     needed = peak_gb(name, tokens, checkpointing, frozen)
-    basis = "" if frozen == UNQUANTISED else f", computed for {frozen} weights and not measured"
+    basis = "" if BYTES[frozen] == BYTES[UNQUANTISED] else f", computed for {frozen} weights and not measured"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
         return [Result("ok", "GPU memory", f"{need}{basis}; this machine has no GPU (--gpu-memory names one)")]

@@ -247,11 +247,18 @@ def test_a_file_that_is_not_an_image_is_named(checked, own):
     assert found.level == "error" and f"{image} is not an image that can be read" in found.value
 
 
-def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch):
+@pytest.mark.parametrize(
+    ("frozen", "expected"),
+    [
+        ("nf4", "about 40 GB of 80 GB, computed for nf4 weights and not measured"),
+        ("fp8", "about 49 GB of 80 GB"),
+    ],
+)
+def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch, frozen, expected):
     monkeypatch.setattr("lookonce.checks.memory.measured_name", lambda path, config: "Qwen3-VL-8B")
-    results = checked("train.frozen=nf4", gpu_gb=80).report.results
+    results = checked(f"train.frozen={frozen}", gpu_gb=80).report.results
     found = next(one for one in results if one.what == "GPU memory")
-    assert "about 40 GB of 80 GB, computed for nf4 weights and not measured" in found.value
+    assert found.value.endswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_weights_that_are_too_large_name_what_fits(make_run):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 MiB")
     assert str(caught.value).startswith(
         "out of memory: the model's weights do not fit this GPU of 16.0 GB; set train.frozen: nf4, or int8, or "
-        "train.fsdp on several GPUs; by docs/training.md#memory Qwen3-VL-8B fits packs of 1,152 tokens with "
+        "train.fsdp on several GPUs; what fits by docs/training.md#memory: packs of 1,152 tokens with "
         "train.frozen=nf4, 2,176 tokens with train.frozen=nf4 and train.gradient_checkpointing=selective, 6,144"
     )
 

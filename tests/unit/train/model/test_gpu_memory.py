@@ -85,10 +85,12 @@ def test_settings_that_fit_begin_with_the_given_ones_and_then_need_less_memory()
 
 def test_a_message_names_what_fits():
     assert hint("Qwen3-VL-4B", 16.0, "selective", UNQUANTISED) == (
-        "; by docs/training.md#memory Qwen3-VL-4B fits packs of 2,176 tokens, 7,168 tokens with "
+        "; what fits by docs/training.md#memory: packs of 2,176 tokens, 7,168 tokens with "
         "train.gradient_checkpointing=true, 4,864 tokens with train.frozen=nf4, 15,488 tokens with train.frozen=nf4 "
         "and train.gradient_checkpointing=true"
     )
+    assert "of 2,176 tokens, " in hint("Qwen3-VL-4B", 16.0, "selective", UNQUANTISED, 2177)
+    assert "of 7,168 tokens with" in hint("Qwen3-VL-4B", 16.0, "selective", UNQUANTISED, 2176)
     assert hint(None, 16.0, False, UNQUANTISED) == hint("Qwen3-VL-8B", None, False, UNQUANTISED) == ""
     assert out_of_memory(23.8, 8192).startswith("out of memory on this GPU of 23.8 GB; lower batch.tokens_per_pack")
 
