@@ -197,7 +197,10 @@ def _copy_tokenizer(source: Path, folder: Path) -> dict[str, int]:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     try:
-        vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UsageError(f"{source} has no tokenizer: {first_line(error)}") from None
+    if not (folder / "tokenizer.json").exists():  # newer families read their vocabulary from no other file
+        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary
