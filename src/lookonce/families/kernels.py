@@ -8,6 +8,9 @@ And in float32 the kernels multiply in TensorFloat-32, which has 10 bits instead
 Design: the functions of transformers' module are replaced, once, by ones that look at their first argument. The kernels
 get tensors of 16 bits on a GPU; all others go to the functions of PyTorch. So a CPU works whatever is installed, and in
 float32 packs, rows and `generate` stay equal to 1e-5. The cost is that float32 on a GPU is as slow as without kernels.
+
+flash-linear-attention tries several forms of each kernel at its first call and keeps the fastest. One of the kernels
+does so for each number of rows, which differs from pack to pack. So rows are given to it as one row of sequences.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
+
+import torch
 
 from lookonce.text import first_line
 
@@ -51,15 +56,49 @@ def restrict_kernels(modeling: ModuleType) -> None:
     for name in REPLACED:
         function = getattr(modeling, name, None)
         if isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
-            setattr(modeling, name, _restricted(function, inspect.unwrap(function)))
+            setattr(modeling, name, _restricted(name, function, inspect.unwrap(function)))
 
 
-def _restricted(chosen: Callable[..., Any], of_pytorch: Callable[..., Any]) -> Callable[..., Any]:
+def _restricted(name: str, chosen: Callable[..., Any], of_pytorch: Callable[..., Any]) -> Callable[..., Any]:
     """What transformers has `chosen` for tensors of 16 bits on a GPU, else the function `of_pytorch`."""
+    rule = _rule_of_package() if name == CHUNKED else None
+    kernel = in_one_row(rule) if rule else chosen
 
     @wraps(chosen)
     def restricted(first: Any, *args: Any, **options: Any) -> Any:
         fits = first.device.type != "cpu" and first.dtype.itemsize == 2
-        return (chosen if fits else of_pytorch)(first, *args, **options)
+        return (kernel if fits else of_pytorch)(first, *args, **options)
 
     return restricted
+
+
+def _rule_of_package() -> Callable[..., Any] | None:
+    """The package's rule over whole sequences; None without it, and then transformers has chosen PyTorch's."""
+    if without_kernels():
+        return None
+    return getattr(importlib.import_module(RULES), "chunk_gated_delta_rule", None)
+
+
+def in_one_row(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The package's rule, called with all rows as the sequences of one row; of `options` it gets those it knows."""
+    known = inspect.signature(rule).parameters
+
+    def run(*heads: Any, g: Any, beta: Any, cu_seqlens: Any = None, **options: Any) -> tuple[Any, Any]:
+        options = {name: value for name, value in options.items() if name in known}
+        rows, tokens = g.shape[:2]
+        if rows == 1 or cu_seqlens is not None:
+            read, states = rule(*heads, g=g, beta=beta, cu_seqlens=cu_seqlens, **options)
+            return read, states
+        *heads, g, beta = (one.flatten(0, 1)[None] for one in (*heads, g, beta))  # type: ignore[assignment]
+        ends, ends_on_cpu = _ends(rows, tokens, g.device)
+        read, states = rule(*heads, g=g, beta=beta, cu_seqlens=ends, cu_seqlens_cpu=ends_on_cpu, **options)
+        return read[0].unflatten(0, (rows, tokens)), states
+
+    return run
+
+
+@lru_cache(maxsize=4)  # all layers of a pass ask for the same, of which the package keeps what it computes
+def _ends(rows: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each sequence begins and the last one ends, on the device and on the CPU."""
+    ends = torch.arange(0, rows * tokens + 1, tokens)
+    return ends.to(device), ends

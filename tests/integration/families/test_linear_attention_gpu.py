@@ -8,6 +8,7 @@ percent; a fault of sharing changes them by 18 percent or more.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, batches
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
-from lookonce.families.kernels import CHUNKED, RECURRENT, restrict_kernels, without_kernels
+from lookonce.families.kernels import CHUNKED, RECURRENT, RULES, in_one_row, restrict_kernels, without_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.train.loop.session import Session
@@ -90,6 +91,11 @@ def kernel_of(function: Any) -> Any:
     return function.__wrapped__
 
 
+def chunk_gated_delta_rule() -> Any:
+    """The package's own function."""
+    return importlib.import_module(RULES).chunk_gated_delta_rule
+
+
 def without_gradient(function: Any) -> Any:
     """The kernel, with states that give no gradient back."""
 
@@ -135,7 +141,9 @@ def test_kernels_get_bfloat16_and_leave_float32_as_it_is(exact_float32):
         return function(*[drawn.to(dtype)] * 3, g=decay, beta=decay.exp().to(dtype), use_qk_l2norm_in_kernel=True)[0]
 
     kernel, of_pytorch = kernel_of(function), inspect.unwrap(function)
-    assert torch.equal(run(function, torch.bfloat16), run(kernel, torch.bfloat16))
+    found, expected = run(function, torch.bfloat16), run(kernel, torch.bfloat16)
+    assert (found - expected).norm() < BFLOAT16 * expected.norm()  # the former gets both rows as one
+    assert not torch.equal(found, run(of_pytorch, torch.bfloat16))
     assert torch.equal(run(function, torch.float32), run(of_pytorch, torch.float32))
     assert not torch.equal(run(kernel, torch.float32), run(of_pytorch, torch.float32))
 
@@ -169,5 +177,10 @@ def test_each_kernel_computes_what_the_function_of_pytorch_does(name, num_tokens
 
     restrict_kernels(modeling_qwen3_5)
     function = getattr(modeling_qwen3_5, name)
-    for found, expected in zip(run(kernel_of(function)), run(inspect.unwrap(function)), strict=True):
-        assert (found - expected).norm() < TF32 * expected.norm()
+    kernels = [kernel_of(function)]
+    if name == CHUNKED:
+        kernels.append(in_one_row(chunk_gated_delta_rule()))
+    expected = run(inspect.unwrap(function))
+    for kernel in kernels:
+        for one, other in zip(run(kernel), expected, strict=True):
+            assert (one - other).norm() < TF32 * other.norm()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +74,7 @@ def take_stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return of_pytorch[RECURRENT](q, k, v, g, beta, initial_state=initial_state, **options)
 
     package: Any = ModuleType("fla")
+    package.__spec__ = ModuleSpec("fla", None)
     package.chunk_gated_delta_rule = chunk_gated_delta_rule
     package.fused_recurrent_gated_delta_rule = fused_recurrent_gated_delta_rule
     monkeypatch.setitem(sys.modules, "fla", package)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from functools import wraps
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,7 @@ from support.models.flash_linear_attention import take_stand_in
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from lookonce.families import kernels
-from lookonce.families.kernels import CHUNKED, PACKAGE, REPLACED, restrict_kernels, without_kernels
+from lookonce.families.kernels import CHUNKED, PACKAGE, REPLACED, in_one_row, restrict_kernels, without_kernels
 
 
 @pytest.fixture
@@ -111,3 +113,43 @@ def test_the_rule_is_that_of_pytorch_on_a_cpu_where_transformers_has_taken_a_ker
     assert calls == ["chunk"]
     restrict_kernels.__wrapped__(modeling_qwen3_5)  # as for a module that was just imported
     assert torch.equal(run(), expected) and calls == ["chunk"]
+
+
+def test_rows_are_given_to_the_package_as_the_sequences_of_one_row():
+    of_pytorch = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
+    calls: list[list[int]] = []
+
+    def rule(*heads: Any, g: Any, beta: Any, initial_state: Any, cu_seqlens: Any, cu_seqlens_cpu: Any) -> Any:
+        assert all(len(one) == 1 for one in (*heads, g, beta)) and torch.equal(cu_seqlens, cu_seqlens_cpu)
+        calls.append(ends := cu_seqlens.tolist())
+        results = [
+            of_pytorch(
+                *(one[:, begin:end] for one in heads),
+                g=g[:, begin:end],
+                beta=beta[:, begin:end],
+                initial_state=initial_state[row, None],
+                output_final_state=True,
+            )
+            for row, (begin, end) in enumerate(pairwise(ends))
+        ]
+        read, states = zip(*results, strict=True)
+        return torch.cat(read, 1), torch.cat(states)
+
+    drawn = torch.Generator().manual_seed(0)
+    heads = [torch.randn(3, 70, 2, 4, generator=drawn, dtype=torch.float64) for _ in range(3)]
+    decay, beta = -torch.rand(3, 70, 2, generator=drawn), torch.rand(3, 70, 2, generator=drawn)
+    states = torch.randn(3, 2, 4, 4, generator=drawn)
+    options: dict[str, Any] = {"g": decay, "beta": beta, "initial_state": states}
+    found = in_one_row(rule)(*heads, **options, position_ids="of the stock layer")
+    for one, other in zip(found, of_pytorch(*heads, **options, output_final_state=True), strict=True):
+        torch.testing.assert_close(one, other)
+    assert calls == [[0, 70, 140, 210]]
+
+
+def test_one_row_and_sequences_of_the_caller_stay_as_they_are():
+    def rule(*heads: Any, cu_seqlens: Any, **options: Any) -> Any:
+        return heads, cu_seqlens
+
+    [row, rows] = torch.zeros(1, 6, 2, 4), torch.zeros(2, 3, 2, 4)
+    assert in_one_row(rule)(row, g=row, beta=row) == ((row,), None)
+    assert in_one_row(rule)(rows, g=rows, beta=rows, cu_seqlens="ends") == ((rows,), "ends")
