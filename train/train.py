@@ -146,7 +146,7 @@ class Training:
     def _slow_layers(self, model: Any) -> str | None:
         """Why linear attention is slow, in a model that has it and where kernels would be used."""
         uses_kernels = torch.cuda.is_available() and PRECISIONS[self._run.train.precision].itemsize == 2
-        return without_kernels() if uses_kernels and linear_layers(text_model(model)) else None
+        return without_kernels(backward=True) if uses_kernels and linear_layers(text_model(model)) else None
 
     def _weights_fit(self) -> contextlib.AbstractContextManager[None]:
         return weights_fit(self._run, self.session.inputs.model_folder.config)

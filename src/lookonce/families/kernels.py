@@ -8,6 +8,7 @@ And in float32 the kernels multiply in TensorFloat-32, which has 10 bits instead
 Design: the functions of transformers' module are replaced, once, by ones that look at their first argument. The kernels
 get tensors of 16 bits on a GPU; all others go to the functions of PyTorch. So a CPU works whatever is installed, and in
 float32 packs, rows and `generate` stay equal to 1e-5. The cost is that float32 on a GPU is as slow as without kernels.
+Where the package refuses gradients, training goes to PyTorch's functions too, and answers still to the kernels.
 
 flash-linear-attention tries several forms of each kernel at its first call and keeps the fastest. One of the kernels
 does so for each number of rows, which differs from pack to pack. So rows are given to it as one row of sequences.
@@ -34,8 +35,8 @@ PACKAGE, RULES = "fla", "fla.ops.gated_delta_rule"
 """flash-linear-attention, and its module that transformers takes kernels from."""
 
 
-def without_kernels() -> str | None:
-    """Why linear attention is slow on a GPU; None if the kernels can be imported.
+def without_kernels(*, backward: bool = False) -> str | None:
+    """Why linear attention is slow on a GPU; None if the kernels can be imported, and have a `backward` pass.
 
     transformers names only one of the reasons, whatever the reason is: that the package is not installed.
     """
@@ -44,10 +45,25 @@ def without_kernels() -> str | None:
     else:
         try:
             importlib.import_module(RULES)
-            return None
+            if not (backward and _refuses_backward()):
+                return None
+            reason = (
+                "flash-linear-attention has no backward pass for Hopper GPUs with Triton 3.4 to 3.7.0: pip install "
+                "tilelang, or a PyTorch with a later Triton"
+            )
         except Exception as error:  # of any kind, as transformers sees it
             reason = f"flash-linear-attention cannot be imported ({first_line(error)})"
     return f"PyTorch computes linear attention, in many small steps, as {reason}; docs/models.md#kernels"
+
+
+def _refuses_backward() -> bool:
+    """Whether the package's backward pass would raise an error, as these kernels gave wrong gradients.
+
+    By the package's own rule: https://github.com/fla-org/flash-linear-attention/issues/640.
+    """
+    found = vars(importlib.import_module(f"{PACKAGE}.utils"))
+    is_wrong = found.get("IS_NVIDIA_HOPPER") and found.get("TRITON_ABOVE_3_4_0") and not found.get("TRITON_ABOVE_3_7_1")
+    return bool(is_wrong and (find_spec("tilelang") is None or not found["has_usable_nvcc"]()))
 
 
 @cache
@@ -63,10 +79,11 @@ def _restricted(name: str, chosen: Callable[..., Any], of_pytorch: Callable[...,
     """What transformers has `chosen` for tensors of 16 bits on a GPU, else the function `of_pytorch`."""
     rule = _rule_of_package() if name == CHUNKED else None
     kernel = in_one_row(rule) if rule else chosen
+    trains = rule is None or without_kernels(backward=True) is None
 
     @wraps(chosen)
     def restricted(first: Any, *args: Any, **options: Any) -> Any:
-        fits = first.device.type != "cpu" and first.dtype.itemsize == 2
+        fits = first.device.type != "cpu" and first.dtype.itemsize == 2 and (trains or not torch.is_grad_enabled())
         return (kernel if fits else of_pytorch)(first, *args, **options)
 
     return restricted

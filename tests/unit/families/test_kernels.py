@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from functools import wraps
+from collections.abc import Iterator
+from functools import partial, wraps
 from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ def modeling() -> Any:
     module: Any = ModuleType("modeling_of_a_test")
     for name in REPLACED:
 
-        def of_pytorch(first: torch.Tensor, second: str = "", *, third: str = "") -> tuple[str, str, str]:
+        def of_pytorch(first: Any, second: str = "", *, third: str = "", **options: Any) -> tuple[str, str, str]:
             return "PyTorch", second, third
 
         @wraps(of_pytorch)
@@ -88,14 +89,56 @@ def test_a_package_that_cannot_be_imported_is_named_with_the_reason(installed):
     assert "flash-linear-attention cannot be imported (0 active drivers); docs" in (without_kernels() or "")
 
 
-def test_nothing_is_said_of_kernels_that_can_be_imported(installed):
+@pytest.fixture
+def package(installed) -> Iterator[Path]:
+    """A package that can be imported, whose rule answers with a word."""
     folder = installed / PACKAGE / "ops"
     folder.mkdir(parents=True)
-    for path in (installed / PACKAGE / "__init__.py", folder / "__init__.py", folder / "gated_delta_rule.py"):
+    for path in (installed / PACKAGE / "__init__.py", folder / "__init__.py"):
         path.touch()
-    assert without_kernels() is None
-    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+    (folder / "gated_delta_rule.py").write_text("def chunk_gated_delta_rule(q, **options): return 'kernel', None")
+    yield installed
+    for name in [name for name in sys.modules if name.split(".")[0] in (PACKAGE, "tilelang")]:
         del sys.modules[name]
+
+
+def of_gpu(hopper: bool, triton_3_4: bool, triton_3_7_1: bool, nvcc: bool) -> str:
+    """What the package knows of a GPU."""
+    known = {"IS_NVIDIA_HOPPER": hopper, "TRITON_ABOVE_3_4_0": triton_3_4, "TRITON_ABOVE_3_7_1": triton_3_7_1}
+    return "\n".join(f"{name} = {value}" for name, value in known.items()) + f"\ndef has_usable_nvcc(): return {nvcc}"
+
+
+def test_nothing_is_said_of_kernels_that_can_be_imported(package):
+    assert without_kernels() is None
+
+
+@pytest.mark.parametrize(
+    ("known", "tilelang", "refuses"),
+    [
+        (of_gpu(True, True, False, True), False, True),
+        (of_gpu(True, True, False, True), True, False),
+        (of_gpu(True, True, False, False), True, True),
+        (of_gpu(True, True, True, True), False, False),
+        (of_gpu(True, False, False, True), False, False),
+        (of_gpu(False, True, False, True), False, False),
+        ("", False, False),  # another version, which may have dropped its rule
+    ],
+)
+def test_a_backward_pass_that_the_package_refuses_is_named_and_left_to_pytorch(
+    package, modeling, known, tilelang, refuses
+):
+    (package / PACKAGE / "utils.py").write_text(known)
+    if tilelang:
+        (package / "tilelang.py").touch()
+    reason = without_kernels(backward=True)
+    assert without_kernels() is None
+    assert ("no backward pass for Hopper GPUs with Triton 3.4 to 3.7.0: pip" in reason) if refuses else reason is None
+    restrict_kernels(modeling)
+    row = torch.empty(1, 3, 2, dtype=torch.bfloat16, device="meta")
+    call = partial(getattr(modeling, CHUNKED), row, g=row, beta=row)
+    with torch.no_grad():
+        assert call()[0] == "kernel"
+    assert call()[0] == ("PyTorch" if refuses else "kernel")
 
 
 def test_the_installed_transformers_has_these_functions():
