@@ -28,7 +28,7 @@ from lookonce.hub.progress import Progress
 from lookonce.hub.verify import verify
 from lookonce.text import first_line, located
 
-FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt")
 """The files of a model: weights, configurations, tokenizer, chat template."""
 
 

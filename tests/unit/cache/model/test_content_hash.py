@@ -51,6 +51,15 @@ def test_each_file_counts(model, hash_folder, name):
     assert hash_folder(model) != before
 
 
+@pytest.mark.parametrize("hash_folder", HASHES)
+def test_a_vocabulary_in_the_older_files_counts_and_a_note_does_not(model, hash_folder):
+    hashes = []
+    for name in ("merges.txt", "vocab.txt", "notes.txt", "README.md"):
+        (model / name).write_text("a b")
+        hashes.append(hash_folder(model))
+    assert len({*hashes}) == 2 and hashes[1] == hashes[-1]
+
+
 def test_each_tensor_of_the_language_model_counts(model):
     names = tensors(model, of_tower=False)
     seen = [tuple(hash_folder(model) for hash_folder in HASHES)]
