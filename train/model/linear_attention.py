@@ -29,8 +29,9 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, pad, softplus
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from lookonce.families.kernels import CHUNKED, CONVOLUTION, RECURRENT
+from lookonce.families.kernels import CHUNKED, CONVOLUTION, RECURRENT, computed_by_pytorch
 from lookonce.families.lookup import family_of
 from lookonce.train.model.load import text_model
 from lookonce.train.model.segments import Segments, segments_of
@@ -103,6 +104,7 @@ class Kernels:
     They are kernels of flash-linear-attention where that is installed (families/kernels.py), whose arguments are the
     same: decay and states in float32, any number of tokens, heads of at most 256. Gradients run through its states too.
     Its `cu_seqlens`, sequences of any lengths in one row, would spare padding, but PyTorch's functions cannot take it.
+    These would keep most of a layer's activations for the backward pass, so in training they are computed again in it.
     """
 
     convolve: Callable[..., torch.Tensor]
@@ -111,20 +113,32 @@ class Kernels:
     """Without gradients."""
 
     def run(
+        self, layer: Any, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, states: Any, **options: Any
+    ) -> tuple[torch.Tensor, Any]:
+        """What each token reads, `[N, tokens, heads, size]`, and the final states `[N, heads, size, size]` or None.
+
+        `mixed` `[N, B + tokens, C]` has the tokens before too, `decay` and `beta` `[N, tokens, heads]` have not. It
+        begins with `states`, which may be None.
+        """
+        if torch.is_grad_enabled() and computed_by_pytorch(self.in_chunks, mixed):
+            run = partial(self._run, layer, **options)
+            found: tuple[torch.Tensor, Any] = checkpoint(
+                run, mixed, decay, beta, states, use_reentrant=False, preserve_rng_state=False
+            )
+            return found
+        return self._run(layer, mixed, decay, beta, states, **options)
+
+    def _run(
         self,
         layer: Any,
         mixed: torch.Tensor,
         decay: torch.Tensor,
         beta: torch.Tensor,
-        states: torch.Tensor | None,
+        states: Any,
         *,
         by_token: bool = False,
         returns_states: bool = True,
     ) -> tuple[torch.Tensor, Any]:
-        """What each token reads, `[N, tokens, heads, size]`, and the final states `[N, heads, size, size]` or None.
-
-        `mixed` `[N, B + tokens, C]` has the tokens before too, `decay` and `beta` `[N, tokens, heads]` have not.
-        """
         weight, bias = layer.conv1d.weight.squeeze(1), layer.conv1d.bias
         convolved: Any = self.convolve(mixed.transpose(1, 2), weight, bias, activation=layer.activation).transpose(1, 2)
         sizes = [layer.key_dim, layer.key_dim, layer.value_dim]

@@ -81,12 +81,21 @@ def _restricted(name: str, chosen: Callable[..., Any], of_pytorch: Callable[...,
     kernel = in_one_row(rule) if rule else chosen
     trains = rule is None or without_kernels(backward=True) is None
 
+    def takes_kernel(first: Any) -> bool:
+        is_on_gpu = first.device.type != "cpu" and first.dtype.itemsize == 2
+        return is_on_gpu and (trains or not torch.is_grad_enabled())
+
     @wraps(chosen)
     def restricted(first: Any, *args: Any, **options: Any) -> Any:
-        fits = first.device.type != "cpu" and first.dtype.itemsize == 2 and (trains or not torch.is_grad_enabled())
-        return (kernel if fits else of_pytorch)(first, *args, **options)
+        return (kernel if takes_kernel(first) else of_pytorch)(first, *args, **options)
 
+    restricted.takes_kernel = takes_kernel  # type: ignore[attr-defined]
     return restricted
+
+
+def computed_by_pytorch(function: Any, first: torch.Tensor) -> bool:
+    """Whether a function of transformers' module goes to PyTorch's, called with this tensor first."""
+    return not (hasattr(function, "takes_kernel") and function.takes_kernel(first))
 
 
 def _rule_of_package() -> Callable[..., Any] | None:

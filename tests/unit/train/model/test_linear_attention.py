@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models.flash_linear_attention import take_stand_in
+from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from lookonce.families.kernels import restrict_kernels
+from lookonce.train.model import linear_attention
 from lookonce.train.model.attention import dense_mask
 from lookonce.train.model.linear_attention import LINEAR, masks_of, states_of_branches
 
@@ -86,6 +88,19 @@ def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
     assert_exact(NESTED, TOLERANCE)
     packs, rows = calls[-3:], calls[:-3]
     assert packs == ["chunk, state", "chunk, state", "chunk"] and {*rows} == {"chunk"}  # states that are continued
+
+
+def test_what_pytorch_computes_is_computed_again_instead_of_stored(monkeypatch):
+    """Less than half of a layer's activations stay; with a kernel all do, and it is called once."""
+    kept = {}
+    for again in (False, True):
+        monkeypatch.setattr(linear_attention, "computed_by_pytorch", lambda *args, again=again: again)
+        model, pack = hybrid(), torch.randn(1, len(NESTED), 16, requires_grad=True)
+        with states_of_branches(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            result = layer_of(model)(pack, attention_mask=masks_of(model, "mask", NESTED)[LINEAR])
+        kept[again] = sum(event.self_cpu_memory_usage for event in profiled.key_averages())
+        del result
+    assert 0 < kept[True] < kept[False] / 2
 
 
 def test_calls_keep_to_it_in_bfloat16_as_in_training(monkeypatch):
