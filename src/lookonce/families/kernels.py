@@ -81,20 +81,20 @@ def _restricted(name: str, chosen: Callable[..., Any], of_pytorch: Callable[...,
     kernel = in_one_row(rule) if rule else chosen
     trains = rule is None or without_kernels(backward=True) is None
 
-    def takes_kernel(first: Any) -> bool:
+    def fits(first: Any) -> bool:
         is_on_gpu = first.device.type != "cpu" and first.dtype.itemsize == 2
         return is_on_gpu and (trains or not torch.is_grad_enabled())
 
     @wraps(chosen)
     def restricted(first: Any, *args: Any, **options: Any) -> Any:
-        return (kernel if takes_kernel(first) else of_pytorch)(first, *args, **options)
+        return (kernel if fits(first) else of_pytorch)(first, *args, **options)
 
-    restricted.takes_kernel = takes_kernel  # type: ignore[attr-defined]
+    restricted.takes_kernel = lambda first: rule is not None and fits(first)  # type: ignore[attr-defined]
     return restricted
 
 
 def computed_by_pytorch(function: Any, first: torch.Tensor) -> bool:
-    """Whether a function of transformers' module goes to PyTorch's, called with this tensor first."""
+    """Whether the rule over whole sequences, as transformers' module has it, goes to PyTorch's with this tensor."""
     return not (hasattr(function, "takes_kernel") and function.takes_kernel(first))
 
 

@@ -18,7 +18,15 @@ from support.models.flash_linear_attention import take_stand_in
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from lookonce.families import kernels
-from lookonce.families.kernels import CHUNKED, PACKAGE, REPLACED, in_one_row, restrict_kernels, without_kernels
+from lookonce.families.kernels import (
+    CHUNKED,
+    PACKAGE,
+    REPLACED,
+    computed_by_pytorch,
+    in_one_row,
+    restrict_kernels,
+    without_kernels,
+)
 
 
 @pytest.fixture
@@ -139,6 +147,13 @@ def test_a_backward_pass_that_the_package_refuses_is_named_and_left_to_pytorch(
     with torch.no_grad():
         assert call()[0] == "kernel"
     assert call()[0] == ("PyTorch" if refuses else "kernel")
+    assert computed_by_pytorch(getattr(modeling, CHUNKED), row) == refuses
+
+
+def test_without_the_package_pytorch_computes_the_rule(monkeypatch, modeling):
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    restrict_kernels(modeling)
+    assert computed_by_pytorch(getattr(modeling, CHUNKED), torch.empty(1, dtype=torch.bfloat16, device="meta"))
 
 
 def test_the_installed_transformers_has_these_functions():
