@@ -150,8 +150,9 @@ def test_kernels_get_bfloat16_and_leave_float32_as_it_is(exact_float32):
         return function(*[drawn.to(dtype)] * 3, g=decay, beta=decay.exp().to(dtype), use_qk_l2norm_in_kernel=True)[0]
 
     kernel, of_pytorch = kernel_of(function), inspect.unwrap(function)
-    found, expected = run(function, torch.bfloat16), run(kernel, torch.bfloat16)
-    assert (found - expected).norm() < BFLOAT16 * expected.norm()  # the former gets both rows as one
+    found, by_rows = run(function, torch.bfloat16), run(kernel, torch.bfloat16)
+    assert torch.equal(found, run(in_one_row(chunk_gated_delta_rule()), torch.bfloat16))
+    assert (found - by_rows).norm() < BFLOAT16 * by_rows.norm()
     assert not torch.equal(found, run(of_pytorch, torch.bfloat16))
     assert torch.equal(run(function, torch.float32), run(of_pytorch, torch.float32))
     assert not torch.equal(run(kernel, torch.float32), run(of_pytorch, torch.float32))

@@ -197,10 +197,16 @@ def test_rows_are_given_to_the_package_as_the_sequences_of_one_row():
     heads = [torch.randn(3, 70, 2, 4, generator=drawn, dtype=torch.float64) for _ in range(3)]
     decay, beta = -torch.rand(3, 70, 2, generator=drawn), torch.rand(3, 70, 2, generator=drawn)
     states = torch.randn(3, 2, 4, 4, generator=drawn)
+    inputs = [one.requires_grad_() for one in (*heads, decay, beta, states)]
     options: dict[str, Any] = {"g": decay, "beta": beta, "initial_state": states}
     found = in_one_row(rule)(*heads, **options, position_ids="of the stock layer")
-    for one, other in zip(found, of_pytorch(*heads, **options, output_final_state=True), strict=True):
-        torch.testing.assert_close(one, other)
+    expected = of_pytorch(*heads, **options, output_final_state=True)
+    wanted = [torch.randn(one.shape, generator=drawn) for one in expected]
+    gradients = [
+        torch.autograd.grad([(one * other).sum() for one, other in zip(results, wanted, strict=True)], inputs)
+        for results in (found, expected)
+    ]
+    torch.testing.assert_close([*found, *gradients[0]], [*expected, *gradients[1]])
     assert calls == [[0, 70, 140, 210]]
 
 

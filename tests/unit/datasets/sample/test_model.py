@@ -17,6 +17,7 @@ from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.model import random_model, write_model
 from lookonce.datasets.sample.scene import DEFAULT_SEED, SIZES, make_scenes
 from lookonce.datasets.sample.tokenizer import SPECIAL_TOKENS
+from lookonce.families.lookup import FAMILIES
 
 OTHER_SEED = DEFAULT_SEED + 1
 
@@ -71,6 +72,16 @@ def test_special_tokens_are_those_of_qwen_in_its_order(real_processor: Path) -> 
     published = json.loads((real_processor / "tokenizer_config.json").read_text())["added_tokens_decoder"]
     in_order = [published[number]["content"] for number in sorted(published, key=int)]
     assert tuple(in_order[: len(SPECIAL_TOKENS)]) == SPECIAL_TOKENS
+
+
+def test_a_copied_tokenizer_of_the_older_files_is_the_same_in_a_family_that_does_not_read_them(
+    real_processor, tmp_path
+):
+    write_model(tmp_path / "model", tokenizer=real_processor, family=FAMILIES["qwen3_5"])
+    published, copied = (AutoTokenizer.from_pretrained(folder) for folder in (real_processor, tmp_path / "model"))
+    text = "Is there a polyp?<|vision_start|><|image_pad|>"
+    assert not (real_processor / "tokenizer.json").exists()
+    assert copied.encode(text) == published.encode(text) and copied.get_vocab() == published.get_vocab()
 
 
 @pytest.mark.parametrize(
