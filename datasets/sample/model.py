@@ -41,6 +41,8 @@ MIN_PIXELS, MAX_PIXELS = 65_536, 16_777_216
 """The limits of Qwen3-VL."""
 TINY_MIN_PIXELS, TINY_MAX_PIXELS = 4_096, 25_600
 """The limits of the tiny model, which give about 20 visual tokens per image."""
+MAX_SHARD_SIZE = "5GB"
+"""As of the published models. A file's tensors are all in host memory before it is written."""
 
 
 def write_model(
@@ -72,7 +74,7 @@ def write_model(
         _write_tower(folder, config, seed, dtype)
     else:
         device = "cuda" if size != "tiny" and torch.cuda.is_available() else "cpu"  # billions of draws take minutes
-        random_model(config, seed, dtype, device).save_pretrained(folder)
+        random_model(config, seed, dtype, device).save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
     limits = (TINY_MIN_PIXELS, TINY_MAX_PIXELS) if size == "tiny" else (MIN_PIXELS, MAX_PIXELS)
     write_image_processor(folder, *limits, config.vision_config.patch_size, family)
     follow_umask(folder)
