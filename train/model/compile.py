@@ -68,7 +68,7 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
         for_all_lengths(),
         without_syncs(base_model(model)),
         fewer_passes(model, joins=_joins(model)),
-        states_of_branches(model),
+        states_of_branches(model, compiled=compiled),
         last_layer,
         _inputs_with_gradient(text_model(model)) if compiled else contextlib.nullcontext(),
     ):

@@ -4,15 +4,15 @@ A mask has no effect in such a layer. What a token depends on runs over the sequ
 delta rule (https://arxiv.org/abs/2412.06464), and the last inputs of a causal convolution before it.
 
 Design: such a layer takes `Sequences` for its mask. These know which tokens continue which, and let a state run over
-them by transformers' own convolution and rule. Projections, gates and norm know one token only and are computed for the
-whole pass. The order of these steps is that of the stock forward method; nothing else is copied. In a pack, the
-segments of one depth (segments.py) are the rows of one call, which begins with the final states of the depth before. So
-a state is computed once and handed to all of its branches, and autograd adds up the gradients of these. Rows are as
-long as the longest of their depth. Padding behind a segment changes no state, as it has a decay of 1 and writes
-nothing.
+them by transformers' own rule. Projections, gates and norm know one token only and are computed for the whole pass. The
+order of these steps is that of the stock forward method; nothing else is copied but the convolution, a sum of a few
+products. In a pack, the segments of one depth (segments.py) are the sequences of one call, which begins with the final
+states of the depth before. So a state is computed once and handed to all of its branches, and autograd adds up the
+gradients of these.
 
 These layers are left out of compiled code, and in training their passes are not captured as CUDA graphs, because each
-pack has other shapes.
+pack has other shapes. What is computed of each token before and after the rule is compiled by itself, for all lengths:
+else it would keep more in memory than all other layers, in float32.
 
 Shapes: `L` tokens of the pass with padding, `N` sequences of one call, `B` tokens before, `C` channels.
 """
@@ -30,19 +30,22 @@ import torch
 from torch.nn.functional import embedding, pad, softplus
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from transformers.activations import ACT2FN
 
-from lookonce.families.kernels import CHUNKED, CONVOLUTION, RECURRENT, computed_by_pytorch
+from lookonce.families.kernels import CHUNKED, RECURRENT, computed_by_pytorch, in_rows
 from lookonce.families.lookup import family_of
 from lookonce.train.model.load import text_model
-from lookonce.train.model.segments import Segments, segments_of
+from lookonce.train.model.segments import Depth, Segments, segments_of
 
 FULL, LINEAR = "full_attention", "linear_attention"
 """transformers' names of these kinds of decoder layers."""
+EPSILON = 1e-6
+"""In the norm of queries and keys, as transformers and flash-linear-attention have it."""
 
 
 @contextlib.contextmanager
-def states_of_branches(model: Any) -> Iterator[None]:
-    """Let the layers of linear attention take `Sequences` for a mask within the block.
+def states_of_branches(model: Any, *, compiled: bool = False) -> Iterator[None]:
+    """Let the layers of linear attention take `Sequences` for a mask within the block, with `compiled` parts.
 
     Raises:
         ModelError: the installed transformers computes them in another way.
@@ -51,7 +54,8 @@ def states_of_branches(model: Any) -> Iterator[None]:
     uncompiled: Any = torch.compiler.disable
     if layers:
         load = family_of(model.config).load
-        kernels = Kernels(load(CONVOLUTION), load(CHUNKED), load(RECURRENT))
+        parts: list[Any] = [torch.compile(one, dynamic=True) if compiled else one for one in (heads_of, gated)]
+        kernels = Kernels(load(CHUNKED), load(RECURRENT), *parts)
     for layer in layers:
         layer.forward = partial(uncompiled(_forward), layer, kernels)
     try:
@@ -91,26 +95,54 @@ class Columns:
     decay: torch.Tensor
     beta: torch.Tensor
 
-    def rows(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The columns of some tokens, `[N, tokens, C]` each."""
-        for column in (self.mixed, self.decay, self.beta):
-            yield embedding(tokens, column, padding_idx=len(column) - 1)
+    def of(self, tokens: torch.Tensor, changing: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
+        """The columns of some tokens, of the shape of these with `C` behind it; the last two of `changing` if given."""
+        others = tokens if changing is None else changing
+        for chosen, column in ((tokens, self.mixed), (others, self.decay), (others, self.beta)):
+            yield embedding(chosen, column, padding_idx=len(column) - 1)
+
+
+def heads_of(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of tokens, `[N, tokens, heads, size]` each; `mixed` is `[N, B + tokens, C]`.
+
+    They come from the convolution over a token and the `B` before it. Queries and keys have a length of 1; the package
+    would tune its kernel for that again for each number of tokens.
+    """
+    exact = torch.promote_types(mixed.dtype, torch.float32)
+    weight, num_tokens = layer.conv1d.weight.squeeze(1).to(exact), mixed.shape[1] - num_before(layer)
+    sums = sum(mixed[:, at : at + num_tokens].to(exact) * weight[:, at] for at in range(weight.shape[1]))
+    if layer.conv1d.bias is not None:
+        sums = sums + layer.conv1d.bias.to(exact)
+    sizes = [layer.key_dim, layer.key_dim, layer.value_dim]
+    *read, value = ACT2FN[layer.activation](sums).split(sizes, dim=-1)
+    heads = [part.unflatten(-1, (-1, layer.head_k_dim)) for part in read]
+    heads = [part * torch.rsqrt(part.square().sum(-1, keepdim=True) + EPSILON) for part in heads]
+    heads_of_key = layer.num_v_heads // layer.num_k_heads  # older versions of the rule do not repeat keys themselves
+    query, key = (part.repeat_interleave(heads_of_key, dim=2).to(mixed.dtype) for part in heads)
+    return query, key, value.unflatten(-1, (-1, layer.head_v_dim)).to(mixed.dtype)
+
+
+def gated(layer: Any, results: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """What the norm and the gate make of the results of tokens, `[L, heads, size]`; `gate` is `[L, heads * size]`."""
+    normed: torch.Tensor = layer.norm(results.reshape(-1, layer.head_v_dim), gate.reshape(-1, layer.head_v_dim))
+    return normed.view(1, len(gate), -1)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """transformers' functions for what runs over a sequence: the convolution, and two ways to compute the rule.
+    """What runs over a sequence: transformers' functions for the rule, and what is computed before and after it.
 
-    They are kernels of flash-linear-attention where that is installed (families/kernels.py), whose arguments are the
-    same: decay and states in float32, any number of tokens, heads of at most 256. Gradients run through its states too.
-    Its `cu_seqlens`, sequences of any lengths in one row, would spare padding, but PyTorch's functions cannot take it.
-    These would keep most of a layer's activations for the backward pass, so in training they are computed again in it.
+    The rule is a kernel of flash-linear-attention where that is installed (families/kernels.py), whose arguments are
+    the same: decay and states in float32, any number of tokens, heads of at most 256. Gradients run through its states
+    too. PyTorch's function takes rows of equal length instead of sequences, and would keep most of a layer's
+    activations for the backward pass, so in training they are computed again in it.
     """
 
-    convolve: Callable[..., torch.Tensor]
     in_chunks: Callable[..., tuple[torch.Tensor, Any]]
     by_token: Callable[..., tuple[torch.Tensor, Any]]
     """Without gradients."""
+    heads_of: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    gated: Callable[..., torch.Tensor]
 
     def run(
         self, layer: Any, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, states: Any, **options: Any
@@ -118,7 +150,7 @@ class Kernels:
         """What each token reads, `[N, tokens, heads, size]`, and the final states `[N, heads, size, size]` or None.
 
         `mixed` `[N, B + tokens, C]` has the tokens before too, `decay` and `beta` `[N, tokens, heads]` have not. It
-        begins with `states`, which may be None.
+        begins with `states`, which may be None. With a `depth`, its sequences are one row of `mixed`.
         """
         if torch.is_grad_enabled() and computed_by_pytorch(self.in_chunks, mixed):
             run = partial(self._run, layer, **options)
@@ -136,25 +168,16 @@ class Kernels:
         beta: torch.Tensor,
         states: Any,
         *,
+        depth: Depth | None = None,
         by_token: bool = False,
         returns_states: bool = True,
     ) -> tuple[torch.Tensor, Any]:
-        weight, bias = layer.conv1d.weight.squeeze(1), layer.conv1d.bias
-        convolved: Any = self.convolve(mixed.transpose(1, 2), weight, bias, activation=layer.activation).transpose(1, 2)
-        sizes = [layer.key_dim, layer.key_dim, layer.value_dim]
-        query, key, value = convolved[:, num_before(layer) :].split(sizes, dim=-1)
-        heads_of_key = layer.num_v_heads // layer.num_k_heads  # older versions repeat keys here, newer ones in the rule
-        read = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (query, key))
-        rule = self.by_token if by_token else self.in_chunks
-        return rule(
-            *(part.repeat_interleave(heads_of_key, dim=2) for part in read),
-            value.unflatten(-1, (-1, layer.head_v_dim)),
-            g=decay,
-            beta=beta,
-            initial_state=states,
-            output_final_state=returns_states,
-            use_qk_l2norm_in_kernel=True,
-        )
+        heads = self.heads_of(layer, mixed)
+        rule, ends = self.by_token if by_token else self.in_chunks, {}
+        if depth is not None:
+            rule = in_rows(rule) if computed_by_pytorch(rule, mixed) else rule
+            ends = {"cu_seqlens": depth.ends, "cu_seqlens_cpu": depth.ends_on_cpu}
+        return rule(*heads, g=decay, beta=beta, initial_state=states, output_final_state=returns_states, **ends)
 
 
 class Sequences(ABC):
@@ -188,13 +211,13 @@ class InPack(Sequences):
         """
         results: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
-        begin, last = num_before(layer), self.segments.depths[-1]
-        for rows in self.segments.depths:
-            mixed, decay, beta = columns.rows(rows.tokens)
-            before = states[-1][rows.parents] if states else None
-            wanted = of_last_depth or rows is not last
-            result, final = kernels.run(layer, mixed, decay[:, begin:], beta[:, begin:], before, returns_states=wanted)
-            results.append(result.flatten(0, 1))
+        last = self.segments.depths[-1]
+        for depth in self.segments.depths:
+            mixed, decay, beta = (column[None] for column in columns.of(depth.tokens, depth.changing))
+            before = states[-1][depth.parents] if states else None
+            wanted = of_last_depth or depth is not last
+            result, final = kernels.run(layer, mixed, decay, beta, before, depth=depth, returns_states=wanted)
+            results.append(result[0])
             states += [final] if wanted else []
         return torch.cat(results)[self.segments.places], states
 
@@ -212,6 +235,5 @@ def _forward(
     decay = -layer.A_log.float().exp() * softplus(step.float() + layer.dt_bias)
     columns = Columns(*(pad(column, (0, 0, 0, 1)) for column in (mixed, decay, beta.sigmoid())))
     results = attention_mask.results(layer, kernels, columns)
-    normed = layer.norm(results.reshape(-1, layer.head_v_dim), gate.reshape(-1, layer.head_v_dim))
-    projected: torch.Tensor = layer.out_proj(normed.view(1, len(gate), -1))
+    projected: torch.Tensor = layer.out_proj(kernels.gated(layer, results, gate))
     return projected

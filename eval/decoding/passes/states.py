@@ -145,7 +145,7 @@ class Continued(Sequences):
         return cls(tokens_of, lengths, rows[chosen], places_of)
 
     def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
-        own, decay, beta = columns.rows(self.tokens)
+        own, decay, beta = columns.of(self.tokens)
         mixed = torch.cat([layer.kept_inputs[self.rows].to(own.dtype), own], dim=1)
         states, one = layer.kept_states[self.rows], self.tokens.shape[1] == 1
         result, final = kernels.run(layer, mixed, decay, beta, states, by_token=one)

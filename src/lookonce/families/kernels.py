@@ -25,6 +25,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.nn.functional import embedding, pad
 
 from lookonce.text import first_line
 
@@ -119,6 +120,24 @@ def in_one_row(rule: Callable[..., Any]) -> Callable[..., Any]:
         ends, ends_on_cpu = _ends(rows, tokens, g.device)
         read, states = rule(*heads, g=g, beta=beta, cu_seqlens=ends, cu_seqlens_cpu=ends_on_cpu, **options)
         return read[0].unflatten(0, (rows, tokens)), states
+
+    return run
+
+
+def in_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's rule, called with the sequences of one row as rows, which are as long as the longest of them."""
+
+    def run(*heads: Any, g: Any, beta: Any, cu_seqlens: Any, cu_seqlens_cpu: Any, **options: Any) -> tuple[Any, Any]:
+        lengths, within = cu_seqlens_cpu.diff(), torch.arange(int(cu_seqlens_cpu.diff().max()))
+        is_token = within < lengths[:, None]
+        tokens = torch.where(is_token, cu_seqlens_cpu[:-1, None] + within, g.shape[1]).to(g.device)
+        places = is_token.flatten().nonzero()[:, 0].to(g.device)
+        flat = [pad(one[0].flatten(1), (0, 0, 0, 1)) for one in (*heads, g, beta)]  # no token changes a state
+        found = (embedding(tokens, one, padding_idx=len(one) - 1) for one in flat)
+        shapes = [(*tokens.shape, *one.shape[2:]) for one in (*heads, g, beta)]
+        *rows, g, beta = (one.view(shape) for one, shape in zip(found, shapes, strict=True))
+        read, states = rule(*rows, g=g, beta=beta, **options)
+        return read.flatten(0, 1)[places][None], states
 
     return run
 

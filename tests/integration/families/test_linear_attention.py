@@ -103,28 +103,29 @@ def no_gradient(steps: Any) -> Any:
     return detached
 
 
-def no_convolution(steps: Any) -> Any:
-    """The convolution does not look back over the beginning of a branch."""
-    return lambda inputs, *args, **options: pad(steps(inputs[..., 3:], *args, **options), (3, 0))
+def no_convolution(columns_of: Any) -> Any:
+    """The convolution does not look back over the beginning of a branch: the tokens before it are none."""
+
+    def of_branches(columns: Any, tokens: torch.Tensor, changing: torch.Tensor) -> Any:
+        none = len(columns.mixed) - 1
+        return columns_of(columns, pad(changing, (len(tokens) - len(changing), 0), value=none), changing)
+
+    return of_branches
 
 
 @pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
 def test_each_part_of_the_mechanism_is_needed(session, make_model, monkeypatch):
     model = make_model(torch.float32)
     rows = step(model, batches(session, "separate"))
-    load = type(session.inputs.model_folder.family).load
-    for name, broken in (
-        ("torch_chunk_gated_delta_rule", no_state),
-        ("torch_chunk_gated_delta_rule", no_gradient),
-        ("causal_conv1d_fn", no_convolution),
+    of_rule, of_columns = (linear_attention, "in_rows"), (linear_attention.Columns, "of")
+    for (where, name), broken in (
+        (of_rule, lambda in_rows: lambda rule: no_state(in_rows(rule))),
+        (of_rule, lambda in_rows: lambda rule: no_gradient(in_rows(rule))),
+        (of_columns, no_convolution),
     ):
         with monkeypatch.context() as patch:
-
-            def loaded(family: Any, wanted: str, name: str = name, broken: Any = broken) -> Any:
-                return broken(load(family, wanted)) if wanted == name else load(family, wanted)
-
-            patch.setattr(type(session.inputs.model_folder.family), "load", loaded)
-            assert difference(step(model, batches(session, "shared")), rows) > 0.1, broken.__name__
+            patch.setattr(where, name, broken(getattr(where, name)))
+            assert difference(step(model, batches(session, "shared")), rows) > 0.1, broken
     assert difference(step(model, batches(session, "shared")), rows) < 1e-3
 
 

@@ -97,6 +97,17 @@ def kernel_of(function: Any) -> Any:
     return function.__wrapped__
 
 
+def of_package(function: Any) -> Any:
+    """The kernel over sequences, for tensors of any precision."""
+    rule = in_one_row(chunk_gated_delta_rule())
+
+    def run(*args: Any, **options: Any) -> Any:
+        return rule(*args, **options)
+
+    run.takes_kernel = lambda first: True  # type: ignore[attr-defined]
+    return run
+
+
 def chunk_gated_delta_rule() -> Any:
     """The package's own function."""
     return importlib.import_module(RULES).chunk_gated_delta_rule
@@ -105,10 +116,12 @@ def chunk_gated_delta_rule() -> Any:
 def without_gradient(function: Any) -> Any:
     """The kernel, with states that give no gradient back."""
 
-    def detached(*args: Any, initial_state: Any, **options: Any) -> Any:
-        state = None if initial_state is None else initial_state.detach()
-        return kernel_of(function)(*args, initial_state=state, **options)
+    rule = of_package(function)
 
+    def detached(*args: Any, initial_state: Any, **options: Any) -> Any:
+        return rule(*args, initial_state=None if initial_state is None else initial_state.detach(), **options)
+
+    detached.takes_kernel = rule.takes_kernel  # type: ignore[attr-defined]
     return detached
 
 
@@ -130,7 +143,7 @@ def test_packs_by_kernels_have_the_gradients_of_rows_by_pytorch_and_a_fault_woul
 ):
     exact = Computation(session, "fp32", random_lora)
     expected = by_pytorch(exact, "separate")
-    with replaced(CHUNKED, kernel_of):
+    with replaced(CHUNKED, of_package):
         found = {mode: exact.of(mode).distance(expected) for mode in MODES}
     with replaced(CHUNKED, without_gradient):
         faulty = exact.of("shared").distance(expected)

@@ -17,7 +17,7 @@ import torch
 from transformers.integrations import use_kernel_func_from_hub_with_fallback
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from lookonce.families.kernels import CHUNKED, RECURRENT, restrict_kernels
+from lookonce.families.kernels import CHUNKED, RECURRENT, in_rows, restrict_kernels
 
 NAMES = {CHUNKED: "chunk_gated_delta_rule", RECURRENT: "fused_recurrent_gated_delta_rule"}
 """transformers' name of each function, and that of the package."""
@@ -41,13 +41,18 @@ def take_stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         output_final_state: bool = False,
         use_qk_l2norm_in_kernel: bool = False,
         cu_seqlens: torch.Tensor | None = None,
+        cu_seqlens_cpu: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
         calls.append("chunk, state" if output_final_state else "chunk")
-        assert scale is None and cu_seqlens is None and not kwargs
-        check(q, k, v, g, beta, initial_state)
-        options = {"output_final_state": output_final_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-        return of_pytorch[CHUNKED](q, k, v, g, beta, initial_state=initial_state, **options)
+        assert scale is None and not kwargs
+        check(q, k, v, g, beta, initial_state, cu_seqlens)
+        options: dict[str, Any] = {"initial_state": initial_state, "output_final_state": output_final_state}
+        options["use_qk_l2norm_in_kernel"] = use_qk_l2norm_in_kernel
+        if cu_seqlens is None:
+            return of_pytorch[CHUNKED](q, k, v, g, beta, **options)
+        ends = {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        return in_rows(of_pytorch[CHUNKED])(q, k, v, g=g, beta=beta, **ends, **options)
 
     def fused_recurrent_gated_delta_rule(
         q: torch.Tensor,
@@ -86,9 +91,17 @@ def take_stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor | None,
+    ends: torch.Tensor | None = None,
 ) -> None:
     """Shapes `[B, T, H, K]` of queries and keys, `[B, T, HV, V]` of values, `[B, T, HV]`, and `[B, HV, K, V]`.
+
+    With `ends` of sequences there is one row, and a state for each of them.
 
     The decay and the state are float32; the package gives gradients of the latter in no other precision.
     """
@@ -96,5 +109,7 @@ def check(
     assert q.shape == k.shape and value_heads % heads == 0 and size <= 256
     assert v.shape[:2] == (rows, tokens) and g.shape == beta.shape == (rows, tokens, value_heads)
     assert q.dtype == k.dtype == v.dtype == beta.dtype and g.dtype == torch.float32
+    sequences = rows if ends is None else len(ends) - 1
+    assert ends is None or (rows == 1 and ends[0] == 0 and ends[-1] == tokens)
     if state is not None:
-        assert state.shape == (rows, value_heads, size, v.shape[3]) and state.dtype == torch.float32
+        assert state.shape == (sequences, value_heads, size, v.shape[3]) and state.dtype == torch.float32

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models.flash_linear_attention import take_stand_in
+from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -17,6 +19,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model import linear_attention
 from lookonce.train.model.attention import dense_mask
+from lookonce.train.model.compile import for_all_lengths
 from lookonce.train.model.linear_attention import LINEAR, masks_of, states_of_branches
 
 TOLERANCE = 1e-4
@@ -58,7 +61,7 @@ def test_each_token_has_the_result_and_gradient_of_its_own_sequence(seen_until):
     assert_exact(seen_until, TOLERANCE)
 
 
-def assert_exact(seen_until: torch.Tensor, tolerance: float) -> None:
+def assert_exact(seen_until: torch.Tensor, tolerance: float, *, compiled: bool = False) -> None:
     """Compare a pack with the sequences of its last tokens by the stock layer."""
     model, length = hybrid(), len(seen_until)
     generator = torch.Generator().manual_seed(length)
@@ -72,15 +75,16 @@ def assert_exact(seen_until: torch.Tensor, tolerance: float) -> None:
             expected = expected.index_copy(0, path, layer_of(model)(pack[:, path])[0])
     (expected * wanted).sum().backward()
     right, pack.grad = pack.grad, None
-    with states_of_branches(model):
+    with states_of_branches(model, compiled=compiled):
         found = layer_of(model)(pack, attention_mask=masks_of(model, "mask", seen_until)[LINEAR])[0]
     (found * wanted).sum().backward()
     assert (found - expected).norm() < tolerance * expected.norm()
     assert (pack.grad - right).norm() < tolerance * right.norm()
 
 
-NESTED = torch.tensor([15] * 5 + [10] * 3 + [10] * 2 + [15] * 2 + [13, 15, 15, 16], dtype=torch.int32)
+NESTED = torch.tensor([165] * 75 + [150] * 70 + [148] * 3 + [150] * 2 + [165] * 15 + [166], dtype=torch.int32)
 """A pack of three depths, then padding."""
+LONGER = torch.tensor([175] * 80 + [155] * 70 + [153] * 3 + [155] * 2 + [175] * 20 + [176], dtype=torch.int32)
 
 
 def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
@@ -91,16 +95,27 @@ def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
 
 
 def test_what_pytorch_computes_is_computed_again_instead_of_stored(monkeypatch):
-    """Less than half of a layer's activations stay; with a kernel all do, and it is called once."""
+    """Less than half of a layer's activations stay."""
     kept = {}
-    for again in (False, True):
-        monkeypatch.setattr(linear_attention, "computed_by_pytorch", lambda *args, again=again: again)
+    for again in (True, False):
+        if not again:
+            monkeypatch.setattr(linear_attention, "checkpoint", lambda run, *args, **options: run(*args))
         model, pack = hybrid(), torch.randn(1, len(NESTED), 16, requires_grad=True)
         with states_of_branches(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             result = layer_of(model)(pack, attention_mask=masks_of(model, "mask", NESTED)[LINEAR])
         kept[again] = sum(event.self_cpu_memory_usage for event in profiled.key_averages())
         del result
     assert 0 < kept[True] < kept[False] / 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_parts_are_compiled_once_for_packs_of_all_lengths(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # without a C++ compiler
+    before = counters["stats"]["unique_graphs"]
+    with for_all_lengths():
+        for pack in (NESTED, LONGER):
+            assert_exact(pack, TOLERANCE, compiled=True)
+    assert counters["stats"]["unique_graphs"] == before + 2
 
 
 def test_calls_keep_to_it_in_bfloat16_as_in_training(monkeypatch):

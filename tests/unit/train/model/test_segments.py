@@ -23,32 +23,49 @@ def seen_until(trees: list, start: int = 0) -> list[int]:
     return found
 
 
-@given(trees=TREES.filter(len), padding=st.integers(0, 3), num_before=st.integers(0, 4))
-def test_the_tokens_before_a_segment_and_its_own_are_those_that_its_last_one_attends_to(trees, padding, num_before):
+@given(
+    trees=TREES.filter(len), padding=st.integers(0, 3), num_before=st.integers(0, 4), short=st.sampled_from([0, 2, 9])
+)
+def test_the_tokens_of_a_sequence_are_those_that_its_last_one_attends_to(trees, padding, num_before, short):
     ends = seen_until(trees)
     ends = torch.tensor(ends + [len(ends) + padding] * padding, dtype=torch.int32)
-    segments, allowed, length = segments_of(ends, num_before), dense_mask(ends)[0, 0], len(ends)
+    segments, allowed, length = segments_of(ends, num_before, short), dense_mask(ends)[0, 0], len(ends)
     paths, results, number = [], [], 0
-    for depth, rows in enumerate(segments.depths):
-        whole = []
-        for tokens, parent in zip(rows.tokens.tolist(), rows.parents.tolist(), strict=True):
-            own = [token for token in tokens[num_before:] if token < length]
-            earlier = paths[-1][parent] if depth else []
-            whole.append(earlier + own)
-            assert whole[-1] == allowed[own[-1]].nonzero()[:, 0].tolist()
+    for at, depth in enumerate(segments.depths):
+        whole, tokens, changing = [], depth.tokens.tolist(), depth.changing.tolist()
+        ends = depth.ends.tolist()
+        assert ends == depth.ends_on_cpu.tolist() and len(tokens) == num_before + len(changing) == num_before + ends[-1]
+        last_end = ends.pop() + num_before
+        for begin, end, parent in zip(ends, [*ends[1:], last_end], depth.parents.tolist(), strict=True):
+            before, sequence = tokens[begin : begin + num_before], tokens[begin + num_before : end]
+            assert changing[begin:end] == sequence + [length] * (num_before if end < last_end else 0)
+            earlier = paths[-1][parent] if at else []
+            whole.append(earlier + sequence)
+            assert whole[-1] == allowed[sequence[-1]].nonzero()[:, 0].tolist()
             filled = [length] * num_before + earlier
-            assert tokens[:num_before] == filled[len(filled) - num_before :]
-            results += tokens[num_before:]
-            assert segments.numbers[own].tolist() == [number] * len(own)
-            assert segments.last[number].tolist() == (filled + own)[len(filled + own) - num_before :]
+            assert before == filled[len(filled) - num_before :]
+            own = [token for token in sequence if segments.numbers[token] == number]
+            assert own and own == sequence[-len(own) :]
+            assert segments.last[number].tolist() == (filled + sequence)[len(filled + sequence) - num_before :]
             number += 1
+        results += changing
         paths.append(whole)
     assert [results[place] for place in segments.places] == [*range(length)]
 
 
 def test_segments_begin_where_a_branch_does_and_no_token_continues_another_image():
     ends = torch.tensor([7, 7, 5, 4, 5, 7, 7, 9, 9])
-    first, second, third = segments_of(ends, 2).depths
-    assert first.tokens.tolist() == [[9, 9, 0, 1], [9, 9, 7, 8]]
-    assert second.tokens.tolist() == [[0, 1, 2, 9], [0, 1, 5, 6]] and second.parents.tolist() == [0, 0]
-    assert third.tokens.tolist() == [[1, 2, 3], [1, 2, 4]] and third.parents.tolist() == [0, 0]
+    first, second, third = segments_of(ends, 2, short=0).depths
+    assert first.tokens.tolist() == [9, 9, 0, 1, 9, 9, 7, 8] and first.ends.tolist() == [0, 4, 6]
+    assert second.tokens.tolist() == [0, 1, 2, 0, 1, 5, 6] and second.parents.tolist() == [0, 0]
+    assert third.tokens.tolist() == [1, 2, 3, 1, 2, 4] and third.parents.tolist() == [0, 0]
+
+
+def test_what_continues_a_short_segment_has_its_tokens_again_and_begins_where_it_did():
+    ends = torch.tensor([7, 7, 7, 5, 5, 7, 7])
+    first, second = segments_of(ends, 1, short=2).depths
+    assert first.tokens.tolist() == [7, 0, 1, 2]
+    assert second.tokens.tolist() == [2, 3, 4, 2, 5, 6] and second.parents.tolist() == [0, 0]
+    [only] = segments_of(ends, 1, short=3).depths
+    assert only.tokens.tolist() == [7, 0, 1, 2, 7, 0, 1, 2, 3, 4, 7, 0, 1, 2, 5, 6]
+    assert segments_of(ends, 1, short=3).places.tolist() == [0, 1, 2, 7, 8, 13, 14]
