@@ -143,7 +143,7 @@ def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
         assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), end, by_rows=True, compiled=True)
         graphs.append(num_compiled_graphs() - before)
     is_hybrid = asked.session.inputs.model_folder.family is QWEN3_5
-    # Prompts and steps. Linear attention divides a layer into two graphs, and has parts of its own: heads of packs, heads
+    # Prompts and steps. Linear attention divides a layer into two graphs, and has parts of its own: heads of packs and
     # of a token, and the gate.
     assert graphs == [8 if is_hybrid else 2] * 3
 
