@@ -128,10 +128,7 @@ def in_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
     """PyTorch's rule, called with the sequences of one row as rows, which are as long as the longest of them."""
 
     def run(*heads: Any, g: Any, beta: Any, cu_seqlens: Any, cu_seqlens_cpu: Any, **options: Any) -> tuple[Any, Any]:
-        lengths, within = cu_seqlens_cpu.diff(), torch.arange(int(cu_seqlens_cpu.diff().max()))
-        is_token = within < lengths[:, None]
-        tokens = torch.where(is_token, cu_seqlens_cpu[:-1, None] + within, g.shape[1]).to(g.device)
-        places = is_token.flatten().nonzero()[:, 0].to(g.device)
+        tokens, places = _rows_of(cu_seqlens_cpu, g.device)
         flat = [pad(one[0].flatten(1), (0, 0, 0, 1)) for one in (*heads, g, beta)]  # no token changes a state
         found = (embedding(tokens, one, padding_idx=len(one) - 1) for one in flat)
         shapes = [(*tokens.shape, *one.shape[2:]) for one in (*heads, g, beta)]
@@ -140,6 +137,16 @@ def in_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
         return read.flatten(0, 1)[places][None], states
 
     return run
+
+
+@lru_cache(maxsize=4)  # all layers of a pass ask for the same tensor, which is its own key
+def _rows_of(ends: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of each row, then no token, `[N, longest]`; and the places of all tokens in it, end to end."""
+    lengths = ends.diff()
+    within = torch.arange(int(lengths.max()))
+    is_token = within < lengths[:, None]
+    tokens = torch.where(is_token, ends[:-1, None] + within, ends[-1])
+    return tokens.to(device), is_token.flatten().nonzero()[:, 0].to(device)
 
 
 @lru_cache(maxsize=4)  # all layers of a pass ask for the same, of which the package keeps what it computes

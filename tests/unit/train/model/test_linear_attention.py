@@ -47,7 +47,7 @@ def layer_of(model: Any) -> Any:
 def packs(draw: st.DrawFn) -> torch.Tensor:
     """`seen_until` of a pack of up to two images: chains of prefixes, each with a short branch; then padding."""
     ends: list[int] = []
-    for lengths in draw(st.lists(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 5)), min_size=1), max_size=2)):
+    for lengths in draw(st.lists(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 5)), min_size=1), max_size=2)):
         begin, total = len(ends), sum(map(sum, lengths))
         for length, aside in lengths:
             ends += [begin + total] * length

@@ -79,7 +79,7 @@ class Wave:
 
 
 @settings(max_examples=20)
-@given(prefix=st.integers(1, 70), lengths=LENGTHS, padding=st.integers(0, 3), data=st.data())
+@given(prefix=st.integers(1, 150), lengths=LENGTHS, padding=st.integers(0, 3), data=st.data())
 def test_conversations_continue_by_any_tokens_as_if_each_were_computed_from_its_beginning(
     prefix, lengths, padding, data
 ):
