@@ -1,9 +1,9 @@
 """How much GPU memory a training needs: the measurements behind the table in docs/training.md.
 
-Design: the figures are those of a report (benchmarks/training_h200_2026-11-23.md): LoRA of rank 16, bf16, AdamW. Memory
-grows linearly with the tokens of the longest pack, so two measured lengths give it for others. The documented longest
-packs for a card follow from them. Tests compare both with the documents. With quantised weights little was measured:
-the memory is that of bf16, less nine tenths of what their own size saves.
+Design: the figures are those of two reports (benchmarks/training_h200_2026-11-23.md, and that of the day after for the
+2B): LoRA of rank 16, bf16, AdamW. Memory grows linearly with the tokens of the longest pack, so two measured lengths
+give it for others. The documented longest packs for a card follow from them. Tests compare both with the documents.
+With quantised weights little was measured: the memory is that of bf16, less nine tenths of what their own size saves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Measured:
 
 
 MODELS = {
-    "Qwen3-VL-2B": Measured(2048, 28, {False: (7.7, 16.9), "selective": (6.4, 12.0), True: (5.1, 7.1)}, 1.41),
+    "Qwen3-VL-2B": Measured(2048, 28, {False: (7.9, 17.9), "selective": (6.4, 12.0), True: (5.1, 7.1)}, 1.41),
     "Qwen3-VL-4B": Measured(2560, 36, {False: (16.2, 33.4), "selective": (13.5, 23.4), True: (10.8, 14.0)}, 3.63),
     "Qwen3-VL-8B": Measured(4096, 36, {False: (25.9, 46.9), "selective": (22.5, 34.2), True: (19.8, 23.9)}, 6.95),
 }

@@ -2,8 +2,8 @@
 
 In bfloat16 no two computations are equal, so the measure is the distance of rows by PyTorch's functions from float32.
 In this small model it is large, as the norm after the rule divides by numbers near zero. So the kernels also get
-float32, which training does not give them. They then multiply in TensorFloat-32, which changes gradients by 0.2
-percent; a fault of sharing changes them by 18 percent or more.
+float32, which training does not give them, and multiply in TensorFloat-32. The measure is then the distance of rows by
+the same kernels, 3 percent of the gradient on an H200; a fault of sharing changes it by 18 percent or more.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ pytestmark = [
 ]
 LINEAR = [family for family in FAMILIES.values() if "linear_attention" in family.layer_types]
 DEVICE = torch.device("cuda")
-TF32 = 0.02
-"""Ten times the largest relative difference that factors rounded to TensorFloat-32 make."""
-BFLOAT16 = 2**-8
+TF32, BFLOAT16 = 2**-11, 2**-8
+"""The largest relative differences between a number and it rounded."""
+OF_KERNEL = 0.02
+"""The largest relative distance of a kernel's result from PyTorch's: some forty roundings to TensorFloat-32."""
 MODULES = (modeling_qwen3_5, modeling_qwen3_5_moe)
 MODES = ("shared", "packed", "separate")
 of_families = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.model_type, indirect=True)
@@ -131,14 +132,14 @@ def test_packs_by_kernels_are_as_near_to_float32_as_rows_by_pytorch(session, ran
     expected = by_pytorch(exact, "separate")
     measure = by_pytorch(rounded, "separate").distance(expected)
     found = {mode: rounded.of(mode).distance(expected) for mode in MODES}
-    print({"rows by PyTorch": measure} | found)
     for result, allowed in enumerate(measure):
         of_modes = [distances[result] for distances in found.values()]
-        assert mean(of_modes) <= 1.25 * max(allowed, BFLOAT16) and max(of_modes) <= 2 * max(allowed, BFLOAT16)
+        assert mean(of_modes) <= 1.25 * max(allowed, BFLOAT16), (measure, found)
+        assert max(of_modes) <= 2 * max(allowed, BFLOAT16), (measure, found)
 
 
 @of_families
-def test_packs_by_kernels_have_the_gradients_of_rows_by_pytorch_and_a_fault_would_be_noticed(
+def test_in_float32_packs_by_kernels_are_as_near_to_pytorch_as_rows_by_them_and_a_fault_would_be_noticed(
     session, random_lora, backward
 ):
     exact = Computation(session, "fp32", random_lora)
@@ -146,10 +147,11 @@ def test_packs_by_kernels_have_the_gradients_of_rows_by_pytorch_and_a_fault_woul
     with replaced(CHUNKED, of_package):
         found = {mode: exact.of(mode).distance(expected) for mode in MODES}
     with replaced(CHUNKED, without_gradient):
-        faulty = exact.of("shared").distance(expected)
-    print(found | {"without gradient": faulty})
-    assert all(distance < TF32 for distances in found.values() for distance in distances)
-    assert faulty[1] > 5 * TF32
+        _, faulty = exact.of("shared").distance(expected)
+    rows = found["separate"]
+    for packs in found["shared"], found["packed"]:
+        assert all(one <= 1.25 * max(measure, TF32) for one, measure in zip(packs, rows, strict=True)), found
+    assert faulty > 3 * max(*rows, TF32), (faulty, found)
 
 
 @torch.no_grad()
@@ -207,4 +209,4 @@ def test_each_kernel_computes_what_the_function_of_pytorch_does(name, num_tokens
     expected = run(inspect.unwrap(function))
     for kernel in kernels:
         for one, other in zip(run(kernel), expected, strict=True):
-            assert (one - other).norm() < TF32 * other.norm()
+            assert (one - other).norm() < OF_KERNEL * other.norm()

@@ -42,11 +42,15 @@ def test_the_longest_packs_are_those_of_the_documented_table(root):
 
 
 def test_the_peaks_are_those_of_the_report(root):
-    report = (root / "benchmarks" / "training_h200_2026-11-23.md").read_text().partition("**What fits**")[2]
-    rows = re.findall(r"^\| (\dB) \| `(\w+)` \| ([\d.]+) \| ([\d.]+) \|$", report, re.M)
-    assert len(rows) == 3 * len(MODELS) and LENGTHS == (2048, 7680)
-    for model, checkpointing, first, last in rows:
-        assert MODELS[f"Qwen3-VL-{model}"].peaks_gb[VALUES[checkpointing]] == (float(first), float(last))
+    found = {}
+    for day in (23, 24):  # what was measured again replaces what was
+        report = (root / "benchmarks" / f"training_h200_2026-11-{day}.md").read_text().partition("**What fits**")[2]
+        rows = re.findall(r"^\| (\dB) \| `(\w+)` \| ([\d.]+) \| ([\d.]+) \|$", report, re.M)
+        assert rows
+        found |= {(model, checkpointing): (float(first), float(last)) for model, checkpointing, first, last in rows}
+    assert len(found) == 3 * len(MODELS) and LENGTHS == (2048, 7680)
+    for (model, checkpointing), peaks in found.items():
+        assert MODELS[f"Qwen3-VL-{model}"].peaks_gb[VALUES[checkpointing]] == peaks
 
 
 @pytest.mark.parametrize(("gpu_gb", "usable"), [(12, 9.75), (22.5, 20.25), (24, 21.6), (80, 72)])
