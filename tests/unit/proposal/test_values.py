@@ -40,7 +40,7 @@ def proposed(**changes) -> dict[str, Proposal]:
         ("Qwen3-VL-4B", 24, 3712, None, None),
         ("Qwen3-VL-4B", 16, 2176, "selective", None),
         ("Qwen3-VL-4B", 12, 2560, "selective", "nf4"),
-        ("Qwen3-VL-2B", 12, 3200, None, None),
+        ("Qwen3-VL-2B", 12, 3072, None, None),
     ],
 )
 def test_packs_are_those_of_the_documented_table(model, gpu_gb, tokens, checkpointing, frozen):
