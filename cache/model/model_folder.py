@@ -68,6 +68,18 @@ class ModelFolder:
         """The size of all files that hold tensors."""
         return sum(file.stat().st_size for file in {*_tensor_files(self.folder).values()})
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors, those of the language model too, by name.
+
+        Raises:
+            ModelError: a file of the model folder is missing or broken.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        for path in sorted({*_tensor_files(self.folder).values()}):
+            with _open_tensors(path) as file:
+                found |= {name: (*file.get_slice(name).get_shape(),) for name in file.keys()}  # noqa: SIM118
+        return found
+
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_we
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from lookonce.cache.model.expert_tensors import misshapen_expert_tensors, missing_expert_tensors
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
@@ -83,6 +84,8 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
     weights = quantised(frozen)
     options = weights.loading_options(dtype) if weights else {}
     folder = model_folder.folder.absolute()  # PEFT records it in the adapter's configuration
+    shapes = model_folder.shapes()
+    _check_filled(folder, missing_expert_tensors(model_folder, shapes))
     try:
         model, found = model_class.from_pretrained(
             folder,
@@ -96,24 +99,33 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
         raise ModelError(
             f"cannot load {model_folder.folder} with model.attention: {attention} ({first_line(error)})"
         ) from None
-    _check_filled(model_folder.folder, found)
+    except RuntimeError:  # transformers could not join the tensors of experts, and does not name them
+        _check_filled(folder, (), misshapen_expert_tensors(model_folder, shapes))
+        raise
+    missing, mismatched, unknown = (found[f"{kind}_keys"] for kind in ("missing", "mismatched", "unexpected"))
+    _check_filled(folder, missing, mismatched, unknown)
     if weights:
         weights.finish(model)
         # transformers does not compare the shapes of what it quantises.
-        _check_filled(model_folder.folder, found | {"mismatched_keys": [*weights.mismatched(model)]})
+        _check_filled(folder, (), weights.mismatched(model), unknown)
     return model.requires_grad_(False)
 
 
-def _check_filled(folder: Path, found: Mapping[str, Any]) -> None:
+def _check_filled(
+    folder: Path,
+    missing: Iterable[str],
+    mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]] = (),
+    unknown: Iterable[str] = (),
+) -> None:
     """Refuse a checkpoint that leaves tensors of the model with random values, which transformers only logs."""
-    shapes = [f"{name} {[*there]} instead of {[*wanted]}" for name, there, wanted in sorted(found["mismatched_keys"])]
-    for problem, names in (("other shapes", shapes), ("no values", sorted(found["missing_keys"]))):
+    shapes = [f"{name} {[*there]} instead of {[*wanted]}" for name, there, wanted in sorted(mismatched)]
+    others = [*sorted(unknown)]
+    for problem, names in (("other shapes", shapes), ("no values", sorted(missing))):
         if names:
-            unknown = sorted(found["unexpected_keys"])
-            others = f"; it has tensors that the model does not know: {listed(unknown, 2)}" if unknown else ""
+            unused = f"; it has tensors that the model does not know: {listed(others, 2)}" if others else ""
             raise ModelError(
                 f"{folder} has {problem} for {count(len(names), 'tensor')} of the model: {listed(names, NUM_NAMED)}"
-                f"{others}; download the model again, or set `model.path` to a complete one"
+                f"{unused}; download the model again, or set `model.path` to a complete one"
             )
 
 

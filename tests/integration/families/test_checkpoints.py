@@ -148,6 +148,41 @@ def test_tensors_of_other_shapes_are_counted_and_named(site, tmp_path, names):
             load(broken, torch.float32)
 
 
+@pytest.mark.parametrize("site", [FAMILIES["qwen3_5_moe"]], ids=["moe"], indirect=True)
+@pytest.mark.parametrize("part", ["gate_proj", "up_proj", "down_proj"])
+def test_a_tensor_that_one_expert_lacks_is_named(site, tmp_path, part):
+    _, others = split(load_file(site.model / "model.safetensors"), f"layers.1.mlp.experts.3.{part}.weight")
+    broken = sharded(site.model, tmp_path / "model", others)
+    wrong = rf"has no values for 1 tensor of the model: \S*layers\.1\.mlp\.experts\.3\.{part}\.weight; download"
+    for load in (load_without_tower, load_with_tower):
+        with pytest.raises(ModelError, match=wrong):
+            load(broken, torch.float32)
+
+
+EXPERTS = [FAMILIES["qwen3_5_moe"], FAMILIES["qwen3_vl_moe"]]
+
+
+@pytest.mark.parametrize("site", EXPERTS, ids=["3.5", "3"], indirect=True)
+@pytest.mark.parametrize("shape", [(-1,), (1, -1), (0,), ()], ids=["flat", "row", "empty", "scalar"])
+def test_one_misshapen_tensor_of_experts_is_named(site, tmp_path, shape):
+    tensors = load_file(site.model / "model.safetensors")
+    for layer in (1, 2):  # one of those that are joined, and one that is not
+        part = "up_proj" if layer == 1 else "down_proj"
+        name = max(name for name in tensors if f"layers.{layer}.mlp.experts." in name and part in name)
+        few = tensors[name].flatten()[: 0 if 0 in shape else None if -1 in shape else 1]
+        broken = sharded(site.model, tmp_path / str(layer), tensors | {name: few.reshape(shape).clone()})
+        with pytest.raises(ModelError, match=rf"has other shapes for 1 tensor of the model: {re.escape(name)} \["):
+            load_without_tower(broken, torch.float32)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-100])])
+def test_a_missing_or_short_file_of_weights_is_named(site, tmp_path, damage):
+    broken = sharded(site.model, tmp_path / "model", load_file(site.model / "model.safetensors"))
+    damage(broken.folder / "model-1.safetensors")
+    with pytest.raises(ModelError, match=r"cannot read \S*model-1\.safetensors: .*; copy or download it again"):
+        load_without_tower(broken, torch.float32)
+
+
 def test_a_missing_tensor_of_the_tower_is_named(site, tmp_path):
     _, tensors = split(load_file(site.model / "model.safetensors"), "blocks.2.attn.qkv.weight")
     with pytest.raises(ModelError, match=r"does not fit its configuration: .* example blocks\.2\.attn\.qkv\.weight"):
