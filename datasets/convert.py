@@ -21,7 +21,7 @@ from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
-from lookonce.files import temporary_name
+from lookonce.files import atomic_write
 from lookonce.text import count, located, rows
 
 UNKNOWN_SUFFIX = ".bin"
@@ -103,12 +103,8 @@ class Extractor:
 
     def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
-        try:
+        with atomic_write(path, len(data), flushes=False) as temporary:
             temporary.write_bytes(data)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
         self.num_new += 1
 
 

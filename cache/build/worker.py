@@ -9,6 +9,7 @@ of the next one.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -167,17 +168,20 @@ class _Build:
                     if not self.options.wait:
                         return
                     time.sleep(min(POLL_S, self.options.expiry_s / 4))
-        except DEAD_PROCESS:
+        except DEAD_PROCESS as error:
             # A signal to the process group ends the decoding processes too, and torch then raises in this one, at any
             # point, even while a writer cleans up.
             time.sleep(SIGNAL_DELAY_S)
             for name in self._claimed:
                 remove_leftovers(self.folder, name)
             self._raise_if_stopped()
+            if isinstance(error, EOFError | ConnectionError):
+                error.add_note("a worker process that decodes images was killed")
             raise
         finally:
             if encoder:
-                encoder.close()
+                with contextlib.suppress(*DEAD_PROCESS):  # which would hide a signal that is already named
+                    encoder.close()
 
     def _claim(self) -> Iterator[Shard]:
         """Claim the shards that no other worker has, each when it is drawn."""

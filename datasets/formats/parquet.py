@@ -125,7 +125,8 @@ def write_parquet(path: Path, rows: Named) -> None:
                 f"the values under `{key}` have different types, and a parquet column has one ({error}); write JSONL, "
                 "or canonical records, whose metadata may have any type"
             ) from None
-    parquet.write_table(pa.table(columns), path, compression="zstd")
+    with path.open("wb") as file:  # pyarrow would remove a file that it has opened, and how much was written is unknown
+        parquet.write_table(pa.table(columns), file, compression="zstd")
 
 
 def _closed(row: Row, name: str) -> Row:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from lookonce.datasets.image_suffixes import suffix_of_bytes, without_suffix
 from lookonce.datasets.images import bytes_key
-from lookonce.files import TEMPORARY_MARK, flush, temporary_name
+from lookonce.files import TEMPORARY_MARK, flush, naming_full_disk, temporary_name
 from lookonce.threads import NUM_THREADS
 
 NUM_RECENT = 4
@@ -107,11 +107,12 @@ def clear_leftovers(folder: Path) -> None:
 def _write(path: Path, data: bytes) -> None:
     temporary = temporary_name(path)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with naming_full_disk(path, len(data)):
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -11,6 +11,8 @@ import json
 import re
 from pathlib import Path
 
+from lookonce.files import write_text
+
 NAME = "run.yaml"
 HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
 
@@ -19,7 +21,7 @@ def write_run_file(folder: Path, stages: bool) -> Path:
     """Write `folder`/run.yaml, unless it exists, and return its path."""
     path = folder / NAME
     if not path.exists():
-        path.write_text(run_file(folder, stages))
+        write_text(path, run_file(folder, stages))
     return path
 
 

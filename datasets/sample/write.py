@@ -30,7 +30,8 @@ from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make
 from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.files import TEMPORARY_MARK, follow_umask, write_json
+from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, write_json
+from lookonce.signals import workers_without_signals
 
 SPLIT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
 NUM_COPIES = 2
@@ -110,7 +111,8 @@ def write_sample(
         raise UsageError(f"{folder} is not empty and has no sample; choose another folder or empty it")
     target = folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}") as unfinished:
+    scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}")
+    with scratch as unfinished, naming_full_disk(target, temporary=Path(unfinished)):
         _write_model(Path(unfinished) / "model", family, model, seed, tokenizer, tower_only)  # first: it may be refused
         content = _write(Path(unfinished), seed, num_images, frame_sizes, stages) | wanted
         target.mkdir(exist_ok=True)
@@ -186,8 +188,12 @@ def _map_in_processes(function: Callable[..., Path], *arguments: Sequence[Any]) 
     """Map in several processes if there are many frames: drawing a large one takes a tenth of a second."""
     if len(arguments[0]) <= NUM_IMAGES:
         return list(map(function, *arguments))
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
-        return list(processes.map(function, *arguments, chunksize=8))
+    with workers_without_signals():  # Python starts a process of its own here, and then unblocks two of the signals
+        processes = ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
+    with workers_without_signals():
+        paths = processes.map(function, *arguments, chunksize=8)
+    with processes:
+        return list(paths)
 
 
 def _write_frame(images: Path, quality: int, number: int, scene: Scene) -> Path:

@@ -19,7 +19,10 @@ from types import TracebackType
 
 from pydantic import TypeAdapter
 
+from lookonce.errors import Stopped
 from lookonce.eval.decoding.answer import Answer
+from lookonce.files import naming_full_disk
+from lookonce.text import count
 
 STAGE = re.compile(r"-stage-\d+$")
 """What the name of a later stage of an evaluation ends with."""
@@ -61,6 +64,9 @@ class PartialAnswers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if isinstance(error, Stopped | KeyboardInterrupt):
+            kept = sum(map(len, _read(self._path)[1].values()))
+            error.add_note(f"{count(kept, 'answer')} {'is' if kept == 1 else 'are'} kept in {self._path}")
 
     def add(self, batch: int, answers: Sequence[Answer]) -> None:
         """Write the answers of a batch."""
@@ -75,8 +81,10 @@ class PartialAnswers:
         return self._folder.glob(f"{self._name}.partial-*.jsonl")
 
     def _write(self, value: object) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
+        with naming_full_disk(self._path, len(line)):
+            self._file.write(line)
+            self._file.flush()
 
 
 def is_begun(folder: Path, name: str) -> bool:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import psutil
 
 from lookonce.environment import machine
-from lookonce.files import read_json, temporary_name
+from lookonce.files import naming_full_disk, read_json, temporary_name
 
 EXPIRY_S = 180
 """Longer than network filesystems cache file times (60 s on NFS by default)."""
@@ -90,8 +90,9 @@ class ClaimFile:
         temporary = temporary_name(path)
         self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            self.write(content)
-            os.link(temporary, path)
+            with naming_full_disk(path, CLAIM_BYTES):
+                self.write(content)
+                os.link(temporary, path)
         except OSError:
             os.close(self._descriptor)
             raise

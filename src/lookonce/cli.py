@@ -1,11 +1,13 @@
 """The command line: the group of all commands, and how errors become messages and exit codes.
 
 The commands are in `commands`. Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong
-usage, 75 stopped by a signal. Modules are imported inside the commands, so that help needs no torch.
+usage, 75 stopped by a signal, 130 interrupted by Ctrl-C. Modules are imported inside the commands, so that help needs
+no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import traceback
@@ -48,8 +50,27 @@ from lookonce.commands.sample import sample
 from lookonce.commands.selftest import selftest
 from lookonce.commands.status import status
 from lookonce.commands.train import train
-from lookonce.errors import LookonceError, Stopped, explain_os_error
+from lookonce.errors import LookonceError, Stopped, explain_system_error
+from lookonce.signals import RESUME, exit_on_signal
 from lookonce.version import __version__
+
+RESUMABLE = (
+    ("adapter", "merge"),
+    ("cache", "build"),
+    ("cache", "gc"),
+    ("cache", "plan"),
+    ("cache", "repair"),
+    ("cache", "stage"),
+    ("data", "prepare"),
+    ("data", "tar"),
+    ("eval",),
+    ("fetch",),
+    ("predict",),
+    ("study", "run"),
+)
+"""Commands that continue where a signal stopped them; the others begin again."""
+AGAIN = "run the same command again"
+WITH_OPTION = "run the same command with --resume to continue"
 
 
 class Commands(click.Group):
@@ -57,15 +78,37 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            with exit_on_signal(_advice):
+                return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
             raise  # handled by click
+        except click.Abort as error:
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise  # the input of a prompt has ended
+            click.echo(err=True)
+            _say(str(error.__context__))
+            ctx.exit(130)
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if ctx.params["debug"]:
                 traceback.print_exc()
             code, message = _explain(error)
-            click.echo(f"{click.style('Error:', fg='red')} {_rank()}{with_run_file(message)}", err=True)
+            _say(f"{_rank()}{with_run_file(message)}")
             ctx.exit(code)
+
+
+def _say(message: str) -> None:
+    """Print the message of an error; a terminal that is closed gets none, and the exit code stays."""
+    with contextlib.suppress(OSError):
+        click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+
+
+def _advice() -> str:
+    """What to do after a signal has stopped the command that runs now."""
+    names: tuple[str, ...] = ()
+    context = click.get_current_context(silent=True)
+    while context and context.parent:
+        names, context = (context.info_name or "", *names), context.parent
+    return WITH_OPTION if names == ("train",) else RESUME if names in RESUMABLE else AGAIN
 
 
 def _rank() -> str:
@@ -75,12 +118,13 @@ def _rank() -> str:
 
 def _explain(error: BaseException) -> tuple[int, str]:
     """Exit code and message of an error that stopped a command."""
+    notes = getattr(error, "__notes__", [])
     if isinstance(error, LookonceError | Stopped):
-        return error.exit_code, str(error)
+        return error.exit_code, "; ".join([str(error), *notes])
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted; run the same command again to resume (train: with --resume)"
-    if isinstance(error, OSError):
-        return 1, explain_os_error(error)
+        return 130, "; ".join([str(error) or f"interrupted; {AGAIN}", *notes])
+    if message := explain_system_error(error):
+        return 1, message
     return 1, f"unexpected {type(error).__name__}: {error} (`lookonce --debug ...` shows where)"
 
 

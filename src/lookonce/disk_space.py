@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lookonce.errors import DiskFull, LookonceError
+from lookonce.errors import existing as existing
 from lookonce.files import is_full
 from lookonce.text import size
 
@@ -25,12 +26,6 @@ CACHE_ADVICE = (
 def free_bytes(folder: Path) -> int:
     """The free bytes on the disk of a folder that need not exist yet."""
     return shutil.disk_usage(existing(folder)).free
-
-
-def existing(folder: Path) -> Path:
-    """The folder itself, or the closest one above it that exists."""
-    folder = folder.absolute()
-    return folder if folder.exists() else existing(folder.parent)
 
 
 def with_margin(num_bytes: int) -> int:

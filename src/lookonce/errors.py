@@ -23,7 +23,8 @@ plain `assert`s.
 
 The system's own errors are put into words here too. An OSError names a path, but neither whether it was to be read or
 written nor what is in the way: a new file cannot be written because of its folder, and its name is often a temporary
-one. So the path is looked at again.
+one. So the path is looked at again. That of a full disk names no path at all: what writes files raises `NoRoom` (see
+files.py). Of memory the system says only that there is none, or it kills a worker process.
 """
 
 from __future__ import annotations
@@ -32,11 +33,28 @@ import contextlib
 import errno
 import os
 import pwd
+import re
+import resource
 import shlex
+import shutil
+import tempfile
 from pathlib import Path
 
-from lookonce.files import TEMPORARY_MARK
+from lookonce.text import size
 
+TEMPORARY_MARK = ".tmp-"
+"""What follows a file's own name in the name of a temporary file that will replace it."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""There is no room: on the disk, in the quota, or below the limit on the size of files."""
+WHY_FULL = {errno.EDQUOT: "; `quota -s` shows the quota", errno.EFBIG: "; `ulimit -f` shows the limit"}
+FULL_IN_TEXT = re.compile(rf"\bos error ({'|'.join(map(str, FULL))})\b")
+"""How libraries in Rust, such as safetensors, write the number of the system's error."""
+NO_MEMORY = re.compile(
+    "can't allocate memory|not enough memory|Cannot allocate memory|out of shared memory|failed to map segment|"
+    "DataLoader worker .*(killed by signal|exited unexpectedly)|process pool was terminated abruptly|"
+    "worker process .*was killed"
+)
+"""Messages of libraries that have no memory, or whose worker process was killed, as Linux does if none is left."""
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """The system refused for lack of permission, or because the disk is read-only."""
 EFFECTIVE = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
@@ -125,11 +143,42 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in REFUSALS
 
 
+class NoRoom(OSError):
+    """There is no room for a file; `needed` is its size as text, if that is known."""
+
+    def __init__(self, code: int, path: Path, needed: str = "") -> None:
+        super().__init__(code, os.strerror(code), str(path))
+        self.needed = needed
+
+
+def full_disk_code(error: BaseException) -> int | None:
+    """The system's code if an error means that there is no room; None if it means something else."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in FULL else None
+    found = FULL_IN_TEXT.search(str(error))
+    return int(found[1]) if found else None
+
+
+def explain_system_error(error: BaseException) -> str | None:
+    """An error of the system in words, also one that a library wraps: a path, a full disk, or no memory.
+
+    None for all other errors.
+    """
+    if full_disk_code(error) is not None:
+        return _no_room(error)
+    said = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", [])]))
+    if isinstance(error, MemoryError) or NO_MEMORY.search(said):
+        return _no_memory(said.strip().partition("\n")[0] or "a request was refused")
+    return explain_os_error(error) if isinstance(error, OSError) else None
+
+
 def explain_os_error(error: OSError) -> str:
     """An OSError in words: what cannot be done with which file, and for a refusal the command that allows it."""
+    if error.errno in FULL:
+        return _no_room(error)
     path = target_of(error)
     if path is None:
-        return str(error)
+        return error.strerror or str(error)
     if not is_refusal(error):
         return f"{path}: {error.strerror}"
     what, place, right = _obstacle(path)
@@ -147,6 +196,38 @@ def target_of(error: OSError) -> Path | None:
     names = [part.partition(TEMPORARY_MARK) for part in path.parts]
     temporary = next((number for number, (_, mark, _) in enumerate(names) if mark), None)
     return path if temporary is None else Path(*path.parts[:temporary], names[temporary][0])
+
+
+def _no_room(error: BaseException) -> str:
+    code = full_disk_code(error)
+    assert code is not None
+    path = target_of(error) if isinstance(error, OSError) else None
+    needed = f"{error.needed} are needed, " if isinstance(error, NoRoom) and error.needed else ""
+    places = [path if path.is_dir() else path.parent] if path else [Path.cwd(), Path(tempfile.gettempdir())]
+    free = ", ".join(f"{size(shutil.disk_usage(existing(place)).free)} are free in {place}" for place in places)
+    return (
+        f"no room{f' for {path}' if path else ''}: {os.strerror(code)}{WHY_FULL.get(code, '')} ({needed}{free}); make "
+        "room, or name a folder on another disk, and run the same command again"
+    )
+
+
+def existing(folder: Path) -> Path:
+    """The folder itself, or the closest one above it that exists."""
+    folder = folder.absolute()
+    return folder if folder.exists() else existing(folder.parent)
+
+
+def _no_memory(reason: str) -> str:
+    import psutil  # slow to import
+
+    memory, limit = psutil.virtual_memory(), resource.getrlimit(resource.RLIMIT_AS)[0]
+    own = "" if limit == resource.RLIM_INFINITY else f", and `ulimit -v` limits this process to {size(limit)}"
+    return (
+        f"out of memory: {reason}. {size(memory.available)} of this machine's {size(memory.total)} are free{own}; a "
+        "job or a container may have less, and Linux kills processes that need more. End other programs, give it more "
+        "memory, or lower what is in memory at once: batch.tokens_per_pack, batch.samples_per_forward, "
+        "eval.tokens_per_wave, train.host_cache_gb, or the size of the input"
+    )
 
 
 def _obstacle(path: Path) -> tuple[str, Path, str]:

@@ -12,7 +12,6 @@ hostile folder cannot make a command wait or fill the memory.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -27,8 +26,10 @@ from typing import Any, BinaryIO
 import xxhash
 
 from lookonce.environment import machine
+from lookonce.errors import FULL, LookonceError, NoRoom, full_disk_code
+from lookonce.errors import TEMPORARY_MARK as TEMPORARY_MARK
+from lookonce.text import size
 
-TEMPORARY_MARK = ".tmp-"
 MAX_JSON_BYTES = 1 << 26
 """The most bytes of a JSON file, where its reader has no other limit. Trainer's state has a few million."""
 SCRATCH = "lookonce-"
@@ -36,17 +37,50 @@ SCRATCH = "lookonce-"
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it is renamed to `path` on success and removed on an error."""
+def atomic_write(path: Path, num_bytes: int = 0, *, flushes: bool = True) -> Iterator[Path]:
+    """A temporary path to write to; it is renamed to `path` on success and removed on an error.
+
+    `num_bytes` is the size of the file, if it is known before. Without `flushes` a power cut may leave part of a file.
+
+    Raises:
+        NoRoom: the disk is full.
+    """
     temporary = temporary_name(path)
     try:
-        yield temporary
-        follow_umask(temporary)
-        flush(temporary)
-        os.replace(temporary, path)
-        flush(path.parent)
+        with naming_full_disk(path, num_bytes, temporary):
+            yield temporary
+            follow_umask(temporary)
+            if flushes:
+                flush(temporary)
+            os.replace(temporary, path)
+            if flushes:
+                flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: Path, num_bytes: int = 0, temporary: Path | None = None) -> Iterator[None]:
+    """Within the block, a full disk is an error that names `path`, of which `num_bytes` are written to `temporary`.
+
+    The system's own error names no file, and those of libraries are of other types.
+
+    Raises:
+        NoRoom: the disk is full.
+    """
+    try:
+        yield
+    except (LookonceError, NoRoom):
+        raise
+    except Exception as error:
+        if (code := full_disk_code(error)) is None:
+            raise
+        needed = size(num_bytes) if num_bytes else ""
+        if temporary and not num_bytes:
+            with contextlib.suppress(OSError):
+                written = sum(file.stat().st_size for file in (temporary, *temporary.rglob("*")) if file.is_file())
+                needed = f"more than {size(written)}"
+        raise NoRoom(code, path, needed) from error
 
 
 def temporary_name(path: Path) -> Path:
@@ -66,7 +100,7 @@ def scratch_folder(parent: Path, purpose: str) -> Iterator[Path]:
     Its name identifies the process, so `cache gc` recognises what a killed one left.
     """
     prefix = f"{SCRATCH}{purpose}{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+    with naming_full_disk(parent), tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         yield Path(folder)
 
 
@@ -76,13 +110,14 @@ def create_text(path: Path, text: str) -> bool:
     The file is a hard link to a finished temporary one, so it appears whole or not at all, on network filesystems too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
+    temporary, data = temporary_name(path), text.encode("utf-8")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        follow_umask(temporary)
-        flush(temporary)
-        os.link(temporary, path)
-        flush(path.parent)
+        with naming_full_disk(path, len(data)):
+            temporary.write_bytes(data)
+            follow_umask(temporary)
+            flush(temporary)
+            os.link(temporary, path)
+            flush(path.parent)
     except FileExistsError:
         return False
     finally:
@@ -93,8 +128,9 @@ def create_text(path: Path, text: str) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically, making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    data = text.encode("utf-8")
+    with atomic_write(path, len(data)) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -180,7 +216,7 @@ def _umask() -> int:
 
 def is_full(error: OSError) -> bool:
     """Whether the error means no space left: on the disk, in the quota, or below the file size limit."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return error.errno in FULL
 
 
 def flush_files(folder: Path) -> None:

@@ -1,12 +1,15 @@
-"""Signals that ask a process to stop: SIGTERM and SIGUSR1, which Slurm sends before a time limit or a preemption.
+"""Signals that ask a process to stop, and how every command ends after one.
 
-Both phases then end with exit code 75 (EX_TEMPFAIL): not finished, run me again. What each finishes first is in
-cache/build/preemption.py and train/loop/preemption.py. Ctrl-C keeps its usual meaning.
+SIGTERM, SIGUSR1 (which Slurm sends before a time limit or a preemption) and SIGHUP (a closed terminal or ssh session)
+end a command with exit code 75 (EX_TEMPFAIL): not finished, run me again. Ctrl-C ends it with 130. The command line
+sets this up once for all commands; what a build and a training finish first is in cache/build/preemption.py and
+train/loop/preemption.py. Under nohup SIGHUP is ignored, and stays so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,16 +17,20 @@ from types import FrameType
 
 from lookonce.errors import Stopped
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RESUME = "run the same command again to resume"
 Handler = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Handler) -> Iterator[None]:
-    """Call `handler` for these signals within the block. Does nothing outside the main thread, as Python requires."""
+def handle_signals(handler: Handler, *others: signal.Signals) -> Iterator[None]:
+    """Call `handler` for these signals, and for `others`, within the block.
+
+    Does nothing outside the main thread, as Python requires.
+    """
     on_main_thread = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in SIGNALS} if on_main_thread else {}
+    handled = [number for number in (*SIGNALS, *others) if on_main_thread and not _stays_ignored(number)]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
@@ -31,12 +38,36 @@ def handle_signals(handler: Handler) -> Iterator[None]:
             signal.signal(number, previous)
 
 
+def _stays_ignored(number: signal.Signals) -> bool:
+    """Whether the parent process has set a signal to be ignored: SIGHUP by nohup, SIGINT by a script's `&`."""
+    return number in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(number) is signal.SIG_IGN
+
+
 @contextlib.contextmanager
-def exit_on_signal(advice: str = RESUME) -> Iterator[None]:
-    """End the program at once on a signal, with the same exit code: for blocks with nothing to finish first."""
+def workers_without_signals() -> Iterator[None]:
+    """Processes that are started within the block do not get the signals that a terminal or Slurm sends to a group.
+
+    Their parent gets these and ends them; otherwise each would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def exit_on_signal(advice: str | Callable[[], str]) -> Iterator[None]:
+    """Within the block, end the program at once on a signal or on Ctrl-C; `advice` ends the message."""
+    process_id = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(f"stopped by {signal.Signals(number).name}; {advice}")
+        if os.getpid() != process_id:  # a worker that was forked within the block; its parent ends it
+            return
+        what = advice if isinstance(advice, str) else advice()
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt(f"interrupted; {what}")
+        raise Stopped(f"stopped by {signal.Signals(number).name}; {what}")
 
-    with handle_signals(stop):
+    with handle_signals(stop, signal.SIGINT):
         yield

@@ -93,7 +93,7 @@ def export_embeds(cache: VisionCache, images: Sequence[Path], target: Path) -> E
             "are distinguished by their bytes. Add it to the records, then: lookonce cache build RUN.yaml"
         )
     tensors = image_embeds(cache, keys)
-    with atomic_write(target) as temporary:
+    with atomic_write(target, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
         save_file(tensors, temporary, metadata=_metadata(cache, keys))
     embeds = tensors[EMBEDS]
     return Exported(

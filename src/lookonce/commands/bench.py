@@ -24,7 +24,6 @@ from lookonce.commands.options import (
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.signals import exit_on_signal
 from lookonce.text import listed
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def bench_step(
       selective, checkpointed  `shared` with train.gradient_checkpointing: selective, or true
 
     --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time. If interrupted, or
-    stopped by SIGTERM or SIGUSR1 (exit code 75), it still reports the finished variants.
+    stopped by a signal (exit code 75), it still reports the finished variants.
 
     \b
     Examples:
@@ -178,9 +177,8 @@ def bench_step(
     notes = notify if is_first else lambda note: None
     report = None
     try:
-        with exit_on_signal("run the same command to measure all variants again"):
-            for so_far in measure(session, session.examples("train")[0], chosen, steps, notes):
-                report = so_far
+        for so_far in measure(session, session.examples("train")[0], chosen, steps, notes):
+            report = so_far
     finally:
         if report and is_first:
             emit(report.to_json(), report.text(), as_json)
@@ -231,9 +229,8 @@ def bench_answers(
         raise UsageError(f"the run file names no records for `data.{split}`; choose another --split")
     report = None
     try:
-        with exit_on_signal("run the same command to measure all engines again"):
-            for so_far in measure(Session.open(inputs), records, chosen, notify):
-                report = so_far
+        for so_far in measure(Session.open(inputs), records, chosen, notify):
+            report = so_far
     finally:
         if report:
             emit(report.to_json(), report.text(), as_json)

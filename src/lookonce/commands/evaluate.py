@@ -18,7 +18,6 @@ from lookonce.commands.options import (
     only_results_on_stdout,
     remember_run_file,
 )
-from lookonce.signals import exit_on_signal
 
 if TYPE_CHECKING:
     from lookonce.eval.scores.headline import Baseline
@@ -93,15 +92,14 @@ def evaluate(
 
     if run_dir.is_file():
         remember_run_file(run_dir, assignments)
-    with exit_on_signal():
-        done = evaluate_run(
-            run_dir,
-            split,
-            "all" if baselines else named,
-            assignments=assignments,
-            verify_images=verify_images,
-            notify=notify,
-        )
+    done = evaluate_run(
+        run_dir,
+        split,
+        "all" if baselines else named,
+        assignments=assignments,
+        verify_images=verify_images,
+        notify=notify,
+    )
     if done:  # on the first rank
         evaluation, path = done
         notify(f"predictions: {path}")

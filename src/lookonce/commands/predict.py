@@ -12,7 +12,6 @@ import click
 from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout, remember_run_file
 from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError, UsageError
-from lookonce.signals import exit_on_signal
 
 if TYPE_CHECKING:
     from lookonce.eval.asking.answerer import Answerer
@@ -100,12 +99,11 @@ def predict(
         if not patterns and not images:
             notify("no --image given; asking without an image")
         asked = ask_each([(path,) for path in match_images(patterns)] if patterns else [images], questions, system)
-    with exit_on_signal():
-        answerer = Answerer.open(run_dir, untuned=untuned)
-        if len(questions) == 1 and not patterns and not output:
-            _answer_one(answerer, images, questions[0], system, as_json)
-            return
-        report = answer_all(answerer, asked, broken, output, notify)
+    answerer = Answerer.open(run_dir, untuned=untuned)
+    if len(questions) == 1 and not patterns and not output:
+        _answer_one(answerer, images, questions[0], system, as_json)
+        return
+    report = answer_all(answerer, asked, broken, output, notify)
     emit(report.to_json(), report.text(), as_json)
     for note in report.notes():
         notify(note)

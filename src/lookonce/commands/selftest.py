@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from lookonce.commands.options import JSON, emit, notify
-from lookonce.signals import exit_on_signal
 
 
 @click.command()
@@ -32,12 +31,11 @@ def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
       lookonce selftest
       lookonce selftest --dense --json
     """
-    with exit_on_signal("run the same command again"):
-        from lookonce.selftest.note import save_note
-        from lookonce.selftest.run import run_selftest
+    from lookonce.selftest.note import save_note
+    from lookonce.selftest.run import run_selftest
 
-        report = run_selftest(dense, notify=notify)
-        if report.combination["device"] != "CPU":
-            save_note(report)
+    report = run_selftest(dense, notify=notify)
+    if report.combination["device"] != "CPU":
+        save_note(report)
     emit(report.to_json(), report.text(), as_json)
     context.exit(0 if report.ok else 1)

@@ -70,15 +70,6 @@ def status(
     """
     if missing and interval_s is not None:
         raise click.UsageError("--missing prints once and cannot be combined with --watch")
-    try:
-        _status(paths, assignments, missing, interval_s, as_json)
-    except KeyboardInterrupt:  # nothing was begun, so there is nothing to resume and nothing to say
-        sys.exit(130)
-
-
-def _status(
-    paths: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool
-) -> None:
     runs = [_read(path, assignments) for path in paths]
     from lookonce.status.status import RunStatus
 

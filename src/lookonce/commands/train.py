@@ -9,7 +9,6 @@ import click
 from lookonce.commands.options import JSON, RUN, SET, VERIFY_IMAGES, emit, notify, only_results_on_stdout, read_existing
 from lookonce.environment import rank
 from lookonce.run.startup import Startup
-from lookonce.signals import exit_on_signal
 from lookonce.text import quiet
 
 
@@ -40,7 +39,7 @@ def train(
     """
     if resume and restart:
         raise click.UsageError("--resume continues and --restart starts again; use one of them")
-    with exit_on_signal("run the same command with --resume to continue"), only_results_on_stdout():
+    with only_results_on_stdout():
         run = read_existing(run_file, assignments)
         startup = Startup.of_process(notify if rank() == 0 else quiet)
         with startup.timed("load libraries"):

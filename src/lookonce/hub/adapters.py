@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 )
 
 from lookonce.errors import ModelError
-from lookonce.hub.names import FETCH_COMMAND
+from lookonce.hub.names import FETCH_COMMAND, check_disk
 from lookonce.hub.progress import Progress
 from lookonce.hub.verify import verify
 from lookonce.text import first_line
@@ -53,4 +53,5 @@ def find_adapter(name: str, revision: str | None, *, is_local: bool = False) -> 
             f"{at} is not on the Hub, or you may not access it; check the name, or if it is private: hf auth login"
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
+        check_disk(error)
         raise ModelError(f"{at} is not available from the Hub ({first_line(error)})") from None

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 
 from lookonce.errors import SourceError
-from lookonce.hub.names import CARD, Download, is_commit
+from lookonce.hub.names import CARD, Download, check_disk, is_commit
 from lookonce.hub.progress import Progress
 from lookonce.hub.verify import verify
 from lookonce.text import first_line
@@ -38,6 +38,7 @@ def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> D
             tqdm_class=Progress,  # type: ignore[arg-type]  # any kind of tqdm will do
         )
     except Exception as error:  # from httpx, from huggingface_hub, from the disk
+        check_disk(error)
         at = f" at revision {revision}" if revision else ""
         raise SourceError(
             f"cannot download {name}{at} from the Hub: {first_line(error)}\n"

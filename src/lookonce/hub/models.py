@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
 
 from lookonce.disk_space import check_room
 from lookonce.errors import DiskFull, ModelError
-from lookonce.hub.names import CARD, FETCH_COMMAND, Download, is_hub_name
+from lookonce.hub.names import CARD, FETCH_COMMAND, Download, check_disk, is_hub_name
 from lookonce.hub.progress import Progress
 from lookonce.hub.verify import verify
 from lookonce.text import first_line, located
@@ -80,6 +80,7 @@ def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Pa
     except LocalEntryNotFoundError as error:
         raise ModelError(_absence(name, revision, error.__cause__)) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
+        check_disk(error)
         raise ModelError(_refusal(name, revision, error)) from None
 
 
@@ -99,6 +100,7 @@ def download_model(name: str, revision: str | None) -> ModelDownload:
     except (DryRunError, LocalEntryNotFoundError) as error:
         folder, num_bytes = _find_offline(wanted | {"local_files_only": True}, error.__cause__), 0
     except (HfHubHTTPError, OSError, ValueError) as error:
+        check_disk(error)
         raise ModelError(_refusal(name, revision, error)) from None
     is_verified = verify("model", name, folder)
     return ModelDownload(folder, folder.name, license_of_model(folder), num_bytes, is_verified)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
+import psutil
 import pytest
 
 from lookonce.files import TEMPORARY_MARK
@@ -28,7 +30,7 @@ main(["cache", "build", "run.yaml"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded, tmp_path, number):
     run = make_run()
     (tmp_path / "run.yaml").write_text(run.to_yaml())
@@ -44,3 +46,18 @@ def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded
     report = RunInputs.open(run).build()
     assert report.num_missing == 0 and report.num_encoded + report.num_reused == report.num_wanted
     assert (report.num_reused > 0) == (number == signal.SIGUSR1)
+
+
+def test_a_worker_process_that_was_killed_is_named_with_a_cause(make_run, preloaded, tmp_path):
+    """Linux kills processes if there is no memory left."""
+    run = make_run()
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    folder = RunInputs.open(run).cache_folder
+    build = preloaded.start(SLOW_BUILD, folder=tmp_path)
+    build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
+    psutil.Process(build.pid).children()[0].kill()
+    assert build.wait() == 1, build.error
+    assert re.search("Error: out of memory: (DataLoader worker|a worker process that decodes)", build.error), (
+        build.error
+    )
+    assert "Traceback" not in build.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from click.testing import CliRunner
 
 from lookonce.cli import main
 from lookonce.run.folder import RunFolder
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+RUN = "PLACE/run.yaml"
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -34,9 +38,6 @@ def said_by(place: Path, words: str) -> str:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code in (1, 2), result.output
     return result.stderr.rpartition("Error: ")[2].strip()
-
-
-RUN = "PLACE/run.yaml"
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,37 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
     said = said_by(place, words)
     assert said.startswith(f"cannot write {place}/{file}"), said
     assert said.endswith(f"allow it with: chmod u+w {place / name}") and ".tmp-" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        *((f"data convert PLACE/sample/test.jsonl PLACE/new/out{suffix}", f"out{suffix}") for suffix in SUFFIXES),
+        (
+            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample --headers-only",
+            "out.jsonl",
+        ),
+        ("data audit PLACE/sample/test.jsonl --html PLACE/new/out.html", "out.html"),
+        ("data tar PLACE/sample/test.jsonl PLACE/new --image-root PLACE/sample", "images.ndjson"),
+        ("data prepare PLACE/mine.yaml PLACE/new/out --source PLACE/sample", "out/.prepare/settings.json"),
+        ("sample PLACE/new/out", "out"),
+        ("init PLACE/new/run.yaml --model PLACE/sample/model --train PLACE/sample/test.jsonl --yes", "run.yaml"),
+        (f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/new/out.safetensors", "out.safetensors"),
+        (f"cache plan {RUN} --set cache.dir=PLACE/new", ""),
+        ("study jobs PLACE/study.yaml", "run-files/a-1.yaml"),
+        (f"train {RUN} --set output=PLACE/new/run", "run/run.json"),
+    ],
+)
+def test_a_full_disk_is_named_with_the_file_and_what_it_needs(place, largest_file, words, file):
+    (place / "new").mkdir()
+    (place / "mine.yaml").write_text("name: mine\nfiles: test.jsonl\ncolumns: {image: images}\n")
+    (place / "study.yaml").write_text(f"base: {place}/run.yaml\noutput: {place}/new\nseeds: 1\narms: {{a: }}\n")
+    with largest_file(64):
+        said = said_by(place, words)
+    assert said.startswith(f"no room for {place}/new/{file}".rstrip("/")), said
+    assert "are free in" in said and said.endswith("and run the same command again"), said
+    assert ("are needed" in said) == bool(file) and not re.search("Errno|os error|unexpected|.tmp-", said), said
+    assert not [path for path in (place / "new").rglob("*") if path.is_file() and path.stat().st_size > 64]
 
 
 def test_a_cache_that_may_not_be_entered_is_not_called_broken(place, with_mode):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import signal
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lookonce.cli import main
+from lookonce.cli import RESUMABLE, main
 from lookonce.errors import CacheError, Stopped, UsageError
+from lookonce.signals import workers_without_signals
 
 
 def commands(command: click.Command = main, names: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
@@ -121,7 +127,19 @@ def test_mistakes_give_a_message_and_an_exit_code_without_a_traceback(run_file, 
         (CacheError("gone"), 1, "Error: gone"),
         (Stopped("stopped by SIGUSR1"), 75, "Error: stopped by SIGUSR1"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
-        (KeyboardInterrupt(), 130, "run the same command again to resume"),
+        (MemoryError(), 1, "Error: out of memory: a request was refused. "),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+            1,
+            "can't allocate memory. ",
+        ),
+        (RuntimeError("DataLoader worker (pid 5) is killed by signal: Killed. "), 1, "lower what is in memory at once"),
+        (
+            BrokenProcessPool("A process in the process pool was terminated abruptly while the future was running."),
+            1,
+            "lower what is in memory at once",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command again"),
         (
             ZeroDivisionError("division by zero"),
             1,
@@ -138,6 +156,80 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
     result = run("cache", "build", run_file)
     assert result.exit_code == code and message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+LEAVES = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}
+
+
+def stopped(names: tuple[str, ...], number: signal.Signals, monkeypatch) -> Result:
+    """The result of a command that gets a signal in the middle of its work."""
+
+    def work(**_: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(LEAVES[names], "callback", work)
+    monkeypatch.setattr(LEAVES[names], "params", [])
+    return run(*names)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [
+        (signal.SIGTERM, 75, "stopped by SIGTERM"),
+        (signal.SIGUSR1, 75, "stopped by SIGUSR1"),
+        (signal.SIGHUP, 75, "stopped by SIGHUP"),
+        (signal.SIGINT, 130, "interrupted"),
+    ],
+)
+def test_a_signal_ends_every_command_with_a_documented_exit_code_and_a_line(root, monkeypatch, number, code, message):
+    assert f"\n| {code} | " in (root / "docs" / "troubleshooting.md").read_text()
+    before = signal.getsignal(number)
+    for names in LEAVES:
+        result = stopped(names, number, monkeypatch)
+        assert result.exit_code == code, names
+        assert result.stderr.startswith(f"Error: {message}; run the same command "), names
+        assert result.stderr.count("\n") == 1 and result.stdout == "", names
+    assert signal.getsignal(number) is before
+
+
+def test_a_stopped_command_says_how_to_continue(monkeypatch):
+    found = {names: stopped(names, signal.SIGTERM, monkeypatch).stderr.strip().rpartition("; ")[2] for names in LEAVES}
+    assert found["train",] == "run the same command with --resume to continue"
+    resumes = {names for names, advice in found.items() if advice == "run the same command again to resume"}
+    assert resumes == set(RESUMABLE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_the_parent_process_ignores_stays_ignored(monkeypatch, number):
+    """SIGHUP under nohup, and SIGINT after a script's `&`."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert stopped(("check",), number, monkeypatch).exit_code == 0
+    finally:
+        signal.signal(number, before)
+
+
+def test_worker_processes_leave_signals_of_the_group_to_their_parent():
+    """They print nothing then."""
+    program = "import signal, os; os.killpg(0, signal.SIGHUP); os.killpg(0, signal.SIGINT); print('alive')"
+    with workers_without_signals():
+        worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, process_group=0, text=True)
+    assert worker.communicate()[0] == "alive\n"
+
+
+def test_an_interrupted_prompt_is_an_interrupted_command(monkeypatch):
+    class Interrupted(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: bytearray) -> int:
+            if buffer:
+                signal.raise_signal(signal.SIGINT)
+            return 0
+
+    monkeypatch.setattr("lookonce.commands.init.is_terminal", lambda: True)
+    result = CliRunner().invoke(main, ["init", "run.yaml"], input=io.BufferedReader(Interrupted()))
+    assert result.exit_code == 130 and "Error: interrupted; run the same command again\n" in result.stderr
 
 
 def test_debug_shows_where():

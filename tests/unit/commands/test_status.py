@@ -1,6 +1,8 @@
-"""`lookonce status` ends quietly when it is interrupted."""
+"""`lookonce status` ends with one line when it is interrupted."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from click.testing import CliRunner
@@ -11,15 +13,15 @@ from lookonce.run.folder import RunFolder
 
 @pytest.mark.parametrize("words", [(), ("--watch", "1"), ("--missing",)])
 @pytest.mark.parametrize("where", ["lookonce.run.config.read_run_file", "lookonce.status.status.RunStatus.open"])
-def test_ctrl_c_ends_it_without_a_message(monkeypatch, run_file, where, words):
-    """It asked to run the same command again to resume, though it had not begun anything."""
+def test_ctrl_c_ends_it_with_one_line(monkeypatch, run_file, where, words):
+    """It does not ask to resume, since it has not begun anything."""
 
     def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(where, interrupt)
     done = CliRunner().invoke(main, ["status", str(run_file), *words])
-    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "Error: interrupted; run the same command again\n")
 
 
 def test_a_run_folder_is_taken_too_also_one_that_was_moved(monkeypatch, make_run, tmp_path):

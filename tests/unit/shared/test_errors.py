@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import explain_os_error
-from lookonce.files import create_text, write_text
+from lookonce.files import atomic_write, create_text, write_text
 
 
 def refusal_of(function) -> str:
@@ -97,6 +97,28 @@ def test_a_read_only_disk_is_not_allowed_by_chmod(file):
 
 
 def test_other_errors_name_the_file_that_was_to_be_written(file):
-    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file) + ".tmp-host-1-2")
-    assert explain_os_error(error) == f"{file}: No space left on device"
+    error = OSError(errno.EIO, os.strerror(errno.EIO), str(file) + ".tmp-host-1-2")
+    assert explain_os_error(error) == f"{file}: Input/output error"
     assert explain_os_error(OSError("no name")) == "no name"
+    assert explain_os_error(OSError(errno.EIO, "no name")) == "no name"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda code: OSError(code, os.strerror(code)),
+        lambda code: OSError(code, os.strerror(code), "source.bin", None, "target.bin"),  # of shutil.copyfile
+        lambda code: Exception(f"Error while serializing: I/O error: (os error {code})"),  # of safetensors
+    ],
+)
+def test_a_full_disk_is_named_with_the_file_what_it_needs_and_what_is_free(file, code, make):
+    def writing() -> None:
+        with atomic_write(file) as temporary:
+            temporary.write_bytes(b"x" * 1500)
+            raise make(code)
+
+    message = refusal_of(writing)
+    assert message.startswith(f"no room for {file}: {os.strerror(code)}") and ".tmp-" not in message
+    assert re.search(rf"\(more than 1.5 kB are needed, [\d.]+ \w+ are free in {file.parent}\); make room, or", message)
+    assert file.read_text() == "{}" and list(file.parent.iterdir()) == [file]

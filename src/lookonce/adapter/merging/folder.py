@@ -119,7 +119,8 @@ class MergeFolder:
         weight_map = {name: names[name] for name in (*index["weight_map"], *sorted(names)) if name in names}
         metadata = {**(index.get("metadata") or {}), "total_size": total}
         if is_same and weight_map == index["weight_map"] and metadata == index.get("metadata"):
-            shutil.copyfile(source / INDEX, self.folder / INDEX)
+            with atomic_write(self.folder / INDEX) as temporary:
+                shutil.copyfile(source / INDEX, temporary)
         else:
             write_json(self.folder / INDEX, index | {"metadata": metadata, "weight_map": weight_map})
 

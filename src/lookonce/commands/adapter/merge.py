@@ -9,7 +9,6 @@ import click
 
 from lookonce.commands.adapter.group import adapter
 from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout, remember_run_file
-from lookonce.signals import exit_on_signal
 
 if TYPE_CHECKING:
     from lookonce.adapter.merging.merge import Dtype
@@ -65,6 +64,6 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_un
 
     if run_dir.is_file():
         remember_run_file(run_dir)
-    with exit_on_signal(), only_results_on_stdout():
+    with only_results_on_stdout():
         done = merge_run(run_dir, folder, dtype, num_questions, onto_unquantised=onto_unquantised, notify=notify)
     emit(done.to_json(), done.text(), as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import sys
@@ -16,7 +15,6 @@ import click
 from lookonce.commands.cache.group import cache
 from lookonce.commands.options import JSON, RUN, SET, emit, notify, open_inputs, open_records
 from lookonce.environment import gpu_gb
-from lookonce.signals import exit_on_signal
 from lookonce.text import count, duration
 
 
@@ -58,12 +56,10 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
       lookonce cache plan run.yaml --pilot 0 --set cache.max_pixels=432000 --json
       lookonce cache plan run.yaml --write
     """
-    with exit_on_signal():
-        inputs = open_inputs(run_file, assignments)
-        report = inputs.estimate(num_pilot)
-        if write:
-            inputs.write_plan()
+    inputs = open_inputs(run_file, assignments)
+    report = inputs.estimate(num_pilot)
     if write:
+        inputs.write_plan()
         notify(
             f"the plan is in {inputs.cache_folder}; build its shards with: lookonce cache build {run_file} --worker I/N"
         )
@@ -104,7 +100,7 @@ def cache_build(
     """Encode the images that the cache lacks.
 
     If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard and stops; on
-    SIGTERM it stops at once.
+    SIGTERM or SIGHUP it stops at once.
 
     Exits 1 if more than --max-quarantined images could not be encoded (all others are), and 75 if a signal stopped it.
 
@@ -114,9 +110,8 @@ def cache_build(
       lookonce cache build run.yaml --set cache.dir=/scratch/caches --max-quarantined 10
       lookonce cache build run.yaml --worker 3/8 --no-wait
     """
-    with exit_on_signal():
-        inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
-        report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
+    inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
+    report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
         notify("image keys were taken from the plan; a build without --worker hashes every file again")
     family = inputs.model_folder.family
@@ -150,13 +145,12 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
     report = content.status()
     if interval_s is None:
         return emit(asdict(report), report.text(), as_json)
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            _show_progress(report, as_json)
-            if not report.num_missing:
-                return None
-            time.sleep(interval_s)
-            report = content.status()
+    while True:
+        _show_progress(report, as_json)
+        if not report.num_missing:
+            return None
+        time.sleep(interval_s)
+        report = content.status()
 
 
 def _show_progress(report: Any, as_json: bool) -> None:

@@ -26,7 +26,6 @@ from lookonce.commands.options import (
     read_run,
 )
 from lookonce.errors import UsageError
-from lookonce.signals import exit_on_signal
 
 
 @cache.command("verify")
@@ -114,19 +113,18 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
     inputs = open_inputs(run_file, assignments)
     from lookonce.cache.maintenance.repair import repair
 
-    with exit_on_signal():
-        report, images = repair(
-            inputs.cache_folder,
-            inputs.fingerprint,
-            inputs.images,
-            level="quick" if level == "quick" else "full",
-            drop=drop,
-            provenance={"model": inputs.run.model.path, "revision": inputs.run.model.revision},
-            expiry_s=inputs.run.cache.claim_s,
-        )
-        if not as_json:
-            click.echo(report.text())
-        built = replace(inputs, images=images).build() if images.path_of else None
+    report, images = repair(
+        inputs.cache_folder,
+        inputs.fingerprint,
+        inputs.images,
+        level="quick" if level == "quick" else "full",
+        drop=drop,
+        provenance={"model": inputs.run.model.path, "revision": inputs.run.model.revision},
+        expiry_s=inputs.run.cache.claim_s,
+    )
+    if not as_json:
+        click.echo(report.text())
+    built = replace(inputs, images=images).build() if images.path_of else None
     if as_json or built:
         value = {"repair": asdict(report), "build": asdict(built) if built else None}
         emit(value, built.text() if built else "", as_json)
@@ -182,8 +180,7 @@ def cache_gc(place: Path, assignments: tuple[str, ...], delete: bool, cache_id: 
         raise nothing_to_set(place)
     from lookonce.cache.maintenance.gc import collect_garbage
 
-    with exit_on_signal():
-        report = collect_garbage(root, delete=delete, cache_id=cache_id, **expiry)
+    report = collect_garbage(root, delete=delete, cache_id=cache_id, **expiry)
     emit(asdict(report), report.text(), as_json)
 
 
@@ -215,7 +212,6 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
         folder, keys = content.cache_folder, content.images.path_of
     from lookonce.cache.maintenance.staging import stage
 
-    with exit_on_signal():
-        report = stage(folder, target, keys, verify=verify)
+    report = stage(folder, target, keys, verify=verify)
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if report.problems else 0)

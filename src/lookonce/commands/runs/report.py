@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -65,16 +64,13 @@ def report(
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
     check_replaces_page(output)
-    try:
-        while True:
-            runs = open_runs(paths, split)
-            found = Report.of(runs, with_first_only=baseline is not None)
-            write_text(output, found.to_page())
-            if interval_s is None or not any(run.is_training for run in runs):
-                break
-            notify(f"{output}: {'; '.join(run.training.line() for run in runs if run.training)}")
-            time.sleep(interval_s)
-    except KeyboardInterrupt:  # the page is whole, so there is nothing to resume
-        sys.exit(130)
+    while True:
+        runs = open_runs(paths, split)
+        found = Report.of(runs, with_first_only=baseline is not None)
+        write_text(output, found.to_page())
+        if interval_s is None or not any(run.is_training for run in runs):
+            break
+        notify(f"{output}: {'; '.join(run.training.line() for run in runs if run.training)}")
+        time.sleep(interval_s)
     notify(f"wrote the page to {output}")
     emit(found.to_json(), "\n".join(found.sentences()), as_json)

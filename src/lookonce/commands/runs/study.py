@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout
-from lookonce.signals import exit_on_signal
 from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
@@ -99,7 +98,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
       lookonce study run study.yaml --parallel 2
       lookonce study run study.yaml --again longer
     """
-    with exit_on_signal(), only_results_on_stdout():
+    with only_results_on_stdout():
         from lookonce.study.run import run_study
         from lookonce.study.table import StudyStatus
 
@@ -130,17 +129,14 @@ def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
     """
     from lookonce.study.table import StudyStatus
 
-    try:
-        while True:
-            found = StudyStatus.read(study_file)
-            if interval_s is not None and sys.stdout.isatty():
-                click.clear()
-            emit(found.to_json(), found.text(), as_json)
-            if interval_s is None or found.is_done:
-                return
-            time.sleep(interval_s)
-    except KeyboardInterrupt:  # nothing was begun, so there is nothing to resume and nothing to say
-        sys.exit(130)
+    while True:
+        found = StudyStatus.read(study_file)
+        if interval_s is not None and sys.stdout.isatty():
+            click.clear()
+        emit(found.to_json(), found.text(), as_json)
+        if interval_s is None or found.is_done:
+            return
+        time.sleep(interval_s)
 
 
 @study.command()
