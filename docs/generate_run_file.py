@@ -32,6 +32,7 @@ output: runs/first
 ```
 
 - Unknown keys are refused, so a misspelt one cannot be silently ignored.
+- A key that takes a list takes one value too: `train: train.jsonl`, `targets: q_proj`.
 - `lookonce init run.yaml` writes one from a few questions; `lookonce check run.yaml` says what would stop a run.
 - Paths are relative to the folder in which a command is started, and the run folder records them absolute. `~` and
   environment variables are replaced. A variable that is not set, or is empty, is an error, except in `cache.stage`.

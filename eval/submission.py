@@ -10,29 +10,29 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
-
+from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
 from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.scores import texts
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.text import quoted
+from lookonce.settings import Section
+from lookonce.text import count, listed, quoted
 
 Challenge = Literal["medico", "medvqa-gi"]
 CHALLENGES = get_args(Challenge)
+NUM_NAMED = 3
 PUBLIC = ("bleu", "rouge1", "rouge2", "rougeL", "meteor")
 
 
-class SubmissionInfo(BaseModel):
+class SubmissionInfo(Section):
     """Who submits: the keys of `submission_info`, which the challenges name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     Participant_Names: str = ""
     Affiliations: str = ""
@@ -85,6 +85,32 @@ def submission(
             },
         },
     }
+
+
+def lacks(predictions: Sequence[Prediction], challenge: Challenge, records: Sequence[Record]) -> str:
+    """What of the rows that a challenge scores is not answered; empty if nothing is known to be missing.
+
+    `records` are those of the split.
+    """
+    asked = {(_names(record.images), turn.question): record.origin for record in records for turn in record.turns}
+    needed = Counter((_names(record.images), turn.question) for record in records for turn in record.turns)
+    missing = [*(needed - Counter((_names(one.images), one.question) for one in predictions)).elements()]
+    if missing:
+        named = listed([f"{quoted(question)} ({asked[images, question]})" for images, question in missing], NUM_NAMED)
+        return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"
+    return _too_few(len(predictions), challenge)
+
+
+def _names(images: Iterable[str | Path]) -> tuple[str, ...]:
+    """The names of image files; their folder may have been moved."""
+    return tuple(Path(image).name for image in images)
+
+
+def _too_few(num_answers: int, challenge: Challenge) -> str:
+    num_public = RULES[challenge].num_public
+    if not num_public or num_answers >= num_public:
+        return ""
+    return f"{challenge} scores {num_public:,} public rows, and this split has {num_answers:,} questions"
 
 
 def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:

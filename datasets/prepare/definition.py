@@ -11,10 +11,11 @@ import difflib
 import functools
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
+from lookonce import settings
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.errors import UsageError
@@ -29,10 +30,6 @@ OWN_METADATA = ("img_id", "official_split", "variant", "references", "original")
 """Metadata keys that `prepare` itself writes."""
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _is_relative(pattern: str) -> str:
     if pattern.startswith("/") or ".." in Path(pattern).parts:
         raise ValueError("must lead downwards from the source's folder")
@@ -45,15 +42,15 @@ def _is_owner_and_name(name: str) -> str:
     return name
 
 
-Names = Annotated[list[str], BeforeValidator(_as_list)]
+Names = Annotated[list[str], BeforeValidator(settings.as_list)]
 """One name or several; the first that the source has is used."""
 Pattern = Annotated[str, AfterValidator(_is_relative)]
-Patterns = Annotated[list[Pattern], BeforeValidator(_as_list)]
+Patterns = Annotated[list[Pattern], BeforeValidator(settings.as_list)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+class Section(settings.Section):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
 class HubSection(Section):

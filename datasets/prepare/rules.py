@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from lookonce.datasets.prepare.rows import Row, text_of
+from lookonce.settings import Section
 
 NUM_EXAMPLES = 3
 """How many examples of each rule a report shows."""
@@ -66,8 +67,8 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
 # The rules of a YAML file.
 
 
-class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+class _Rule(Section):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     name: Annotated[str, Field(min_length=1)]
     """The rule's name in reports."""

@@ -50,7 +50,7 @@ from lookonce.commands.sample import sample
 from lookonce.commands.selftest import selftest
 from lookonce.commands.status import status
 from lookonce.commands.train import train
-from lookonce.errors import LookonceError, Stopped, explain_system_error
+from lookonce.errors import LookonceError, Stopped, UsageError, explain_system_error
 from lookonce.signals import RESUME, exit_on_signal
 from lookonce.version import __version__
 
@@ -113,7 +113,10 @@ def _advice() -> str:
 
 def _rank() -> str:
     """The number of this rank, unless it is the first or the only one."""
-    return f"rank {environment.rank()}: " if environment.rank() else ""
+    try:
+        return f"rank {environment.rank()}: " if environment.num_ranks() > 1 and environment.rank() else ""
+    except UsageError:
+        return ""  # the variable is not a number
 
 
 def _explain(error: BaseException) -> tuple[int, str]:

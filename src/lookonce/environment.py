@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lookonce.errors import UsageError
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ SMALL_BYTES = 1_000_000_000
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which a user sets the number of CPU threads."""
 MANY_OBJECTS = 1_000_000
+LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets for each process that it starts."""
+MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+"""The number of processes that MPI has started, which libraries also follow."""
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow")
 
 
@@ -56,17 +62,61 @@ def machine() -> str:
 
 def rank() -> int:
     """The number of this process among those that torchrun started, from 0 on; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0"))
+    return _from_variable("RANK", 0)
 
 
 def num_ranks() -> int:
     """How many processes torchrun started on all machines; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _from_variable("WORLD_SIZE", 1)
 
 
 def local_rank() -> int:
     """The number of this process among those of this machine, which is the number of its GPU."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return _from_variable("LOCAL_RANK", 0)
+
+
+def _from_variable(name: str, default: int) -> int:
+    value = os.environ.get(name, str(default))
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise UsageError(f"{name}={value!r} in the environment is not a number of a process; run: unset {name}")
+    return int(value)
+
+
+def launch_note() -> str:
+    """What to know of variables that torchrun sets, or that a job system has left in the environment; empty if nothing.
+
+    Libraries join a process group if they find some of these variables, and fail, or wait for the others, if nothing
+    has started these. So a process has all of them, or runs alone.
+
+    Raises:
+        UsageError: some are set and others are not, or their values do not fit together; says how to unset them.
+    """
+    found = {name: os.environ[name] for name in (*LAUNCH, *MPI) if name in os.environ}
+    numbers = {name: _from_variable(name, 0) for name in found if name != "MASTER_ADDR"}
+    missing = [name for name in LAUNCH if name not in found]
+    size = numbers.get("WORLD_SIZE", max((numbers[name] for name in MPI if name in numbers), default=1))
+    named = f"{', '.join(f'{name}={value}' for name, value in found.items())} in the environment"
+    alone = f"to run as one process without it: unset {' '.join(found)}"
+    together = "to use several GPUs: torchrun --nproc-per-node NUMBER -m lookonce ..."
+    if missing and (size > 1 or "LOCAL_RANK" in found or numbers.get("RANK")):
+        raise UsageError(
+            f"{named}, as torchrun sets it for each of several processes, but without {', '.join(missing)}: left by a "
+            f"container, a job system or another program; {alone}; {together}"
+        )
+    if missing:
+        if any(name in found for name in LAUNCH):
+            return f"{named} has no effect, because torchrun did not start this process; {alone}"
+        tasks = os.environ.get("SLURM_NTASKS", "1")
+        if tasks == "1" or "SLURM_STEP_ID" in os.environ:
+            return ""
+        return (
+            f"SLURM_NTASKS={tasks} in the environment, but srun did not start this process: it runs alone; {together}"
+        )
+    if not max(numbers["RANK"], numbers["LOCAL_RANK"]) < size:
+        raise UsageError(f"{named} do not fit together: RANK and LOCAL_RANK are below WORLD_SIZE; {alone}; {together}")
+    if size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and rank() == 0:
+        return f"waiting for {size - 1:,} more of {size:,} processes, because of {named}; {alone}"
+    return ""
 
 
 def best_device() -> torch.device:

@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -17,10 +18,14 @@ from lookonce.files import read_limited
 from lookonce.text import shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
+SCALARS = (str, int, Path)
 
 
 class Section(BaseModel):
-    """Settings that belong together; docstrings of fields are pydantic's descriptions."""
+    """Settings that belong together; docstrings of fields are pydantic's descriptions.
+
+    A key that takes a list takes one value too, which means a list of one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -32,7 +37,27 @@ class Section(BaseModel):
             return values
         blank = {name for name, value in values.items() if value is None and name in cls.model_fields}
         may_be_null = {name for name in blank if type(None) in get_args(cls.model_fields[name].annotation)}
-        return {name: value for name, value in values.items() if name not in blank - may_be_null}
+        return {
+            name: as_list(value) if _takes_only_a_list(cls, name) else value
+            for name, value in values.items()
+            if name not in blank - may_be_null
+        }
+
+
+def as_list(value: Any) -> Any:
+    """One value as a list of one."""
+    return [value] if isinstance(value, SCALARS) else value
+
+
+def _takes_only_a_list(section: type[BaseModel], name: str) -> bool:
+    field = section.model_fields.get(name)
+    kinds = {get_origin(kind) or kind for kind in _kinds(field.annotation)} if field else set()
+    return list in kinds and not kinds & {str, Path, dict}
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types of a union, or the only one."""
+    return [*get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [annotation]
 
 
 def read_settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -134,6 +135,11 @@ def one_line(text: str) -> str:
 
 def quoted(text: str, width: int = MAX_SHOWN) -> str:
     return f'"{shown(text, width)}"'
+
+
+def shell(*words: object) -> str:
+    """A command that a shell takes as these words, whatever is in them."""
+    return shlex.join(map(str, words))
 
 
 def located(path: Path) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lookonce.checks.report import Result
 from lookonce.datasets.readers.candidates import read_candidates
-from lookonce.environment import gpu_gb
+from lookonce.environment import LAUNCH, MPI, gpu_gb, launch_note
 from lookonce.errors import LookonceError
 from lookonce.run.config import RunFile
 from lookonce.run.sections.train import UNQUANTISED
@@ -39,10 +41,28 @@ PLAIN_TRAINING = {
 
 def check_settings(run: RunFile) -> list[Result]:
     """Errors and warnings about settings that the schema allows."""
-    wrong = [*_packages(run), *_training(run), *_hardware(run), *_candidates(run)]
+    wrong = [*_launch(), *_packages(run), *_training(run), *_hardware(run), *_candidates(run)]
     options = run.train
     usual = f"{options.optimizer}, {options.scheduler}, {run.batch.samples_per_step} samples a step"
     return [*(wrong or [Result("ok", "training", usual)]), *_splits(run)]
+
+
+def _launch() -> Iterator[Result]:
+    try:
+        if note := launch_note():
+            yield Result("warning", "environment", note)
+    except LookonceError as error:
+        yield Result("error", "environment", str(error))
+
+
+@contextlib.contextmanager
+def _as_one_process() -> Iterator[None]:
+    """Libraries do not join a process group within the block: a check would wait for the other processes."""
+    hidden = {name: os.environ.pop(name) for name in (*LAUNCH, *MPI) if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _packages(run: RunFile) -> Iterator[Result]:
@@ -87,7 +107,8 @@ def _training(run: RunFile) -> Iterator[Result]:
     )
     for check in checks:
         try:
-            check()
+            with _as_one_process():
+                check()
         except LookonceError as error:
             yield Result("error", "training", str(error), "correct the section `train`")
 

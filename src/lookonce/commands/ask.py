@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lookonce.commands.options import PATH, notify, only_results_on_stdout, remember_run_file
+from lookonce.commands.options import PATH, check_launch, notify, only_results_on_stdout, remember_run_file
 from lookonce.errors import LookonceError, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
       lookonce ask runs/pairs before.jpg after.jpg
       lookonce ask Qwen/Qwen3-VL-2B-Instruct a.jpg --untuned
     """
+    check_launch()
     with only_results_on_stdout():
         from lookonce.eval.asking.answerer import Answerer
         from lookonce.eval.asking.conversation import Conversation

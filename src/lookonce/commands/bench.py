@@ -17,6 +17,7 @@ from lookonce.commands.options import (
     RUN,
     SET,
     cache_folder,
+    check_launch,
     emit,
     notify,
     open_inputs,
@@ -80,6 +81,7 @@ def bench() -> None:
 
 def _chosen_run(run_file: Path | None, assignments: tuple[str, ...], model: str | None) -> RunFile | None:
     """The run file of a measurement, which is read before slow imports; None for synthetic data."""
+    check_launch()
     if (run_file is None) == (model is None):
         raise click.UsageError("name either a run file or a --model for synthetic data")
     return read_existing(run_file, assignments) if run_file else None

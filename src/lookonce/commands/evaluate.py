@@ -13,6 +13,7 @@ from lookonce.commands.options import (
     SET,
     SPLIT,
     VERIFY_IMAGES,
+    check_launch,
     emit,
     notify,
     only_results_on_stdout,
@@ -78,6 +79,7 @@ def evaluate(
       lookonce eval runs/sample/run.yaml
       torchrun --nproc-per-node 4 -m lookonce eval runs/sample
     """
+    check_launch()
     chosen: dict[Baseline, bool] = {
         "untuned": untuned,
         "shuffled": shuffle_images,

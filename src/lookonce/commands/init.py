@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit
+from lookonce.commands.options import JSON, PATH, emit, notify
 from lookonce.errors import UsageError
 
 MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
@@ -45,6 +45,7 @@ def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_jso
       lookonce init run.yaml --model data/sample/model --train data/sample/train.jsonl --val data/sample/val.jsonl --yes
       lookonce init run.yaml --model Qwen/Qwen3-VL-8B-Instruct --train train.jsonl --gpu-memory 40 --force
     """
+    from lookonce.proposal.run_file import NO_VAL
     from lookonce.workflow.init import init as write_run_file
     from lookonce.workflow.init import refuse_existing
 
@@ -55,8 +56,11 @@ def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_jso
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; on a terminal and without --yes, init asks for them")
     given["output"] = given["output"] or OUTPUT
-    written = write_run_file(run_file, _by_key(given), gpu_gb, force=force)
+    values = _by_key(given)
+    written = write_run_file(run_file, values, gpu_gb, force=force)
     emit(written.to_json(), written.text(), as_json)
+    if "data.val" not in values:
+        notify(NO_VAL)
 
 
 def is_terminal() -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lookonce.environment import launch_note
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -146,6 +147,16 @@ def only_results_on_stdout() -> Iterator[None]:
 def emit(value: Any, text: str, as_json: bool) -> None:
     """Print a result to stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str) if as_json else text)
+
+
+def check_launch() -> None:
+    """Check what is left of torchrun in the environment, and print a note if there is anything to know.
+
+    Raises:
+        UsageError: libraries would take this process for one of several that nothing has started.
+    """
+    if note := launch_note():
+        notify(note)
 
 
 def notify(note: str) -> None:

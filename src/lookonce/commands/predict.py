@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout, remember_run_file
+from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
 from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError, UsageError
 
@@ -73,7 +73,11 @@ def predict(
       lookonce predict run.yaml --records q.jsonl -o untuned.jsonl --untuned
     """
     if num_ranks() > 1:
-        raise UsageError("lookonce predict runs in one process; start it without torchrun")
+        raise UsageError(
+            "lookonce predict runs in one process; start it without torchrun, or, if nothing has set WORLD_SIZE="
+            f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
+        )
+    check_launch()
     if records and (patterns or images or questions or system):
         raise UsageError("--records has all of a question; leave out --images, --image, --question and --system")
     if patterns and images:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, RUN, SET, VERIFY_IMAGES, emit, notify, only_results_on_stdout, read_existing
+from lookonce.commands.options import (
+    JSON,
+    RUN,
+    SET,
+    VERIFY_IMAGES,
+    check_launch,
+    emit,
+    notify,
+    only_results_on_stdout,
+    read_existing,
+)
 from lookonce.environment import rank
 from lookonce.run.startup import Startup
 from lookonce.text import quiet
@@ -39,6 +49,7 @@ def train(
     """
     if resume and restart:
         raise click.UsageError("--resume continues and --restart starts again; use one of them")
+    check_launch()
     with only_results_on_stdout():
         run = read_existing(run_file, assignments)
         startup = Startup.of_process(notify if rank() == 0 else quiet)

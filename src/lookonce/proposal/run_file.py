@@ -13,6 +13,10 @@ from lookonce.proposal.values import Proposal
 from lookonce.text import count, size
 
 WIDTH = 100
+NO_VAL = (
+    "no validation records: there will be no validation loss, and nothing is evaluated after training; split them by "
+    "image with `lookonce data convert ... --split val=0.1`, and name the new file as data.val"
+)
 SECTIONS = ("model", "data", "cache", "lora", "batch", "train")
 
 
@@ -25,6 +29,7 @@ def run_file_text(given: Mapping[str, Any], facts: Facts, proposals: Sequence[Pr
     for section in SECTIONS:
         own = [one for one in proposals if one.key.startswith(f"{section}.")]
         lines += [line for one in own if one.value is None for line in _comment(f"{one.key} is not set: {one.reason}")]
+        lines += _comment(f"data.val is not set: {NO_VAL}") if section == "data" and "data.val" not in given else []
         keys = [
             *(f"{_name(key)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(f"{section}.")),
             *(line for one in own if one.value is not None for line in _lines(one)),

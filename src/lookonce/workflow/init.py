@@ -17,7 +17,7 @@ from lookonce.proposal.run_file import in_yaml, run_file_text
 from lookonce.proposal.values import Proposal, propose
 from lookonce.run.config import RunFile
 from lookonce.settings import explain
-from lookonce.text import rows
+from lookonce.text import rows, shell
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Written:
         lines = [f"wrote {self.path}; its comments say why each value was proposed", rows(set_keys)]
         if self.facts.num_unreadable:
             lines.append(f"  {self.facts.num_unreadable:,} of the sampled images cannot be read")
-        return "\n".join([*lines, "", f"next: lookonce check {self.path}"])
+        return "\n".join([*lines, "", f"next: {shell('lookonce', 'check', self.path)}"])
 
 
 def init(path: Path, given: Mapping[str, Any], gpu_memory_gb: float | None = None, *, force: bool = False) -> Written:

@@ -93,10 +93,39 @@ def test_route_writes_the_answers_of_each_run_to_the_questions_of_its_stage(runs
     assert "B routed 75.0%" in " ".join(invoke("compare", "b", "routed.jsonl").output.split())
 
 
+def test_export_fails_if_rows_of_the_challenge_are_missing(runs, tmp_path):
+    pytest.importorskip("sacrebleu")
+    for words, said in (
+        (("export", "a", "--to", "medvqa-gi"), "69 of 69 questions of the split are not answered: "),
+        (("export", "b", "--to", "medico"), "69 of 69 questions of the split are not answered: "),
+    ):
+        result = invoke(*words, "-o", "new.json")
+        assert (
+            result.exit_code == 2 and said in result.stderr and "export what there is with --partial" in result.stderr
+        )
+        assert not Path("new.json").exists()
+    records = [{"images": list(one.images), "turns": [{"question": one.question, "answer": "yes"}]} for one in ROWS]
+    Path("val.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    path = RunFolder(Path("a")).folder / "run.json"
+    value = json.loads(path.read_text())
+    write_json(
+        path, value | {"run": value["run"] | {"data": {"train": ["x.jsonl"], "val": [str(tmp_path / "val.jsonl")]}}}
+    )
+    assert "wrote 60 answers" in invoke("export", "a", "--to", "medvqa-gi", "-o", "whole.json").output
+    medico = invoke("export", "a", "--to", "medico", "-o", "medico.json")
+    assert medico.exit_code == 2 and "medico scores 1,500 public rows, and this split has 60" in medico.stderr
+    medico = invoke("export", "a", "--to", "medico", "-o", "medico.json", "--partial")
+    assert medico.exit_code == 0 and medico.stderr.count("scores 1,500 public rows") == 1
+    lines = RunFolder(Path("a")).predictions("val").read_text().splitlines(keepends=True)
+    RunFolder(Path("a")).predictions("val").write_text("".join(lines[1:]))
+    said = invoke("export", "a", "--to", "medvqa-gi", "-o", "less.json").stderr
+    assert f'1 of 60 questions of the split are not answered: "q0" ({tmp_path}/val.jsonl:1); answer all with' in said
+
+
 def test_export_writes_once_and_names_what_is_missing(runs, tmp_path):
     pytest.importorskip("sacrebleu")
     (tmp_path / "team.yaml").write_text("Team_Name: t\nContact_emails: [a@b.example]\n")
-    words = ("export", "a", "--to", "medvqa-gi", "--info", "team.yaml", "-o", "gi.json")
+    words = ("export", "a", "--to", "medvqa-gi", "--info", "team.yaml", "-o", "gi.json", "--partial")
     result = invoke(*words)
     assert "submission_info lacks Participant_Names, Affiliations, Country" in result.output
     assert "wrote 60 answers to gi.json" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,34 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
     result = run("cache", "build", run_file)
     assert result.exit_code == code and message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train RUN",
+        "eval RUN",
+        "predict RUN --question q",
+        "ask RUN",
+        "check RUN",
+        "study plan STUDY",
+        "study run STUDY",
+        "bench step RUN",
+        "adapter merge RUN new",
+    ],
+)
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("RANK", "x")])
+def test_what_is_left_of_torchrun_in_the_environment_is_named_by_all_commands(
+    run_file, monkeypatch, words, name, value
+):
+    monkeypatch.setenv(name, value)
+    places = {"RUN": run_file, "STUDY": run_file.with_name("study.yaml")}
+    result = run(*(places.get(word, word) for word in words.split()))
+    said = " ".join(result.output.split())
+    assert result.exit_code in (1, 2) and "Traceback" not in said and "section is not valid" not in said
+    assert re.search(rf"{name}='?{value}\b", said) and f"unset {name}" in said and "rank" not in result.stderr[:12], (
+        said
+    )
 
 
 LEAVES = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}

@@ -50,6 +50,15 @@ def test_a_template_that_thinks_is_told_not_to_and_the_file_passes_the_check(ini
     assert checked.exit_code == 0 and "\n0 errors, " in checked.stdout, checked.stdout
 
 
+def test_without_validation_records_it_says_how_to_split_them(init, sample):
+    said = "no validation records: "
+    for words in ((), ("--json",)):
+        result = init(*words, "--yes", "--force")
+        assert said in result.stderr and "lookonce data convert ... --split val=0.1" in result.stderr
+    assert "# data.val is not set: no validation records: " in Path("run.yaml").read_text()
+    assert said not in init("--val", str(sample / "val.jsonl"), "--yes", "--force").output
+
+
 def test_json_has_the_values_and_their_reasons(init):
     value = json.loads(init("--json", "--yes").stdout)
     assert value["run_file"] == "run.yaml" and value["facts"]["num_records"] == 439

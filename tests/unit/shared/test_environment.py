@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
 
 from lookonce import environment
-from lookonce.environment import local_rank, num_ranks, program, rank, without_garbage_collection
+from lookonce.environment import launch_note, local_rank, num_ranks, program, rank, without_garbage_collection
+from lookonce.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,59 @@ def test_ranks_are_those_of_torchrun(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (rank(), num_ranks(), local_rank()) == expected
+
+
+VALUES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+SUBSETS = [names for number in range(1, 5) for names in itertools.combinations(VALUES, number)]
+
+
+@pytest.mark.parametrize("names", SUBSETS, ids="+".join)
+def test_a_part_of_what_torchrun_sets_is_named_with_how_to_unset_it(monkeypatch, names):
+    """It is an error if libraries would wait for other processes, and a note if it has no effect."""
+    for name in VALUES:
+        monkeypatch.delenv(name, raising=False)
+    for name in names:
+        monkeypatch.setenv(name, VALUES[name])
+    try:
+        message = launch_note()
+    except UsageError as error:
+        message = str(error)
+        assert "torchrun --nproc-per-node" in message
+    else:
+        assert not {"WORLD_SIZE", "LOCAL_RANK"} & {*names} and "has no effect" in message
+    assert ", ".join(f"{name}={VALUES[name]}" for name in names) in message
+    assert f"unset {' '.join(names)}" in message
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, ""),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "has no effect"),
+        ({"RANK": "1"}, "without WORLD_SIZE, LOCAL_RANK"),
+        ({"RANK": "x"}, "RANK='x' in the environment is not a number"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE='' in the environment is not a number"),
+        (VALUES, "waiting for 1 more of 2 processes, because of RANK=0, WORLD_SIZE=2"),
+        (VALUES | {"RANK": "1"}, ""),
+        (VALUES | {"TORCHELASTIC_RUN_ID": "1"}, ""),
+        (VALUES | {"RANK": "2"}, "do not fit together"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 in the environment"),
+        ({"PMI_SIZE": "1", "SLURM_NTASKS": "1"}, ""),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "SLURM_NTASKS=4 in the environment, but srun did not start"),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, ""),
+    ],
+    ids=str,
+)
+def test_what_a_job_system_has_left_is_named_if_it_matters(monkeypatch, variables, said):
+    for name in (*VALUES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    try:
+        message = launch_note()
+    except UsageError as error:
+        message = str(error)
+    assert said in message and bool(said) == bool(message)
 
 
 @pytest.mark.parametrize("many", [100, 10**9])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lookonce.commands.adapter.group import adapter
-from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout, remember_run_file
+from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
 
 if TYPE_CHECKING:
     from lookonce.adapter.merging.merge import Dtype
@@ -59,6 +59,7 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_un
       lookonce adapter merge runs/kvasir models/kvasir-merged --questions 500 --json
       lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --questions 0
     """
+    check_launch()
     with only_results_on_stdout():
         from lookonce.adapter.merging.merge import merge as merge_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_stdout
+from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout
 from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
@@ -63,6 +63,7 @@ def plan(study_file: Path, num_parallel: int | None, rate: float | None, as_json
       lookonce study plan study.yaml
       lookonce study plan study.yaml --rate 3.1 --parallel 4
     """
+    check_launch()
     from lookonce.study.plan import plan_study
 
     found = plan_study(study_file, num_parallel or 1, rate)
@@ -98,6 +99,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
       lookonce study run study.yaml --parallel 2
       lookonce study run study.yaml --again longer
     """
+    check_launch()
     with only_results_on_stdout():
         from lookonce.study.run import run_study
         from lookonce.study.table import StudyStatus

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, model_validator
 
 from lookonce.run.sections.numbers import Count, Fraction
 from lookonce.settings import Section
+
+NAME = re.compile(r"[\w.]+")
+SEVERAL_NAMES = re.compile(rf"{NAME.pattern}(\s*[\s,;]\s*{NAME.pattern})+")
+
+
+def _is_one_name(value: Any) -> Any:
+    if isinstance(value, str) and SEVERAL_NAMES.fullmatch(value.strip()):
+        raise ValueError(f"several names are a list: [{', '.join(NAME.findall(value))}]")
+    return value
+
+
+def _name_as_list(value: Any) -> Any:
+    """The name of a module as a list; PEFT takes a text for an expression, which matches no module if it is a name."""
+    return [value] if isinstance(value, str) and NAME.fullmatch(value) else _is_one_name(value)
 
 
 class LoraSection(Section):
@@ -19,13 +36,21 @@ class LoraSection(Section):
     """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
-    targets: list[str] | str = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    """Modules that get LoRA weights: a list of names or one regular expression, as in PEFT. Only modules of the
-    language model are allowed."""
+    targets: Annotated[list[str] | str, BeforeValidator(_name_as_list)] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
+    """Modules that get LoRA weights: a name, a list of names, or one regular expression for whole names, as in PEFT.
+    Only modules of the language model are allowed."""
     experts: bool = False
     """Give LoRA weights to the experts of a mixture of experts too, other ones to each. Needs `dropout: 0`. Training
     then keeps a second copy of all experts' weights, the sum of these and the adapter."""
-    modules_to_save: list[str] = []
+    modules_to_save: list[Annotated[str, BeforeValidator(_is_one_name)]] = []
     """Modules that are trained in full and saved with the adapter, for example embed_tokens."""
 
     @model_validator(mode="after")

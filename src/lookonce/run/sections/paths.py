@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from lookonce.settings import as_list
 
 RECORDED = {"is_recorded": True}
 """The validation context of values that were recorded with a run, in which variables need not be set."""
@@ -48,11 +50,6 @@ def _expand_all(path: str, info: ValidationInfo) -> str:
 def _name(found: re.Match[str]) -> str:
     """The name of a variable that was found in a path."""
     return found[1] or found[2]
-
-
-def as_list(value: Any) -> Any:
-    """One value as a list of one."""
-    return [value] if isinstance(value, str | Path) else value
 
 
 UserPath = Annotated[Path, AfterValidator(lambda path, info: Path(_expand_all(str(path), info)))]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from lookonce.run.sections.numbers import Count
-from lookonce.run.sections.paths import UserPath, as_list
+from lookonce.run.sections.paths import UserPath
 from lookonce.run.sections.start import StartFrom
 from lookonce.settings import Section, number_from_text
 
@@ -91,7 +91,7 @@ class TrainSection(Section):
     the most right answers (see `eval.every`). By default the last step."""
     seed: int = 42
     """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
-    track: Annotated[list[Tracker], BeforeValidator(as_list)] = []
+    track: list[Tracker] = []
     """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
     files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
     Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
