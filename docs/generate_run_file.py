@@ -112,7 +112,10 @@ def kind(schema: dict[str, Any]) -> str:
 def limits(schema: dict[str, Any]) -> str:
     """The range of a number, if it has one."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    return " and".join(f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema)
+    ends = {name: schema[name] for name in signs if name in schema}
+    if ends.keys() == {"minimum", "maximum"} and all(value >= 1 or value == 0 for value in ends.values()):
+        return f", {ends['minimum']:,.0f} to {ends['maximum']:,.0f}"
+    return " and".join(f" {signs[name]} {value:,}" for name, value in ends.items())
 
 
 def table(rows: list[tuple[str, str]]) -> str:

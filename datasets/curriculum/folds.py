@@ -24,9 +24,9 @@ from lookonce.text import count
 class Fold(Section):
     """One of several parts of the training images."""
 
-    fold: Annotated[int, Field(ge=1)]
+    fold: Annotated[int, Field(ge=1, le=1_000_000)]
     """The number of the part that is left out, from 1."""
-    of: Annotated[int, Field(ge=2)]
+    of: Annotated[int, Field(ge=2, le=1_000_000)]
     """The number of parts."""
 
     @model_validator(mode="after")

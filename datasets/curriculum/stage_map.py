@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
-from lookonce.settings import Section, read_settings
+from lookonce.settings import MAX_COUNT, Section, read_settings
 from lookonce.text import Notify, count, listed, quiet, quoted
 
 NUM_NAMED = 5
@@ -31,10 +31,13 @@ NUM_NAMED = 5
 EXPECTED = 'a mapping with `questions`, such as {questions: {"Is there text?": {stage: 1}}}'
 
 
+Stage = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
+
+
 class QuestionStage(Section):
     """The metadata of records with a question."""
 
-    stage: int | None = None
+    stage: Stage | None = None
     """The stage of a curriculum."""
     category: str | None = None
     """The kind of question."""

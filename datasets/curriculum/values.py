@@ -16,10 +16,15 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from lookonce.datasets.formats.record import Record
 from lookonce.text import listed, shown
 
+MAX_NUMBER = 2**53
+"""Larger integers are not exact as the floating-point numbers that other programs read."""
+
 
 def _is_one_value(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise ValueError("must be a text, a number, true or false")
+    if not isinstance(value, str) and not abs(value) <= MAX_NUMBER:  # also not a number
+        raise ValueError(f"must be a number from -{MAX_NUMBER:,} to {MAX_NUMBER:,}, or a text in quotes")
     return value
 
 
@@ -34,10 +39,9 @@ Values = Annotated[list[Value], BeforeValidator(as_list), Field(min_length=1)]
 
 
 def _are_different(values: list[Any]) -> list[Any]:
-    texts = [as_text(value) for value in values]
-    twice = [text for text in texts if texts.count(text) > 1]
-    if twice:
-        raise ValueError(f"has {twice[0]} twice; write each value once")
+    most, number = next(iter(Counter(map(as_text, values)).most_common(1)), ("", 0))
+    if number > 1:
+        raise ValueError(f"has {shown(most)} twice; write each value once")
     return values
 
 

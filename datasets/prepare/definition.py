@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce import settings
+from lookonce.datasets.curriculum.stage_map import Stage
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.rules import Rule
 from lookonce.errors import UsageError
@@ -121,7 +123,7 @@ class SharesSection(Section):
 class SplitSection(Section):
     by: Literal["image", "official"] = "image"
     """`image`: drawn with the seed, no image on two sides. `official`: the dataset's own, even if it leaks."""
-    seed: int = 42
+    seed: settings.Seed = 42
     shares: SharesSection = SharesSection()
     together: list[str] = []
     """Metadata keys: rows with the same value, such as a video or a patient, stay on one side."""
@@ -132,7 +134,7 @@ class QuestionSection(Section):
     """Metadata of all rows with a question; a row's own metadata takes precedence."""
 
     category: str | None = None
-    stage: int | None = None
+    stage: Stage | None = None
 
 
 class Definition(Section):
@@ -144,7 +146,7 @@ class Definition(Section):
     """The licence, printed whenever the dataset is prepared."""
     homepage: str = ""
     paper: str = ""
-    counts: dict[str, int] = {}
+    counts: dict[str, Annotated[int, Field(ge=0, le=settings.MAX_COUNT)]] = {}
     """The publishers' numbers of `rows` and `images`; reported beside those found."""
     hub: HubSection | None = None
     files: Patterns = []
@@ -174,8 +176,8 @@ class Definition(Section):
 
     @model_validator(mode="after")
     def _rule_names_are_unique(self) -> Definition:
-        names = [rule.name for rule in self.rules]
-        double = sorted({name for name in names if names.count(name) > 1})
+        numbers = Counter(rule.name for rule in self.rules)
+        double = sorted(name for name, number in numbers.items() if number > 1)
         if double:
             raise ValueError(
                 f"two rules are called `{double[0]}`; reports identify rules by name, so give each its own"

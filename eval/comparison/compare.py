@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lookonce.errors import UsageError
 from lookonce.eval.comparison.join import Joined, join
 from lookonce.eval.comparison.metric import Metric
 from lookonce.eval.comparison.runs import Run
@@ -26,6 +28,8 @@ from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_diff
 from lookonce.eval.statistics.clusters import totals
 from lookonce.eval.statistics.significance import holm, mcnemar_p, sign_flip_p
 
+MAX_PAIRS = 2000
+"""The most pairs that are compared; each takes 10,000 resamples."""
 LEVEL = 0.05
 """The largest p, after Holm's correction, of a difference that is called one."""
 
@@ -115,6 +119,12 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
     are_seeds = len(groups) == 1
     if are_seeds:
         groups = [[number] for number in range(len(runs))]
+    num_pairs = len(groups) - 1 if with_first_only else comb(len(groups), 2)
+    if num_pairs > MAX_PAIRS:
+        raise UsageError(
+            f"{len(groups):,} runs are {num_pairs:,} pairs; at most {MAX_PAIRS:,} are compared: compare fewer runs, or "
+            "all others with one (--baseline RUN; in a study file `compare.baseline`)"
+        )
     score_QC = np.stack([joined.score_QR[:, group].mean(axis=1) for group in groups], axis=1)
     chosen = [pair for pair in combinations(range(len(groups)), 2) if pair[0] == 0 or not with_first_only]
     differences_QP = np.stack([score_QC[:, second] - score_QC[:, first] for first, second in chosen], axis=1)

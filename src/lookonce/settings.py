@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from lookonce.errors import UsageError, explain_os_error
 from lookonce.files import read_limited
@@ -19,6 +20,16 @@ from lookonce.text import shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
 SCALARS = (str, int, Path)
+OUT_OF_RANGE = (
+    "greater_than",
+    "greater_than_equal",
+    "less_than",
+    "less_than_equal",
+    "finite_number",
+    "int_parsing_size",
+)
+WORDS = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
+"""How messages say the ends of a range."""
 
 
 class Section(BaseModel):
@@ -51,13 +62,8 @@ def as_list(value: Any) -> Any:
 
 def _takes_only_a_list(section: type[BaseModel], name: str) -> bool:
     field = section.model_fields.get(name)
-    kinds = {get_origin(kind) or kind for kind in _kinds(field.annotation)} if field else set()
-    return list in kinds and not kinds & {str, Path, dict}
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """The types of a union, or the only one."""
-    return [*get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [annotation]
+    kinds = {get_origin(kind) or kind for kind, _ in _alternatives(field.annotation, ())} if field else set()
+    return list in kinds and kinds <= {list, type(None)}
 
 
 def read_settings(
@@ -93,6 +99,10 @@ MAX_YAML_BYTES = 1 << 24
 """The most bytes of a YAML file: 16 MiB."""
 MAX_DEPTH, MAX_VALUES = 50, 1_000_000
 """The deepest nesting of a YAML file, and the most values."""
+MAX_SEED = 2**32 - 1
+"""The largest seed that numpy takes."""
+MAX_COUNT = 1_000_000_000
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 MAX_GIVEN = 200
 """Characters of a wrong value in a message."""
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -215,8 +225,43 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f"{name}: is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = problem["input"]
-    return f"{name}: {message}" + ("" if isinstance(given, dict) and given else f" (got {_repr(given)})")
+    given, allowed = problem["input"], _range(kind, location) if problem["type"] in OUT_OF_RANGE else ""
+    got = "" if isinstance(given, dict) and given else f" (got {_repr(given)})"
+    return f"{name}: {message}{got}" + (f"; allowed are numbers {allowed}" if allowed else "")
+
+
+def _range(kind: Any, location: Sequence[str]) -> str:
+    """The range of the number at a location: "from 1 to 8,192"; empty if it is not found."""
+    found: list[tuple[Any, Sequence[Any]]] = [(kind, ())]
+    for part in location:
+        found = [inner for annotation, metadata in found for inner in _step(annotation, metadata, part)]
+    ends: dict[str, float] = {}
+    for annotation, metadata in found:
+        for one, more in _alternatives(annotation, metadata):
+            if one in (int, float):
+                flat = [fact for some in more for fact in (some.metadata if isinstance(some, FieldInfo) else [some])]
+                ends |= {name: getattr(fact, name) for fact in flat for name in WORDS if hasattr(fact, name)}
+    return " ".join(f"{WORDS[name]} {value:,}" for name, value in ends.items()) if len(ends) > 1 else ""
+
+
+def _step(annotation: Any, metadata: Sequence[Any], part: str) -> list[tuple[Any, Sequence[Any]]]:
+    """What is at a part of a location: a key, the number of an item, or the name of an alternative."""
+    inner: list[tuple[Any, Sequence[Any]]] = []
+    for one, _ in _alternatives(annotation, metadata):
+        if field := getattr(one, "model_fields", {}).get(part):
+            inner.append((field.annotation, field.metadata))
+        elif get_origin(one) in (list, dict):
+            inner.append((get_args(one)[-1], ()))
+    return inner or [(annotation, metadata)]
+
+
+def _alternatives(annotation: Any, metadata: Sequence[Any]) -> list[tuple[Any, Sequence[Any]]]:
+    """The types of an annotation, unions taken apart, each with what is known of it."""
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0], [*metadata, *get_args(annotation)[1:]])
+    if get_origin(annotation) in (Union, UnionType):
+        return [found for one in get_args(annotation) for found in _alternatives(one, metadata)]
+    return [(annotation, metadata)]
 
 
 def _repr(given: Any) -> str:

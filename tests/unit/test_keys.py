@@ -2,51 +2,150 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_origin
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel
+from support.keys import bounds_of, keys_of
 
 from lookonce.cli import main
 from lookonce.datasets.curriculum.stage_map import StageMap
 from lookonce.datasets.prepare.definition import Definition, read_definition
+from lookonce.errors import UsageError
 from lookonce.eval.submission import SubmissionInfo
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.study.file import StudyFile, read_study
 
+MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
 FILES = (RunFile, StudyFile, Definition, StageMap, SubmissionInfo)
 
 
-def types_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The types that a value may have, unions and lists and mappings taken apart, each with its own metadata."""
-    if get_origin(annotation) is Annotated:
-        inner, *more = get_args(annotation)
-        yield from types_of(inner, (*metadata, *more))
-    elif get_origin(annotation) in (Union, UnionType):
-        for inner in get_args(annotation):
-            yield from types_of(inner, metadata)
+def leaves(command: click.Command = main, names: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """All commands by the words that call them."""
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from leaves(child, (*names, name))
     else:
-        yield annotation, metadata
-        if get_origin(annotation) not in (Literal, None):
-            for inner in get_args(annotation):
-                yield from types_of(inner)
+        yield " ".join(names), command
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Each key of a file and of the sections in it, with its types and what is known of these."""
-    for name, field in model.model_fields.items():
-        for kind, metadata in types_of(field.annotation, tuple(field.metadata)):
-            yield f"{prefix}{name}", kind, metadata
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from keys_of(kind, f"{prefix}{name}.")
+NUMBERS = [
+    (file.__name__, name, kind, *bounds_of(metadata))
+    for file in FILES
+    for name, kind, metadata in keys_of(file)
+    if kind in (int, float)
+]
 
 
-MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
+def test_every_number_in_a_file_has_both_ends():
+    assert len(NUMBERS) > 40
+    assert [number for number in NUMBERS if None in number[3:]] == []
+
+
+def test_every_number_on_the_command_line_has_both_ends():
+    numbers = {
+        f"{name} {parameter.opts[0]}": parameter.type
+        for name, command in leaves()
+        for parameter in command.params
+        if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType)
+    }
+    assert len(numbers) > 20
+    assert [name for name, kind in numbers.items() if getattr(kind, "min", None) is None] == []
+    assert [name for name, kind in numbers.items() if getattr(kind, "max", None) is None] == []
+    for name, kind in numbers.items():
+        for text in ("nan", "inf", "-inf", "1e400", "9" * 5000, "-1" if kind.min >= 0 else str(kind.min - 1)):
+            with pytest.raises(click.BadParameter):
+                kind.convert(text, None, None)
+            assert name
+
+
+def wrong_values(kind: type, low: float, high: float) -> list[str]:
+    """Values outside of a range, as YAML."""
+    beyond = [low - 1, high + 1, -(2**63), 2**63, 2**64] if kind is int else [low - 1, high + 1, -1e308, 1e308]
+    return [*map(str, beyond), ".nan", ".inf", "-.inf", "1e999", "0x" + "f" * 4000, "one"]
+
+
+RUN_NUMBERS = {
+    name: (kind, low, high)
+    for file, name, kind, low, high in NUMBERS
+    if file == "RunFile" and not name.startswith(("data.", "train.scheduler_args"))
+}
+
+
+@pytest.mark.parametrize("name", RUN_NUMBERS)
+def test_a_number_that_the_code_cannot_take_is_refused_with_its_range(tmp_path, name):
+    """By check as by the command that would use it: with an exit code, and without a traceback."""
+    kind, low, high = RUN_NUMBERS[name]
+    path = tmp_path / "run.yaml"
+    path.write_text(MINIMAL)
+    for value in wrong_values(kind, low, high):
+        with pytest.raises(UsageError, match=re.escape(name)) as refused:
+            read_run_file(path, [f"{name}={value}"])
+        if value == str(high + 1):
+            assert re.search(r"allowed are numbers (from|above) [\d.,e-]+ to [\w\d.,]+", str(refused.value))
+    for command in ("check", "train"):
+        result = CliRunner().invoke(main, [command, str(path), "--set", f"{name}={high + 1}"])
+        assert result.exit_code in (1, 2) and name in result.output and "Traceback" not in result.output
+    for value in (low, high) if kind is int else ():
+        read_run_file(path, ["data.val=b.jsonl", f"{name}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "name"),
+    [
+        ("data.where={share: .nan}", "data.where.share"),
+        ("data.where={share: 1.5}", "data.where.share"),
+        ("data.where={stage: .inf}", "data.where.stage"),
+        ("data.where={stage: [1, .nan]}", "data.where.stage"),
+        ("data.where={stage: 0x" + "f" * 5000 + "}", "data.where.stage"),
+        ("batch.order={by: stage, lessons: [1, 1.0e+400]}", "batch.order"),
+        ("batch.order={by: stage, lessons: [.inf]}", "batch.order"),
+        ("data.context={by: stage, order: [1, 99999999999999999999]}", "data.context.order"),
+        ("data.context={by: stage, order: [1, 2], dropout: .nan}", "data.context.dropout"),
+        ("data.held_out={fold: 1, of: 10000000}", "data.held_out.of"),
+        ("train.scheduler_args={num_cycles: .inf}", "train.scheduler_args.num_cycles"),
+        ("train.scheduler_args={num_cycles: 1e300}", "train.scheduler_args.num_cycles"),
+    ],
+)
+def test_numbers_deeper_in_a_run_file_are_bounded_too(tmp_path, assignment, name):
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    with pytest.raises(UsageError, match=re.escape(name)):
+        read_run_file(tmp_path / "run.yaml", [assignment])
+
+
+MANY = {
+    "arms and seeds": (
+        f"seeds: {list(range(100_000))}\narms: {{{', '.join(f'a{n}: ' for n in range(1000))}}}",
+        "1,000",
+    ),
+    "seeds": (f"seeds: {list(range(2000))}\narms: {{a: }}", "1 arm times 2,000 seeds are 2,000 runs; at most 1,000"),
+    "arms": (f"arms: {{{', '.join(f'a{number}: ' for number in range(1001))}}}", "1,001 arms times 1 seed are 1,001"),
+    "a large seed": (
+        "seeds: [4294967296]\narms: {a: }",
+        "(got 4294967296); allowed are numbers from 0 to 4,294,967,295",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("command", ["plan", "run", "status", "jobs", "report"])
+def test_a_study_that_would_be_too_many_runs_is_refused_at_once(tmp_path, name, command):
+    text, said = MANY[name]
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    (tmp_path / "study.yaml").write_text(f"base: {tmp_path}/run.yaml\noutput: {tmp_path}/runs\n{text}\n")
+    began = time.monotonic()
+    result = CliRunner().invoke(main, ["study", command, str(tmp_path / "study.yaml")])
+    assert result.exit_code == 2 and said in result.stderr and len(result.stderr) < 1000
+    assert time.monotonic() - began < 10 and not (tmp_path / "runs").exists()
+
+
 STUDY = "base: run.yaml\noutput: runs\narms: {a: , b: , c: {answers_of: [a, b]}}\n"
 DEFINITION = "name: mine\n"
 LISTS: dict[type[BaseModel], dict[str, tuple[str, Any]]] = {

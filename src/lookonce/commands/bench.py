@@ -11,6 +11,7 @@ import click
 
 from lookonce import environment
 from lookonce.commands.options import (
+    IMAGES,
     JSON,
     PATH,
     PLACE,
@@ -25,6 +26,7 @@ from lookonce.commands.options import (
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
+from lookonce.settings import MAX_COUNT
 from lookonce.text import listed
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def synthetic(command: Callable[..., Any]) -> Callable[..., Any]:
             "num_images",
             default=64,
             show_default=True,
-            type=click.IntRange(8),
+            type=click.IntRange(8, IMAGES),
             help="With --model: number of images; multiples of 64 have as many questions per image as Kvasir-VQA.",
         ),
         click.option("--tokenizer", type=PATH, help="With --model: folder of a tokenizer; by default the sample's."),
@@ -127,7 +129,7 @@ def _opened(
 @click.option(
     "--steps",
     default=0,
-    type=click.IntRange(0),
+    type=click.IntRange(0, MAX_COUNT),
     help="Optimizer steps to measure per variant; by default one epoch or more.",
 )
 @JSON
@@ -242,10 +244,19 @@ def bench_answers(
 @RUN
 @SET
 @click.option(
-    "--images", "num_images", default=0, type=click.IntRange(0), help="Number of images; by default all of the run's."
+    "--images",
+    "num_images",
+    default=0,
+    type=click.IntRange(0, IMAGES),
+    help="Number of images; by default all of the run's.",
 )
 @click.option(
-    "--plain", "num_plain", default=32, show_default=True, type=click.IntRange(1), help="Images for the stock loop."
+    "--plain",
+    "num_plain",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, IMAGES),
+    help="Images for the stock loop.",
 )
 @click.option("--place", type=PATH, help="Folder for the files that are written; by default that of the run's caches.")
 @JSON
@@ -281,7 +292,9 @@ def bench_cache(
 @bench.command("read")
 @PLACE
 @SET
-@click.option("--images", "num_images", default=512, show_default=True, type=click.IntRange(1), help="Images to read.")
+@click.option(
+    "--images", "num_images", default=512, show_default=True, type=click.IntRange(1, IMAGES), help="Images to read."
+)
 @click.option("--no-check", is_flag=True, help="Do not compare checksums.")
 @JSON
 def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, no_check: bool, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, RUN, SET, emit, remember_run_file, with_run_file
+from lookonce.commands.options import GIGABYTES, JSON, RUN, SET, emit, remember_run_file, with_run_file
 
 
 @click.command()
@@ -17,7 +17,7 @@ from lookonce.commands.options import JSON, RUN, SET, emit, remember_run_file, w
 @click.option(
     "--gpu-memory",
     "gpu_gb",
-    type=click.FloatRange(0, min_open=True),
+    type=GIGABYTES,
     metavar="GB",
     help="Memory of the GPU that will train, in GB; by default that of this machine's.",
 )

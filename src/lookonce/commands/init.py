@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import GIGABYTES, JSON, PATH, Decimal, emit, notify
 from lookonce.errors import UsageError
 
 MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
@@ -24,7 +24,7 @@ MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
 @click.option(
     "--gpu-memory",
     "gpu_gb",
-    type=click.FloatRange(0, min_open=True),
+    type=GIGABYTES,
     metavar="GB",
     help="Memory of the GPU that will train, in GB; by default that of this machine's.",
 )
@@ -78,7 +78,7 @@ def _ask(given: dict[str, Any], gpu_gb: float | None) -> float | None:
             given[split] = (answer,) if answer else ()
     if gpu_gb is None:
         question = "Memory of the GPU that will train, in GB (0: that of this machine's)"
-        gpu_gb = click.prompt(question, default=0.0, type=click.FloatRange(0), err=True) or None
+        gpu_gb = click.prompt(question, default=0.0, type=Decimal(0, 10_000), err=True) or None
     given["output"] = given["output"] or click.prompt("Run folder", default=OUTPUT, err=True)
     return gpu_gb
 

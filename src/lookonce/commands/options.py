@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shlex
 import sys
@@ -15,10 +16,26 @@ import click
 
 from lookonce.environment import launch_note
 from lookonce.errors import UsageError
+from lookonce.settings import MAX_SEED
 
 if TYPE_CHECKING:
     from lookonce.run.config import RunFile
 
+SEED = click.IntRange(0, MAX_SEED)
+IMAGES = 1_000_000
+"""The most images of a sample or a measurement."""
+
+
+class Decimal(click.FloatRange):
+    """A number in a range; "nan" is in none, though it is not below or above any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value} is not a number", param, ctx) if math.isnan(number) else number
+
+
+SECONDS = Decimal(0.1, 86_400)
+GIGABYTES = Decimal(0, 10_000, min_open=True)
 PATH = click.Path(path_type=Path, readable=False)  # what may not be read is reported where it is read, with advice
 RUN_FILE = "a run file (YAML), which names model and records, such as data/sample/run.yaml of `lookonce sample`"
 RUN_OR_CACHE = "a run file (YAML) or the folder of a cache"

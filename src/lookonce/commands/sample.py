@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import IMAGES, JSON, PATH, SEED, emit, notify
 from lookonce.datasets.sample.scene import DEFAULT_SEED
 from lookonce.families.lookup import DEFAULT, FAMILIES
 
@@ -21,7 +21,7 @@ NEXT = """next:
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=PATH)
-@click.option("--seed", default=DEFAULT_SEED, show_default=True, help="The same seed writes the same bytes.")
+@click.option("--seed", type=SEED, default=DEFAULT_SEED, show_default=True, help="The same seed writes the same bytes.")
 @click.option(
     "--family",
     default=DEFAULT.model_type,
@@ -42,7 +42,7 @@ NEXT = """next:
     help="Folder of a tokenizer for the model; by default the sample's own.",
 )
 @click.option(
-    "--images", "num_images", type=click.IntRange(8), help="Number of images; by default 64, with --stages 128."
+    "--images", "num_images", type=click.IntRange(8, IMAGES), help="Number of images; by default 64, with --stages 128."
 )
 @click.option(
     "--sizes",

@@ -15,6 +15,7 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
+    SECONDS,
     SET,
     emit,
     nothing_to_set,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 @click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
 @SET
 @click.option("--missing", is_flag=True, help="Print only the phases with work left, one per line.")
-@click.option("--watch", "interval_s", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat until all is done.")
+@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Repeat until all is done.")
 @JSON
 def status(
     paths: tuple[Path, ...], assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool

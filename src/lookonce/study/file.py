@@ -28,8 +28,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from lookonce.datasets.curriculum.values import as_text
 from lookonce.eval.comparison.route import Label
 from lookonce.run.sections.paths import UserPath
-from lookonce.settings import Section, read_settings
-from lookonce.text import listed
+from lookonce.settings import Section, Seed, read_settings
+from lookonce.text import count, listed, shown
 
 STARTS_FROM, ANSWERS_OF, ROUTE = "starts_from", "answers_of", "route"
 START_KEY, ANSWERS_KEY = "train.start_from", "data.context.answers"
@@ -38,8 +38,9 @@ SET_BY = {START_KEY: STARTS_FROM, ANSWERS_KEY: ANSWERS_OF}
 OWN_KEYS = {"train.seed": "seeds", "output": "output", "eval.split": "evaluate"}
 """Keys of a run that a study sets for all arms, and the key of the study file for each."""
 
+MAX_RUNS = 1000
+"""The most runs of a study: they are all read, planned and compared at once."""
 ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Seed = Annotated[int, Field(ge=0)]
 
 
 class RouteSection(Section):
@@ -47,7 +48,7 @@ class RouteSection(Section):
 
     by: Label = "stage"
     """The label of a question that decides."""
-    arms: Annotated[dict[Annotated[str, BeforeValidator(as_text)], ArmName], Field(min_length=1)]
+    arms: Annotated[dict[Annotated[str, BeforeValidator(as_text)], ArmName], Field(min_length=1, max_length=MAX_RUNS)]
     """The arm for each value of the label."""
 
 
@@ -56,7 +57,7 @@ class ArmSection(Section):
 
     starts_from: ArmName | None = None
     """The arm with whose adapter of the same seed this one starts; by default a new adapter."""
-    answers_of: Annotated[list[ArmName], Field(min_length=2)] = []
+    answers_of: Annotated[list[ArmName], Field(min_length=2, max_length=MAX_RUNS)] = []
     """The arms whose answers the contexts of training and validation records have, with the same seed. Each leaves out
     another fold of the images, so no answer is of a model that was trained on the image."""
     route: RouteSection | None = None
@@ -98,7 +99,7 @@ class CompareSection(Section):
     baseline: ArmName | None = None
     """The arm with which the others are compared; by default all are compared with all. Fewer pairs are easier to tell
     apart."""
-    arms: list[ArmName] | None = None
+    arms: Annotated[list[ArmName], Field(max_length=MAX_RUNS)] | None = None
     """The arms that are compared, beside the baseline; by default all."""
 
 
@@ -127,8 +128,14 @@ class StudyFile(Section):
         return self
 
     def _mistakes(self) -> Iterator[str]:
+        if (num_runs := len(self.arms) * len(self.seeds)) > MAX_RUNS:
+            yield (
+                f"{count(len(self.arms), 'arm')} times {count(len(self.seeds), 'seed')} are {num_runs:,} runs; at most "
+                f"{MAX_RUNS:,} are allowed: remove seeds or arms, or write several study files"
+            )
+            return
         if len(set(self.seeds)) < len(self.seeds):
-            yield f"seeds: a seed is there twice (got {self.seeds})"
+            yield f"seeds: a seed is there twice (got {shown(str(self.seeds))})"
         named = self._named_by_arms()
         for key, name in named.items():
             if name in self.routes:

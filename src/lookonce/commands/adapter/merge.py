@@ -9,6 +9,7 @@ import click
 
 from lookonce.commands.adapter.group import adapter
 from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
+from lookonce.settings import MAX_COUNT
 
 if TYPE_CHECKING:
     from lookonce.adapter.merging.merge import Dtype
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--questions",
     "num_questions",
-    type=click.IntRange(0),
+    type=click.IntRange(0, MAX_COUNT),
     default=64,
     show_default=True,
     help="At most this many validation questions are asked of both models; 0 asks none.",

@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from lookonce.commands.cache.group import cache
-from lookonce.commands.options import JSON, RUN, SET, emit, notify, open_inputs, open_records
+from lookonce.commands.options import IMAGES, JSON, RUN, SECONDS, SET, emit, notify, open_inputs, open_records
 from lookonce.environment import gpu_gb
+from lookonce.settings import MAX_COUNT
 from lookonce.text import count, duration
 
 
@@ -24,10 +25,12 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
     name = "I/N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        match = re.fullmatch(r"(\d+)/(\d+)", str(value))
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(value))
         number, total = map(int, match.groups()) if match else (1, 0)
         if not number <= total or total < 1:
-            self.fail(f"{value!r} is not of the form I/N with 0 <= I <= N and N >= 1, for example 3/8", param, ctx)
+            self.fail(
+                f"{value!r} is not of the form I/N with 0 <= I <= N and 1 <= N < 1,000,000, for example 3/8", param, ctx
+            )
         return number, total
 
 
@@ -39,7 +42,7 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
     "num_pilot",
     default=8,
     show_default=True,
-    type=click.IntRange(0),
+    type=click.IntRange(0, IMAGES),
     help="Number of images to encode and write, to estimate the time; 0 for no estimate of the time.",
 )
 @click.option("--write", is_flag=True, help="Write the plan to disk, so that workers need not hash the images.")
@@ -84,7 +87,7 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
     "--max-quarantined",
     default=0,
     show_default=True,
-    type=click.IntRange(0),
+    type=click.IntRange(0, MAX_COUNT),
     help="Exit 0 if at most this many images could not be encoded.",
 )
 @JSON
@@ -127,7 +130,7 @@ def cache_build(
 @click.option(
     "--watch",
     "interval_s",
-    type=click.FloatRange(0.1),
+    type=SECONDS,
     metavar="SECONDS",
     help="Print again every SECONDS, until complete.",
 )

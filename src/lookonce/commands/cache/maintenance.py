@@ -12,11 +12,13 @@ from click.core import ParameterSource
 
 from lookonce.commands.cache.group import cache
 from lookonce.commands.options import (
+    IMAGES,
     JSON,
     PATH,
     PLACE,
     RUN,
     RUN_OR_CACHE,
+    SEED,
     SET,
     cache_folder,
     emit,
@@ -39,9 +41,13 @@ from lookonce.errors import UsageError
     help="quick: receipts, headers and file sizes. full: every byte. recompute: encode some images again and compare.",
 )
 @click.option(
-    "--images", default=16, show_default=True, type=click.IntRange(1), help="Number of images that recompute encodes."
+    "--images",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, IMAGES),
+    help="Number of images that recompute encodes.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed with which recompute draws images.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed with which recompute draws images.")
 @JSON
 def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, seed: int, as_json: bool) -> None:
     """Find damage in a cache.

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lookonce.commands.data.group import COERCE, IMAGE_ROOT, RECORDS, data
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import JSON, PATH, SEED, Decimal, emit, notify
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
     from lookonce.datasets.audit.corpus import Corpus
     from lookonce.train.data.token_stats import TokenStats
 
-COUNT = click.IntRange(1)
-
-
-class _Share(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        share = super().convert(value, param, ctx)
-        return self.fail(f"{value} is not a number", param, ctx) if math.isnan(share) else share  # in no range
+TOKENS = click.IntRange(1, 1_000_000)
 
 
 @data.command("audit")
@@ -33,21 +26,23 @@ class _Share(click.FloatRange):
 @click.option("--decode", is_flag=True, help="Decode whole images, which finds truncated ones.")
 @click.option("--strict", is_flag=True, help="Exit 1 if there is a finding of level error.")
 @click.option("--html", type=PATH, metavar="FILE", help="Also write an HTML page with plots and a contact sheet.")
-@click.option("--seed", default=0, show_default=True, help="Seed that draws the images of the contact sheet.")
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Seed that draws the images of the contact sheet."
+)
 @click.option(
     "--tokenizer", type=PATH, metavar="DIR", help="Also count tokens, with this model folder; it needs no weights."
 )
-@click.option("--image-tokens", type=COUNT, help="Tokens that each missing image counts.")
-@click.option("--max-pixels", type=COUNT, help="Like cache.max_pixels in the run file.")
-@click.option("--keep", type=_Share(0.01, 1), help="Like cache.keep in the run file.")
+@click.option("--image-tokens", type=TOKENS, help="Tokens that each missing image counts.")
+@click.option("--max-pixels", type=click.IntRange(1, 100_000_000), help="Like cache.max_pixels in the run file.")
+@click.option("--keep", type=Decimal(0.01, 1), help="Like cache.keep in the run file.")
 @click.option(
     "--enable-thinking",
     type=click.Choice(["true", "false"]),
     help="Like data.enable_thinking in the run file; Qwen3.5's chat template needs false.",
 )
-@click.option("--samples-per-step", type=COUNT, help="Like batch.samples_per_step in the run file.")
-@click.option("--tokens-per-pack", type=COUNT, help="Like batch.tokens_per_pack in the run file.")
-@click.option("--max-tokens", type=COUNT, help="Like batch.max_tokens in the run file; longer records are left out.")
+@click.option("--samples-per-step", type=TOKENS, help="Like batch.samples_per_step in the run file.")
+@click.option("--tokens-per-pack", type=TOKENS, help="Like batch.tokens_per_pack in the run file.")
+@click.option("--max-tokens", type=TOKENS, help="Like batch.max_tokens in the run file; longer records are left out.")
 @JSON
 def audit(
     records: tuple[Path, ...],

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lookonce.commands.data.group import data
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import JSON, PATH, SEED, emit, notify
 
 
 @data.command("prepare")
@@ -32,7 +32,7 @@ from lookonce.commands.options import JSON, PATH, emit, notify
     help="By image, drawn with the seed; the dataset's own; or a JSON file of image names: "
     '{"train": [...], "val": [...], "test": [...]}. By default the definition decides.',
 )
-@click.option("--seed", type=int, help="Seed of the split by image; by default the definition's, 42.")
+@click.option("--seed", type=SEED, help="Seed of the split by image; by default the definition's, 42.")
 @click.option(
     "--duplicates",
     type=click.Choice(["merge", "keep", "drop"]),
@@ -44,7 +44,7 @@ from lookonce.commands.options import JSON, PATH, emit, notify
     "num_variants",
     default=0,
     show_default=True,
-    type=click.IntRange(0),
+    type=click.IntRange(0, 100),
     help="Add each question for this many augmented variants of its image.",
 )
 @JSON

@@ -16,7 +16,11 @@ from lookonce.commands.options import JSON, PATH, emit, notify
 @click.argument("folder", metavar="DIR", type=PATH)
 @IMAGE_ROOT
 @click.option(
-    "--tar-mb", default=256, show_default=True, type=click.IntRange(1), help="Megabytes of images per tar shard."
+    "--tar-mb",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Megabytes of images per tar shard.",
 )
 @click.option("--skip-missing", is_flag=True, help="Leave out records whose images are missing or broken.")
 @click.option("--questions", "with_questions", is_flag=True, help="Add a JSON file with its questions to each image.")

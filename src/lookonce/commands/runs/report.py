@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
+from lookonce.commands.options import JSON, PATH, SECONDS, SPLIT, emit, notify
 
 
 @click.command()
@@ -17,9 +17,7 @@ from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
 )
-@click.option(
-    "--watch", "interval_s", type=click.FloatRange(1), metavar="SECONDS", help="Write it again while a training runs."
-)
+@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Write it again while a training runs.")
 @JSON
 def report(
     paths: tuple[Path, ...],

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout
+from lookonce.commands.options import JSON, PATH, SECONDS, Decimal, check_launch, emit, notify, only_results_on_stdout
 from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
 PARALLEL = click.option(
     "--parallel",
     "num_parallel",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1024),
     metavar="N",
     help="Runs at the same time; by default one a GPU.",
 )
@@ -42,7 +42,7 @@ def study() -> None:
 @STUDY
 @PARALLEL
 @click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), metavar="MS", help="Milliseconds a sample of the first arm."
+    "--rate", type=Decimal(0, 86_400_000, min_open=True), metavar="MS", help="Milliseconds a sample of the first arm."
 )
 @JSON
 def plan(study_file: Path, num_parallel: int | None, rate: float | None, as_json: bool) -> None:
@@ -112,7 +112,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
 
 @study.command()
 @STUDY
-@click.option("--watch", "interval_s", type=click.FloatRange(1), metavar="SECONDS", help="Repeat until all is done.")
+@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Repeat until all is done.")
 @JSON
 def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
     """Show how far the runs of a study are: state, steps, exact match.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from lookonce.datasets.curriculum.lessons import LessonOrder
-from lookonce.run.sections.numbers import Count
+from lookonce.run.sections.numbers import Count, NumRows, NumTokens
 from lookonce.settings import Section
 
 
@@ -22,6 +22,9 @@ Order = Annotated[
 ]
 
 
+NumSamples = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class BatchSection(Section):
     """How records become optimizer steps and forward passes."""
 
@@ -29,17 +32,17 @@ class BatchSection(Section):
     """`shared`: all questions about an image share one pass over its tokens, several images per sequence. `packed`:
     each question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch.
     All three train on the same steps with the same loss."""
-    samples_per_step: Count = 16
+    samples_per_step: NumSamples = 16
     """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
-    tokens_per_pack: Count = 8192
+    tokens_per_pack: NumTokens = 8192
     """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
     otherwise loss and gradients do not depend on it."""
     questions_per_image: Count | None = None
     """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
     the usual random order."""
-    samples_per_forward: Count = 4
+    samples_per_forward: NumRows = 4
     """Rows per forward pass in `separate` mode. Limited by GPU memory; loss and gradients do not depend on it."""
-    max_tokens: Count = 4096
+    max_tokens: NumTokens = 4096
     """Records with more tokens are left out and counted; so are records that are longer than a pack."""
     order: Order = "random"
     """`random` shuffles by the seed in every epoch. `as_given` keeps the order of the records files: each step has the

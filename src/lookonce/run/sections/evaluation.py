@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from lookonce.run.sections.numbers import Count
+from lookonce.run.sections.numbers import Count, NumRows, NumTokens
 from lookonce.run.sections.paths import UserPath
 from lookonce.run.sections.train import Frozen
 from lookonce.settings import Section
@@ -34,7 +34,7 @@ class EvalSection(Section):
     staged: Annotated[Literal["own", "true", "none"], BeforeValidator(_as_word)] = "own"
     """With `data.context`, whose answers to earlier questions are in the prompts: the model's `own`, for which the
     questions are answered stage by stage; those of the records, which are `true`; or `none`."""
-    max_new_tokens: Count = 32
+    max_new_tokens: Annotated[int, Field(ge=1, le=100_000)] = 32
     """Longest answer in tokens; longer ones are cut off."""
     candidates: Literal["training"] | UserPath | None = None
     """Known answers of which the likeliest is chosen too: `training` takes those of the training records to the same
@@ -46,10 +46,10 @@ class EvalSection(Section):
     frozen: Frozen | None = None
     """How frozen weights are kept when answers are computed after training, as `train.frozen`. By default as in
     training if that was `int8` or `nf4`, which the adapter fits, and otherwise as `train.precision` says."""
-    tokens_per_wave: Count | None = None
+    tokens_per_wave: NumTokens | None = None
     """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
     many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. In models with linear attention there
     is at most one state for each 64 of them. If there is too little memory, parts of a wave are answered one after
     another."""
-    batch_size: Count = 16
+    batch_size: NumRows = 16
     """With `generate`, questions that are answered together. Limited by GPU memory."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from lookonce.run.sections.numbers import Count, Fraction
+from lookonce.run.sections.numbers import Fraction
 from lookonce.settings import Section
 
 NAME = re.compile(r"[\w.]+")
@@ -28,9 +28,9 @@ def _name_as_list(value: Any) -> Any:
 class LoraSection(Section):
     """The LoRA adapter."""
 
-    rank: Count = 16
+    rank: Annotated[int, Field(ge=1, le=8192)] = 16
     """Rank of the LoRA matrices. A higher rank can learn more and has proportionally more weights to train."""
-    alpha: Count = 32
+    alpha: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """LoRA scale: the adapter's output is multiplied by alpha / rank."""
     dropout: Fraction = 0.0
     """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""

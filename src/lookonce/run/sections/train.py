@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from lookonce.run.sections.numbers import Count
 from lookonce.run.sections.paths import UserPath
 from lookonce.run.sections.start import StartFrom
-from lookonce.settings import Section, number_from_text
+from lookonce.settings import MAX_COUNT, Section, Seed, number_from_text
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
-SchedulerArgument = Annotated[bool | int | float | str, BeforeValidator(number_from_text)]
+Argument = Annotated[int | float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
+SchedulerArgument = Annotated[bool | Argument | str, BeforeValidator(number_from_text)]
 Frozen = Literal["precision", "fp8", "int8", "nf4"]
 Checkpointing = Literal[False, True, "selective"]
 UNQUANTISED = "precision"
@@ -27,7 +28,7 @@ class TrainSection(Section):
     that `lookonce adapter push` uploaded: `hf://owner/name@COMMIT`. Its section `lora` must be the same apart from
     `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays as it
     is. By default a new adapter is trained."""
-    epochs: Annotated[float, Field(ge=0)] = 3
+    epochs: Annotated[float, Field(ge=0, le=1_000_000)] = 3
     """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
     nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""
     steps: Count | None = None
@@ -42,7 +43,7 @@ class TrainSection(Section):
     """Use TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later)."""
     optimizer: str = "adamw_torch_fused"
     """Any optimizer name of transformers' TrainingArguments."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    learning_rate: Annotated[float, Field(ge=1e-12, le=10)] = 2e-4
     """Peak learning rate: reached after `warmup`, then lowered by `scheduler`."""
     scheduler: str = "cosine"
     """Learning rate schedule: a name of transformers' SchedulerType, for example linear, constant_with_warmup or
@@ -50,11 +51,11 @@ class TrainSection(Section):
     scheduler_args: dict[str, SchedulerArgument] = {}
     """Arguments of the schedule, which some need: {min_lr_rate: 0.1} for cosine_with_min_lr, {num_decay_steps: 100} for
     warmup_stable_decay."""
-    warmup: Annotated[float, Field(ge=0)] = 0.03
+    warmup: Annotated[float, Field(ge=0, le=MAX_COUNT)] = 0.03
     """Steps in which the learning rate rises from 0 to its peak; a value below 1 is a fraction of all steps."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Weight decay of the optimizer; 0 disables it."""
-    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Gradients are scaled down to at most this norm; 0 disables clipping."""
     gradient_checkpointing: Checkpointing = False
     """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps.
@@ -74,9 +75,9 @@ class TrainSection(Section):
     with gradient checkpointing if `compile` is false."""
     fsdp: bool = False
     """Shard the frozen weights over the GPUs of a distributed training (FSDP2), for models too large for one GPU."""
-    prefetch: Count = 2
+    prefetch: Annotated[int, Field(ge=1, le=1024)] = 2
     """Number of forward passes whose batches are prepared ahead, while the steps before them run."""
-    host_cache_gb: Annotated[float, Field(ge=0)] = 0
+    host_cache_gb: Annotated[float, Field(ge=0, le=100_000)] = 0
     """Gigabytes of host memory for the most recently used features; 0 reads them from disk every time."""
     logging_steps: Count = 10
     """Print and log the loss every this many steps."""
@@ -84,12 +85,12 @@ class TrainSection(Section):
     """Measure the validation loss every this many steps; by default after each epoch."""
     save_steps: Count | None = None
     """Save a checkpoint every this many steps; by default after each epoch."""
-    save_total_limit: Count = 2
+    save_total_limit: Annotated[int, Field(ge=1, le=10_000)] = 2
     """Number of checkpoints to keep; older ones are deleted."""
     best: Literal["loss", "exact_match"] | None = None
     """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `exact_match` the one with
     the most right answers (see `eval.every`). By default the last step."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
     track: list[Tracker] = []
     """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their

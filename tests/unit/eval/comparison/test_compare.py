@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lookonce.datasets.records import Turn
+from lookonce.errors import UsageError
 from lookonce.eval.comparison import report
 from lookonce.eval.comparison.compare import Comparison, compare
 from lookonce.eval.comparison.runs import Run
@@ -49,6 +50,13 @@ def test_a_real_difference_is_called_one_whichever_run_is_named_first():
         assert {pair.only_first, pair.only_second} == {0, 38} or (pair.only_first, pair.only_second) == (38, 0)
         assert said.startswith("b answers 7.0 points more questions exactly right than a (95% interval 5.")
         assert said.endswith("p after Holm <0.0001).")
+
+
+def test_too_many_pairs_are_refused_and_a_baseline_is_the_way_out():
+    runs = [run(str(number), answers(0.8)[:3]) for number in range(64)]
+    with pytest.raises(UsageError, match=r"64 runs are 2,016 pairs; at most 2,000 are compared: .*--baseline RUN"):
+        compare(runs)
+    assert len(compare(runs, with_first_only=True).pairs) == 63
 
 
 def test_equal_runs_are_not_distinguishable():

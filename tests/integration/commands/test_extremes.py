@@ -1,0 +1,59 @@
+"""The ends of the range of every number in a run file: what a check takes, a training takes too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.keys import bounds_of, keys_of
+
+from lookonce.cli import main
+from lookonce.run.config import RunFile
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+ENDS = {
+    name: bounds_of(metadata)
+    for name, kind, metadata in keys_of(RunFile)
+    if kind in (int, float) and not name.startswith(("data.", "train.scheduler_args"))
+}
+"""The lowest and the highest value of each number."""
+OTHER_CACHE = ("cache.min_pixels", "cache.max_pixels", "cache.keep")
+ENDLESS = {"train.steps": 2, "train.epochs": 1, "eval.max_new_tokens": 4, "eval.tokens_per_wave": 600}
+"""What would take days at one of its ends, or an hour, and the value that it has here."""
+LEAVES_NO_RECORD = {"batch.tokens_per_pack": 400, "batch.max_tokens": 400}
+"""What leaves out all records at its lower end, which a check reports."""
+FITS = {"lora.dropout": 0.9, "train.save_total_limit": 2, "lora.rank": 64, "train.steps": 1}
+"""What is not in the range, fills the disk, or takes minutes at its upper end."""
+
+
+@pytest.fixture
+def run_file(make_cached_run, tmp_path: Path) -> Path:
+    (tmp_path / "run.yaml").write_text(make_cached_run().to_yaml())
+    return tmp_path / "run.yaml"
+
+
+def invoke(*words: object) -> Result:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert "Traceback" not in result.output and "unexpected" not in result.stderr, result.output
+    return result
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["lowest", "highest"])
+def test_a_run_with_all_numbers_at_one_end_is_checked_and_trained(run_file, end):
+    values = {name: ends[end] for name, ends in ENDS.items() if name not in OTHER_CACHE}
+    values |= ENDLESS | (LEAVES_NO_RECORD if end == 0 else FITS)
+    words = [run_file, *(word for name, value in values.items() for word in ("--set", f"{name}={value}"))]
+    checked = invoke("check", *words)
+    assert checked.exit_code == 0, checked.output
+    trained = invoke("train", *words)
+    assert trained.exit_code == 0, trained.output
+
+
+def test_a_check_of_any_number_at_one_of_its_ends_ends_with_a_result(run_file, monkeypatch):
+    monkeypatch.setattr("lookonce.checks.check.FIRST_RECORDS", 5)
+    for name, ends in ENDS.items():
+        for value in ends:
+            result = invoke("check", run_file, "--set", f"{name}={value}")
+            assert result.exit_code in (0, 1) and " errors, " in result.stdout or "1 error, " in result.stdout, name
