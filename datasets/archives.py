@@ -31,7 +31,7 @@ from lookonce.datasets.readers.image_column import ambiguous, find_image_column
 from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_values, row_group_starts
 from lookonce.datasets.readers.tar import read_members as read_tar_members
 from lookonce.errors import ImageError
-from lookonce.text import first_line
+from lookonce.text import first_line, shell
 
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
@@ -98,7 +98,9 @@ def _open(archive: Path, wanted: Collection[str]) -> Any:
     """A generator of names in `wanted` with their bytes, or with the reason why there are none."""
     suffix = archive.suffix.lower()
     if suffix in (".gz", ".tgz"):
-        raise ImageError(f"compressed tar files are not supported; decompress it once, with `gunzip {archive}`")
+        raise ImageError(
+            f"compressed tar files are not supported; decompress it once, with `{shell('gunzip', archive)}`"
+        )
     return _read_parquet(archive, wanted) if suffix == ".parquet" else _read_tar(archive, wanted)
 
 

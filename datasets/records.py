@@ -40,7 +40,7 @@ from lookonce.datasets.formats.text_files import Named, as_cell, read_table, wri
 from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import located
+from lookonce.text import located, shell
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -158,7 +158,7 @@ def container_of(path: Path) -> Container:
     """
     head = read_head(path)
     if head.startswith(GZIP_MAGIC):
-        raise RecordsError(f"{path} is compressed; unpack it, for example with: gunzip --keep {path}")
+        raise RecordsError(f"{path} is compressed; unpack it, for example with: {shell('gunzip', '--keep', path)}")
     if head.startswith(PARQUET_MAGIC):
         return "parquet"
     named = SUFFIXES.get(path.suffix.lower())

@@ -11,7 +11,8 @@ case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}
 
 run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
 mark="lookonce $(realpath "$run_file")"
-again="$LOOKONCE_SLURM/submit.sh $run_file" follow="lookonce status $run_file --watch 10"
+printf -v again '%q %q' "$LOOKONCE_SLURM/submit.sh" "$run_file"
+printf -v follow 'lookonce status %q --watch 10' "$run_file"
 # shellcheck source=slurm/jobs.sh
 . "$LOOKONCE_SLURM/jobs.sh"
 

@@ -25,6 +25,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from lookonce.datasets.formats.checks import kind, text
 from lookonce.errors import RecordsError
+from lookonce.text import shell
 
 Keep = Callable[[bytes], Path]
 """Stores the bytes of an embedded image and returns its path."""
@@ -81,7 +82,7 @@ class Finder:
         if self.keep is None:
             raise RecordsError(
                 f"{origin}: the image is embedded in the record, and only images with a path can be read again; "
-                f"extract them with: lookonce data convert {self.file} OUT.jsonl"
+                f"extract them with: {shell('lookonce', 'data', 'convert', self.file, 'OUT.jsonl')}"
             )
         return self.keep(data)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from lookonce.datasets.formats.checks import Row, is_utf8
 from lookonce.datasets.readers.text import Broken, Rows, read_csv, refuse
 from lookonce.errors import RecordsError
 
+FORMULA = re.compile(r"'*(\s*[=+\-@]|[\t\r\n])")
+"""How a cell begins that a spreadsheet takes for a formula, or, after apostrophes, one that is marked as text."""
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 Named = Iterable[tuple[str, Row]]
 """Rows to write, and what to call each in a message."""
 
@@ -19,7 +23,7 @@ Named = Iterable[tuple[str, Row]]
 def read_table(path: Path, delimiter: str = ",", broken: Broken = refuse) -> Rows:
     """A record per row of CSV; an empty cell is a key that the record does not have."""
     for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
-        yield origin, {name: cell for name, cell in cells.items() if cell}
+        yield origin, {from_cell(name): from_cell(cell) for name, cell in cells.items() if cell}
 
 
 def write_jsonl(path: Path, rows: Named) -> None:
@@ -56,12 +60,22 @@ def write_csv(path: Path, rows: Named, delimiter: str = ",") -> None:
 
     Values that are not texts are written as JSON.
     """
-    texts = [{key: as_cell(value, name) for key, value in row.items()} for name, row in rows]
+    texts = [{safe_cell(key): safe_cell(as_cell(value, name)) for key, value in row.items()} for name, row in rows]
     header = list(dict.fromkeys(key for row in texts for key in row))
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, header, restval="", delimiter=delimiter)
         writer.writeheader()
         writer.writerows(texts)
+
+
+def safe_cell(text: str) -> str:
+    """A cell that no spreadsheet runs as a formula: with an apostrophe before it, unless it is a number."""
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+def from_cell(text: str) -> str:
+    """The text that `safe_cell` has written."""
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
 def as_cell(value: Any, name: str) -> str:

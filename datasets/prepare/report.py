@@ -15,7 +15,7 @@ from typing import Any
 from lookonce.datasets.prepare.duplicates import Duplicates
 from lookonce.datasets.prepare.rules import Tally
 from lookonce.datasets.prepare.splits import PARTS, Leak
-from lookonce.text import count, rows, table
+from lookonce.text import count, in_yaml, rows, shell, table
 
 NUM_SHOWN = 5
 """How many reasons for missing images are listed."""
@@ -189,7 +189,7 @@ def _split(split: Mapping[str, Any]) -> str:
 def next_steps(folder: Path, value: Mapping[str, Any]) -> str:
     """The commands to run next, and the section of the run file."""
     parts = [part for part in PARTS if value["split"]["records"].get(part)]
-    files = [f"  {part}: {folder / part}.jsonl" for part in parts]
-    return "\n".join(
-        [f"check it: lookonce data audit {folder}/*.jsonl", "train on it, with this in a run file:", "data:", *files]
-    )
+    files = {part: folder / f"{part}.jsonl" for part in parts}
+    keys = [f"  {part}: {in_yaml(file)}" for part, file in files.items()]
+    audit = f"{shell('lookonce', 'data', 'audit', folder)}/*.jsonl"
+    return "\n".join([f"check it: {audit}", "train on it, with this in a run file:", "data:", *keys])

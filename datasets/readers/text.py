@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, TextIO
 
 from lookonce.errors import RecordsError
 from lookonce.files import open_regular
+from lookonce.text import shown
 
 Rows = Generator[tuple[str, Any], None, None]
 """The origin of each row for messages, and its value."""
@@ -175,8 +177,8 @@ def _lines(file: TextIO, name: str) -> Iterator[str]:
 
 
 def _check_header(header: list[str], name: str) -> None:
-    if twice := [column for column in header if header.count(column) > 1]:
-        raise RecordsError(f"{name}:1: two columns are called {twice[0]!r}; expected different names")
+    if twice := [column for column, number in Counter(header).items() if number > 1]:
+        raise RecordsError(f"{name}:1: two columns are called {shown(twice[0])!r}; expected different names")
 
 
 def _wrong_number(header: list[str], cells: list[str], origin: str) -> RecordsError:

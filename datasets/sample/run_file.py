@@ -7,11 +7,11 @@ this one, where the sample was written.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from lookonce.files import write_text
+from lookonce.text import in_yaml
 
 NAME = "run.yaml"
 HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
@@ -29,11 +29,6 @@ def run_file(folder: Path, stages: bool) -> str:
     """The text of the run file of the sample in `folder`."""
     text = Path(__file__).with_name("staged.yaml" if stages else NAME).read_text()
     text = re.sub(r"\A(#.*\n)+", HEADER, text)
-    text = re.sub(r"data/\w+/(\S+)", lambda found: _scalar(str(folder / found[1])), text)
-    output = _scalar(f"runs/{folder.absolute().name}")
+    text = re.sub(r"data/\w+/(\S+)", lambda found: in_yaml(folder / found[1]), text)
+    output = in_yaml(f"runs/{folder.absolute().name}")
     return re.sub(r"^output: .*", lambda _: f"output: {output}", text, flags=re.M)
-
-
-def _scalar(path: str) -> str:
-    """A path as YAML, where JSON's strings are strings too."""
-    return path if re.fullmatch(r"[\w/][\w./-]*", path) else json.dumps(path, ensure_ascii=False)

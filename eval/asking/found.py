@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.data import DataSection
 from lookonce.run.sections.model import ModelSection
 from lookonce.settings import checked, set_key
+from lookonce.text import shell
 
 
 def find_run(run_dir: Path, assignments: Sequence[str] = (), *, needs_run: bool) -> tuple[RunFolder, RunFile]:
@@ -61,7 +61,7 @@ def _other_output(place: Path, folder: RunFolder, run: RunFile) -> str:
         means = f"{place} is a run folder and stands for the run in it"
     return (
         f"--set output={run.output} cannot be used here: {means}, into which answers and scores are written; leave it "
-        f"out, or name the other run: lookonce eval {shlex.quote(str(run.output))}"
+        f"out, or name the other run: {shell('lookonce', 'eval', run.output)}"
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.formats.text_files import as_cell
+from lookonce.datasets.formats.text_files import as_cell, safe_cell
 from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
 from lookonce.eval.answers.dialogues import Asked, Turns
@@ -70,7 +70,7 @@ def _table(rows: Sequence[Row]) -> str:
     table.writerow(COLUMNS)
     for row in rows:
         cells = row | {"images": _images(row)}
-        table.writerow([as_cell(cells.get(name), name) for name in COLUMNS])
+        table.writerow([safe_cell(as_cell(cells.get(name), name)) for name in COLUMNS])
     return text.getvalue()
 
 

@@ -26,7 +26,7 @@ from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import HARMLESS, RECORD, RunFolder
 from lookonce.run.start_adapter import adapter_hash, folder_of
-from lookonce.text import listed
+from lookonce.text import listed, shell
 
 SEED = "train.seed"
 IGNORED = HARMLESS - {"eval.max_new_tokens"} | {SEED}
@@ -79,9 +79,10 @@ def find_predictions(folder: RunFolder, split: str) -> Path:
         others = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
         what = "an unfinished evaluation" if is_begun(path.parent, split) else "no predictions"
         there = f"; there are those of {listed(others)}" if others else ""
-        command = f"lookonce eval {folder.folder} --split {split}"
+        command = shell("lookonce", "eval", folder.folder, "--split", split)
         if folder.last_checkpoint and not folder.trained.exists():
-            what, command = f"an unfinished training and {what}", f"lookonce train {folder.folder}/run.yaml --resume"
+            what = f"an unfinished training and {what}"
+            command = shell("lookonce", "train", folder.folder / "run.yaml", "--resume")
         raise UsageError(f"{folder.folder} has {what} of the split {split}{there}; run: {command}")
     return path
 

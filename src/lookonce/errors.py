@@ -35,12 +35,11 @@ import os
 import pwd
 import re
 import resource
-import shlex
 import shutil
 import tempfile
 from pathlib import Path
 
-from lookonce.text import size
+from lookonce.text import shell, size
 
 TEMPORARY_MARK = ".tmp-"
 """What follows a file's own name in the name of a temporary file that will replace it."""
@@ -254,5 +253,6 @@ def _advice(place: Path, right: str) -> str:
     with contextlib.suppress(OSError, KeyError):
         if os.geteuid() not in (0, owner := place.stat().st_uid):
             return f"{place} belongs to {pwd.getpwuid(owner).pw_name}; ask for permission, or use another path"
-    place_name = shlex.quote(str(place))
-    return f"allow it with: chmod u+{right} {place_name}" if right else f"find out why with: ls -ld {place_name}"
+    if right:
+        return f"allow it with: {shell('chmod', f'u+{right}', place)}"
+    return f"find out why with: {shell('ls', '-ld', place)}"

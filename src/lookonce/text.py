@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import shutil
 import sys
@@ -138,8 +140,15 @@ def quoted(text: str, width: int = MAX_SHOWN) -> str:
 
 
 def shell(*words: object) -> str:
-    """A command that a shell takes as these words, whatever is in them."""
-    return shlex.join(map(str, words))
+    """A command that a shell takes as these words, whatever is in them; a path is never an option."""
+    return shlex.join(
+        f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words
+    )
+
+
+def in_yaml(text: object) -> str:
+    """A text as YAML, where the strings of JSON are strings too."""
+    return str(text) if re.fullmatch(r"[\w/][\w./-]*", str(text)) else json.dumps(str(text), ensure_ascii=False)
 
 
 def located(path: Path) -> str:

@@ -9,7 +9,6 @@ is named only if the code of the rule was read in the pages that vLLM publishes 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from lookonce.errors import RunFolderError
 from lookonce.families.family import VLLM_LORA, Family
 from lookonce.files import read_json
 from lookonce.run.config import RunFile
-from lookonce.text import listed
+from lookonce.text import listed, shell
 
 CODE = "https://github.com/vllm-project/vllm/blob"
 PEFT_HELPER = f"{CODE}/02143692ba86a7ba6198a67e12982c5317c8bd2f/vllm/lora/peft_helper.py"
@@ -74,7 +73,7 @@ class Check:
         for rule in self.rules:
             mark = "pass" if rule.passed else "FAIL"
             lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
-        merge = f"lookonce adapter merge {shlex.quote(str(self.adapter.parent))} DIR"
+        merge = shell("lookonce", "adapter", "merge", self.adapter.parent, "DIR")
         serve = "serve it with:" if self.passed else f"vLLM does not serve it; merge it: {merge}"
         return "\n".join([*lines, *self.notes, serve, *([f"  {self.command}"] if self.passed else [])])
 
@@ -141,7 +140,7 @@ def serve_command(run: RunFile, adapter: Path, config: Mapping[str, Any]) -> str
     sizes = {"min_pixels": run.cache.min_pixels, "max_pixels": run.cache.max_pixels}
     if sizes := {name: value for name, value in sizes.items() if value}:
         words += ["--mm-processor-kwargs", json.dumps(sizes)]
-    return shlex.join(words)
+    return shell(*words)
 
 
 def _notes(run: RunFile) -> list[str]:

@@ -19,7 +19,7 @@ from lookonce.errors import LookonceError, RecordsError
 from lookonce.run.config import RunFile
 from lookonce.run.contexts.training import with_contexts
 from lookonce.run.records import SPLITS, for_training, without_fold
-from lookonce.text import count, listed, located
+from lookonce.text import count, listed, located, shell
 
 NUM_NAMED = 3
 """How many broken records of a file are named."""
@@ -121,4 +121,5 @@ def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: i
     if not broken:
         return []
     value = f"data.{split}: {count(len(broken), 'record')} cannot be read: {listed(broken, NUM_NAMED)}"
-    return [Result("error", "records", value, f"correct them; all are listed by: lookonce data audit {path}")]
+    audit = shell("lookonce", "data", "audit", path)
+    return [Result("error", "records", value, f"correct them; all are listed by: {audit}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from lookonce.text import count, duration
 Level = Literal["ok", "warning", "error"]
 WIDTH = 80
 LEVEL_WIDTH, WHAT_WIDTH = 9, 13
+COMMAND = re.compile(r"\b(lookonce [a-z]|chmod |gunzip )")
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,20 @@ class Result:
         """The result as lines of a table; what to do stands below what was found."""
         left = f"{self.level:<{LEVEL_WIDTH}}{self.what:<{WHAT_WIDTH}}"
         for text in filter(None, (self.value, f"-> {self.do}" if self.do else "")):
-            for line in textwrap.wrap(text, WIDTH - len(left), break_on_hyphens=False):
+            for line in _wrapped(text, WIDTH - len(left)):
                 yield left + line
                 left = " " * len(left)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text; a command and what follows it stay on one line, so that it can be copied."""
+    found = COMMAND.search(text)
+    if found is None or len(text) <= width:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+    before, command = text[: found.start()], text[found.start() :].splitlines()
+    if before in ("", "-> "):
+        return [before + command[0], *command[1:]]
+    return [*textwrap.wrap(before, width, break_on_hyphens=False), *command]
 
 
 @dataclass(frozen=True)

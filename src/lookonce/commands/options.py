@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 from lookonce.environment import launch_note
 from lookonce.errors import UsageError
 from lookonce.settings import MAX_SEED
+from lookonce.text import shell
 
 if TYPE_CHECKING:
     from lookonce.run.config import RunFile
@@ -112,7 +112,7 @@ def with_run_file(message: str) -> str:
     if len(noted) != 1:
         return message
     [(path, assignments)] = noted
-    words = shlex.join([str(path), *(word for one in assignments for word in ("--set", one))])
+    words = shell(path, *(word for one in assignments for word in ("--set", one)))
     return PLACEHOLDER.sub(lambda found: words, message)
 
 

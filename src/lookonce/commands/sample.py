@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 from lookonce.commands.options import IMAGES, JSON, PATH, SEED, emit, notify
 from lookonce.datasets.sample.scene import DEFAULT_SEED
 from lookonce.families.lookup import DEFAULT, FAMILIES
+from lookonce.text import shell
 
 NEXT = """next:
   lookonce cache build {run}
@@ -93,5 +93,4 @@ def sample(
     )
     emit(asdict(report), report.text(), as_json)
     if report.run_file:
-        run, output = shlex.quote(str(report.run_file)), shlex.quote(f"runs/{folder.absolute().name}")
-        notify(NEXT.format(run=run, output=output))
+        notify(NEXT.format(run=shell(report.run_file), output=shell(f"runs/{folder.absolute().name}")))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from lookonce.files import open_regular, read_object, write_json
 from lookonce.hub.names import FETCH_COMMAND
 from lookonce.hub.progress import Progress
 from lookonce.hub.unlisted import unlisted
-from lookonce.text import listed, one_line
+from lookonce.text import listed, one_line, shell
 from lookonce.threads import threaded_map
 
 BLOCK_BYTES = 1 << 22
@@ -115,7 +114,7 @@ def _differences(stated: list[Stated]) -> list[tuple[Stated, str]]:
 
 def _error(kind: str, name: str, wrong: list[tuple[Stated, str]]) -> LookonceError:
     lines = [f"{one.name} has the {one.kind} {found}, and the Hub states {one.hash}" for one, found in wrong]
-    paths = " ".join(shlex.quote(str(one.path.resolve())) for one, _ in wrong)
+    paths = shell(*(one.path.resolve() for one, _ in wrong))
     return ERRORS[kind](
         f"{kind} {name!r} was changed on its way or on the disk: {listed(lines)}\n"
         f"Remove what was changed, and download it again: rm {paths} && {AGAIN[kind]}"
@@ -124,7 +123,7 @@ def _error(kind: str, name: str, wrong: list[tuple[Stated, str]]) -> LookonceErr
 
 def _unlisted_error(kind: str, name: str, folder: Path, extra: list[str]) -> LookonceError:
     names = [one_line(one) for one in extra]
-    paths = " ".join(shlex.quote(str(folder.absolute() / one)) for one in names)
+    paths = shell(*(folder.absolute() / one for one in names))
     return ERRORS[kind](
         f"the folder of {kind} {name!r} has files that the Hub does not list at commit {folder.name}, and that would "
         f"be read: {listed(names)}\nMove them to another folder, or remove them: rm {paths} && {AGAIN[kind]}"

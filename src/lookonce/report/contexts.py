@@ -9,7 +9,6 @@ Answers to other questions than those of the result, which an earlier evaluation
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +26,7 @@ from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_diff
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
+from lookonce.text import shell
 
 KINDS = ("own", *IN_CONTEXT)
 """Whose answers to earlier questions prompts have: the model's own, true ones, or none."""
@@ -170,4 +170,4 @@ def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
     options = [option for kind, option in OPTIONS.items() if kind not in answers]
     if not options or run.folder is None:
         return ""
-    return f"lookonce eval {shlex.quote(str(run.folder.folder))} --split {run.split} {' '.join(options)}"
+    return shell("lookonce", "eval", run.folder.folder, "--split", run.split, *options)

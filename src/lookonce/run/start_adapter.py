@@ -8,7 +8,6 @@ recorded, the other run need not exist any more, because checkpoints have the we
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.start import SCHEME, hub_adapter
-from lookonce.text import located
+from lookonce.text import located, shell
 
 SHAPE = ("rank", "alpha", "rslora", "targets", "experts", "modules_to_save")
 """Keys of `lora` that both runs must share; dropout may differ."""
@@ -96,8 +95,8 @@ def _not_trained(path: Path | str, folder: RunFolder) -> str:
         )
     if not path.is_file() and not (folder.folder / RECORD).exists():
         return f"train.start_from: {located(path)} is not a run folder; name the output folder of a trained run"
-    run_file = shlex.quote(str(path if path.is_file() else folder.folder / "run.yaml"))
-    return f"train.start_from: {folder.folder} is not trained yet; train it first: lookonce train {run_file} --resume"
+    train = shell("lookonce", "train", path if path.is_file() else folder.folder / "run.yaml", "--resume")
+    return f"train.start_from: {folder.folder} is not trained yet; train it first: {train}"
 
 
 def shape_differences(mine: LoraSection, theirs: LoraSection) -> list[tuple[str, Any, Any]]:

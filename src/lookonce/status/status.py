@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,8 +37,8 @@ from lookonce.run.progress_file import Progress, read_progress
 from lookonce.run.records import UNUSABLE_ADVICE, RunRecords, read_splits
 from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import CachePhase, State, TrainingPhase, TrainingState
-from lookonce.status.summary import Summary
-from lookonce.text import count, duration
+from lookonce.status.summary import Summary, question_of
+from lookonce.text import count, duration, shell
 
 NUM_PROBED = 64
 """How many images that a plan does not know are read first; if one of them is new, the rest is not read."""
@@ -268,26 +267,27 @@ def find_log(job: str) -> Path | None:
 
 def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[str, ...]) -> str:
     """The command to run next."""
-    arguments = " ".join(["", shlex.quote(str(run_file)), *(f"--set {shlex.quote(text)}" for text in assignments)])
+    arguments = (run_file, *(word for text in assignments for word in ("--set", text)))
     missing = state.missing()
     if not missing:
         folder = RunFolder(run.output)
-        return Summary.read(folder).next_command if folder.is_finished else f"{program()} eval {run.output}"
+        question = question_of(Summary.read(folder).next_command) if folder.is_finished else ()
+        return shell(program(), *(question or ("eval", run.output)))
     if state.is_under_way:
-        return f"{program()} status{arguments} --watch 10"
+        return shell(program(), "status", *arguments, "--watch", "10")
     if state.cache.lost:
-        return f"{program()} cache repair{arguments}"
+        return shell(program(), "cache", "repair", *arguments)
     if state.training.state != "another run" and not assignments and shutil.which("sbatch") and SUBMIT.exists():
-        return f"{SUBMIT}{arguments}"
+        return shell(SUBMIT, *arguments)
     if missing[0] in ("plan", "cache") or missing[0].startswith("cache "):
-        return f"{program()} cache build{arguments}"
+        return shell(program(), "cache", "build", *arguments)
     if missing[0] == "eval" and state.training.state == "finished":
-        return f"{program()} eval {run.output} --split {state.split}"
-    resumes = state.is_trained or state.training.checkpoint
+        return shell(program(), "eval", run.output, "--split", state.split)
     if state.training.state == "another run":
         is_longer = differs_in_length(RunFolder(run.output), run)
-        return f"{program()} train{arguments} {'--resume' if is_longer else '--restart'}"
-    return f"{program()} train{arguments}{' --resume' if resumes else ''}"
+        return shell(program(), "train", *arguments, "--resume" if is_longer else "--restart")
+    resumes = state.is_trained or state.training.checkpoint
+    return shell(program(), "train", *arguments, *(["--resume"] if resumes else []))
 
 
 def differs_in_length(folder: RunFolder, run: RunFile) -> bool:

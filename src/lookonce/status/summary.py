@@ -13,7 +13,7 @@ from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.statistics.bootstrap import Interval
 from lookonce.run.folder import RunFolder, Trained
 from lookonce.run.log_file import read_curves
-from lookonce.text import count, duration, rows, size
+from lookonce.text import count, duration, rows, shell, size
 
 if TYPE_CHECKING:
     from lookonce.cache.store.reader import VisionCache
@@ -110,6 +110,18 @@ class Summary:
         return f"{asked}; always the majority answer: {majority:.1%}"
 
 
+def question_of(command: str) -> tuple[str, ...]:
+    """The words after the program of a recorded command that asks or evaluates a run; empty if it is something else.
+
+    A run folder may come from elsewhere, so what it records is not printed as a command as it is.
+    """
+    try:
+        _, *words = shlex.split(command)
+    except ValueError:
+        return ()
+    return tuple(words) if words[:1] in (["predict"], ["eval"]) and command.isprintable() else ()
+
+
 SPLITS = {"val": "validation", "test": "test"}
 
 
@@ -154,8 +166,8 @@ def _next_command(inputs: RunInputs, evaluation: Evaluation | None) -> str:
     with_images = [one for one in evaluation.predictions if one.images] if evaluation else []
     if not with_images:
         split = next(split for split in ("test", "val", "train") if inputs.records[split])
-        return f"{program()} eval {inputs.run.output} --split {split}"
+        return shell(program(), "eval", inputs.run.output, "--split", split)
     learned = [one for one in with_images if one.is_right and not one.is_majority_right]
     example = (learned or with_images)[-1]
-    images = " ".join(f"--image {shlex.quote(shorten(image))}" for image in example.images)
-    return f"{program()} predict {inputs.run.output} {images} --question {shlex.quote(example.question)}"
+    images = (word for image in example.images for word in ("--image", shorten(image)))
+    return shell(program(), "predict", inputs.run.output, *images, "--question", example.question)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lookonce.errors import UsageError
 from lookonce.study.expand import expand
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.jobs import by_urgency
@@ -37,7 +38,13 @@ class MissingJob:
     """Options of the command."""
 
     def line(self) -> str:
-        """The fields with tabs between them."""
+        """The fields with tabs between them.
+
+        Raises:
+            UsageError: the path of the run file has a tab or a line break.
+        """
+        if not str(self.file).isprintable():
+            raise UsageError(f"{str(self.file)!r} cannot be a field of a line; choose another `output` of the study")
         return "\t".join([self.kind, self.name, str(self.file), ",".join(self.after) or NONE, " ".join(self.options)])
 
 

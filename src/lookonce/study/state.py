@@ -7,7 +7,6 @@ or that needs such a run, is *outdated*: it is never mixed with the others, but 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import TrainingPhase
 from lookonce.status.status import find_scores, find_training
 from lookonce.study.expand import StudyRun
-from lookonce.text import listed
+from lookonce.text import listed, shell
 
 Runs = Mapping[str, StudyRun]
 
@@ -112,6 +111,6 @@ def refuse_outdated(runs: Runs, again: Iterable[str], study: Path) -> set[str]:
         raise UsageError(
             "\n".join(["the study has changed since these runs were trained:", *lines])
             + "\nundo the change, choose another `output`, or train them again (what they hold is moved away): "
-            + f"lookonce study run {shlex.quote(str(study))} {' '.join(f'--again {name}' for name in names)}"
+            + shell("lookonce", "study", "run", study, *(word for name in names for word in ("--again", name)))
         )
     return set(outdated)

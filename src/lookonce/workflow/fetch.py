@@ -23,7 +23,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.records import SPLITS, read_split
 from lookonce.run.sections.start import HubAdapter, hub_adapter
 from lookonce.run.start_adapter import find_start
-from lookonce.text import count, rows, size
+from lookonce.text import count, rows, shell, size
 from lookonce.threads import threaded_map
 from lookonce.train.data.tokenize import ChatTokenizer
 
@@ -85,7 +85,7 @@ class FetchReport:
             *((split, found.text()) for split, found in self.data.items()),
         ]
         problems = [f"Not ready: {problem}" for problem in self.problems]
-        exports = "\n".join(f"  export {name}={value}" for name, value in self.environment.items())
+        exports = "\n".join(f"  export {name}={shell(value)}" for name, value in self.environment.items())
         return "\n\n".join([rows(lines), *problems, f"In jobs without internet:\n{exports}"])
 
 

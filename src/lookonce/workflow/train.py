@@ -29,7 +29,7 @@ from lookonce.run.inputs import RunInputs
 from lookonce.run.records import HELD_OUT
 from lookonce.run.startup import Startup
 from lookonce.status.summary import Summary, summarise
-from lookonce.text import Notify, first_line, quiet
+from lookonce.text import Notify, first_line, quiet, shell
 from lookonce.train.loop.checkpoints import KEPT, OTHER_BYTES
 from lookonce.train.model.frozen.choice import frozen_of_answers
 from lookonce.train.model.load import load_trained
@@ -122,7 +122,9 @@ def _report(training: Training, summary: Summary) -> str | None:
         data = DataFacts.of(inputs.run, inputs.records, inputs.images.key_of)
         return str(report_training(folder, summary.to_json(), data))
     except Exception as error:
-        training.notify(f"no report was written ({first_line(error)}); to try again: lookonce report {folder.folder}")
+        training.notify(
+            f"no report was written ({first_line(error)}); to try again: {shell('lookonce', 'report', folder.folder)}"
+        )
         return None
 
 
@@ -143,7 +145,7 @@ def _evaluate(training: Training, model: Any) -> Evaluation | None:
             raise
         training.notify(
             "out of memory: the model does not fit on one GPU, so no questions were answered; "
-            f"on a larger one run: lookonce eval {training.folder.folder}"
+            f"on a larger one run: {shell('lookonce', 'eval', training.folder.folder)}"
         )
         return None
 

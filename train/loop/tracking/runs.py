@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.errors import Stopped
+from lookonce.text import shell
 
 INTEGRATIONS = "transformers.integrations"
 NAME = "lookonce"
@@ -45,7 +45,7 @@ class TensorBoardRun:
         purge_step = begun.first_step + 1 if begun.first_step else None
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=purge_step)
         self._writer.add_text("run", f"```json\n{json.dumps(begun.settings, indent=2)}\n```")
-        path = shlex.quote(str(folder))
+        path = shell(folder)
         self.where = f"TensorBoard's files are in {path}; look at them with: tensorboard --logdir {path}"
 
     def callback(self) -> Any:
@@ -75,7 +75,7 @@ class WandbRun:
             config=dict(begun.settings),
         )
         self.id = self._run.id
-        files = shlex.quote(str(Path(self._run.dir).parent))
+        files = shell(Path(self._run.dir).parent)
         how = f"upload them with: wandb sync {files}" if self._run.offline else f"look at {self._run.url}"
         self.where = f"W&B's files are in {files}; {how}"
 
@@ -110,7 +110,7 @@ class MLflowRun:
     def _location(self, folder: Path) -> str:
         if not self._has_set_uri:
             return f"MLflow logs to {self._mlflow.get_tracking_uri()}"
-        path = shlex.quote(str(folder))
+        path = shell(folder)
         return (
             f"MLflow's files are in {path}; look at them with: "
             f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {path}"

@@ -6,7 +6,6 @@ hashes that a training records, so its weights are read once for that.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lookonce.files import read_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.text import listed, located
+from lookonce.text import listed, located, shell
 
 ROUNDED = ("int8", "nf4")
 """The kinds of `train.frozen` whose rounding an adapter has learned to live with."""
@@ -33,11 +32,8 @@ def find_trained(place: Path) -> tuple[RunFolder, RunFile]:
         raise RunFolderError(_no_run(folder.folder))
     run = folder.read_run()
     if not folder.trained.exists() or not (folder.adapter / "adapter_config.json").exists():
-        run_file = shlex.quote(str(place if place.is_file() else folder.folder / "run.yaml"))
-        raise RunFolderError(
-            f"{folder.folder} is not trained yet, so it has no adapter; finish it with: lookonce train {run_file} "
-            "--resume"
-        )
+        train = shell("lookonce", "train", place if place.is_file() else folder.folder / "run.yaml", "--resume")
+        raise RunFolderError(f"{folder.folder} is not trained yet, so it has no adapter; finish it with: {train}")
     return folder, run
 
 

@@ -7,7 +7,6 @@ complete, and after an interruption the same command continues with the next fil
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
-from lookonce.text import Notify, count, listed, quiet, size
+from lookonce.text import Notify, count, listed, quiet, shell, size
 from lookonce.train.loop.session import Session
 
 Dtype = Literal["bf16", "fp32"]
@@ -97,7 +96,7 @@ def merge(
     """
     check_target(target)
     folder, run = find_trained(place)
-    check_frozen(run, shlex.join([*COMMAND, str(place), str(target)]), allows_unquantised=onto_unquantised)
+    check_frozen(run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
     inputs, session = _opened(run) if num_questions else (RunInputs.of_model(run), None)
     model = inputs.model_folder.folder
     check_model(model)

@@ -20,6 +20,7 @@ from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import hash_file, read_json, read_object
 from lookonce.hub import CARD
 from lookonce.run.folder import RECORD, RunFolder
+from lookonce.text import shell
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 RUN_FILE = "run.yaml"
@@ -91,13 +92,13 @@ def _check_merged(folder: RunFolder, merged: Path) -> None:
     if absent := [name for name in names if not (merged / name).is_file()]:
         raise UsageError(
             f"{merged} is not a complete merged model, it lacks {absent[0]}; "
-            f"make one with: lookonce adapter merge {folder.folder} DIR"
+            f"make one with: {shell('lookonce', 'adapter', 'merge', folder.folder, 'DIR')}"
         )
     made_from = read_object(merged / MERGED).get("made_from", {})
     if made_from.get("adapter", (mine := hash_file(folder.adapter / WEIGHTS))) != mine:
         raise UsageError(
             f"{merged} was merged from another adapter than that of {folder.folder}; name the run that it was made "
-            f"from, or merge this one into a new folder: lookonce adapter merge {folder.folder} DIR"
+            f"from, or merge this one into a new folder: {shell('lookonce', 'adapter', 'merge', folder.folder, 'DIR')}"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from lookonce.adapter.upload.facts import CardFacts
 
 WITH_ADAPTER = """\
@@ -38,11 +40,11 @@ DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.floa
 def usage(facts: CardFacts, repository: str, revision: str | None, *, is_merged: bool) -> str:
     """Python code that asks the uploaded model a question, with stock transformers and PEFT."""
     run = facts.run
-    of_base = f', revision="{facts.base.commit}"' if facts.base.commit else ""
+    of_base = f", revision={json.dumps(facts.base.commit)}" if facts.base.commit else ""
     head = (MERGED if is_merged else WITH_ADAPTER).format(
-        base=f'"{facts.base.name}"{of_base}',
-        repository=f'"{repository}"',
-        of_repository=f', revision="{revision}"' if revision else "",
+        base=f"{json.dumps(facts.base.name)}{of_base}",
+        repository=json.dumps(repository),
+        of_repository=f", revision={json.dumps(revision)}" if revision else "",
         dtype=DTYPES[run.train.precision],
     )
     return head + _pixels(facts) + "\n" + _ask(facts)

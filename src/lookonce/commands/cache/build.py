@@ -16,7 +16,7 @@ from lookonce.commands.cache.group import cache
 from lookonce.commands.options import IMAGES, JSON, RUN, SECONDS, SET, emit, notify, open_inputs, open_records
 from lookonce.environment import gpu_gb
 from lookonce.settings import MAX_COUNT
-from lookonce.text import count, duration
+from lookonce.text import count, duration, shell
 
 
 class WorkerNumber(click.ParamType[tuple[int, int]]):
@@ -63,9 +63,8 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
     report = inputs.estimate(num_pilot)
     if write:
         inputs.write_plan()
-        notify(
-            f"the plan is in {inputs.cache_folder}; build its shards with: lookonce cache build {run_file} --worker I/N"
-        )
+        build = shell("lookonce", "cache", "build", run_file, "--worker", "I/N")
+        notify(f"the plan is in {inputs.cache_folder}; build its shards with: {build}")
     emit(asdict(report), report.text(), as_json)
 
 

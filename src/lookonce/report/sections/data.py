@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -12,7 +11,7 @@ from lookonce.page.sections import sentences
 from lookonce.report.data import SplitFacts, overlap
 from lookonce.report.part import Part, merged
 from lookonce.report.runs import ReportedRun
-from lookonce.text import count
+from lookonce.text import count, shell
 
 TITLE = "Data and leaks"
 
@@ -68,8 +67,8 @@ def _audit(run: ReportedRun) -> str:
     """How to see more of the records than their number."""
     assert run.settings
     files = [*run.settings.data.train, *run.settings.data.val, *run.settings.data.test]
-    named = " ".join(shlex.quote(str(path)) for path in files)
-    return f"what is in the records, and what is wrong with them: lookonce data audit {named} --html audit.html"
+    audit = shell("lookonce", "data", "audit", *files, "--html", "audit.html")
+    return f"what is in the records, and what is wrong with them: {audit}"
 
 
 def _leak(run: ReportedRun, seen: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from lookonce.page.sections import sentences, subsection
 from lookonce.report.part import Part, breakable, merged
 from lookonce.report.runs import ReportedRun
 from lookonce.run.sections.model import ModelSection
-from lookonce.text import shown
+from lookonce.text import shell, shown
 
 TITLE = "Provenance and limits"
 UNKNOWN = "not recorded"
@@ -52,7 +52,9 @@ def _facts(run: ReportedRun) -> dict[str, str]:
         "features (fingerprint)": str(run.inputs.get("cache", UNKNOWN))[:DIGITS],
         "language model (hash)": str(run.inputs.get("language_model", UNKNOWN))[:DIGITS],
         **{f"{split} records (hash)": str(value)[:DIGITS] for split, value in records.items()},
-        "commands": f"lookonce train {run.folder.folder / 'run.yaml'}; lookonce eval {run.folder.folder}",
+        "commands": "; ".join(
+            (shell("lookonce", "train", run.folder.folder / "run.yaml"), shell("lookonce", "eval", run.folder.folder))
+        ),
         "data": str(prepared.get("title", UNKNOWN)),
         "licence of the data": str(prepared.get("licence", UNKNOWN)),
         "model": str(run.settings.model.path),

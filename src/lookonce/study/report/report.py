@@ -30,7 +30,7 @@ from lookonce.study.report.majority import with_base_majority
 from lookonce.study.report.tables import Table, write_tables
 from lookonce.study.routing import RoutedRun
 from lookonce.study.table import StudyStatus
-from lookonce.text import listed, table
+from lookonce.text import listed, shell, table
 
 PAGE = "report.html"
 """The page in the output folder of a study, unless another is named."""
@@ -110,9 +110,8 @@ def _check(study: StudyFile, complete: list[str], left_out: list[str], path: Pat
     arms, baseline = {name.rpartition("-")[0] for name in complete}, study.compare.baseline
     if len(arms) < 2 or (baseline and baseline not in arms):
         needed = f"two arms with complete runs, {baseline} among them" if baseline else "two arms with complete runs"
-        raise UsageError(
-            f"a report needs {needed}; not complete: {listed(left_out, 9)}; run: lookonce study run {path}"
-        )
+        run = shell("lookonce", "study", "run", path)
+        raise UsageError(f"a report needs {needed}; not complete: {listed(left_out, 9)}; run: {run}")
 
 
 def _open(status: StudyStatus) -> Mapping[str, ReportedRun]:

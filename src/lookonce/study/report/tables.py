@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.formats.text_files import safe_cell
 from lookonce.eval.statistics.bootstrap import Interval
 from lookonce.files import write_text
 
@@ -39,8 +40,9 @@ class Table:
         """The figures, with a line for their names."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(zip(*self.columns.values(), strict=True))
+        writer.writerow(map(safe_cell, self.columns))
+        for cells in zip(*self.columns.values(), strict=True):
+            writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in cells])
         return text.getvalue()
 
     def to_latex(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from lookonce.cli import main
 from lookonce.datasets.records import Turn, read_records
 from lookonce.errors import RecordsError
 
@@ -94,3 +97,53 @@ def test_bad_csv_is_refused_with_file_and_line(tmp_path: Path, content: str, exp
     with pytest.raises(RecordsError) as refusal:
         read_records(path)
     assert expected in str(refusal.value)
+
+
+FORMULAS = [
+    "=1+1",
+    "@SUM(A1)",
+    "+cmd|' /C calc'!A0",
+    "-2+3",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    " =1",
+    "'=1",
+    "''@x",
+    "=",
+    "-",
+    "- none",
+]
+PLAIN = ["-5", "+1.5e-3", "-.5", "a=b", "'quoted'", "5 - 3", "o'clock", "\u2212 5"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path: Path, suffix: str) -> None:
+    """Through the commands: converted to a table and back, the records are the same; numbers stay numbers."""
+    values = FORMULAS + PLAIN
+    rows = [
+        {"image_filename": "a.jpg", "question": f"{value}?", "answer": value or "x", "=key": value, "number": -5}
+        for value in values
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for source, target in (("rows.jsonl", f"table{suffix}"), (f"table{suffix}", "again.jsonl")):
+        done = CliRunner().invoke(
+            main, ["data", "convert", str(tmp_path / source), str(tmp_path / target), "--to", "flat"]
+        )
+        assert done.exit_code == 0, done.output
+    with (tmp_path / f"table{suffix}").open(newline="") as file:
+        header, *cells = csv.reader(file, delimiter="\t" if suffix == ".tsv" else ",")
+    answers = [row[header.index("answer")] for row in cells]
+    assert answers == [f"'{value}" for value in FORMULAS] + PLAIN
+    assert "'=key" in header and {row[header.index("number")] for row in cells} == {"-5"}
+    again = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert [(row["question"], row["answer"], row["=key"]) for row in again] == [
+        (row["question"], row["answer"], row["=key"]) for row in rows
+    ]
+
+
+def test_a_table_of_very_many_columns_is_read_at_once(tmp_path: Path) -> None:
+    names = ["image_filename", "question", "answer", *(f"column{number}" for number in range(50_000))]
+    path = tmp_path / "wide.csv"
+    path.write_text(f"{','.join(names)}\n{','.join(['x'] * len(names))}\n")
+    assert len(read_records(path)[0].metadata) == 50_000

@@ -50,6 +50,10 @@ def test_rows_are_written_as_json_lines_and_as_a_table(tmp_path):
     write_rows(tmp_path / "a.jsonl", rows)
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert lines == json.loads(json.dumps(rows))
+    write_rows(tmp_path / "formula.csv", [rows[0] | {"question": "=1+1", "predicted": "-5"}])
+    with (tmp_path / "formula.csv").open(newline="") as file:
+        [formula] = csv.DictReader(file)
+    assert (formula["question"], formula["predicted"], formula["logprob"]) == ("'=1+1", "-5", "-0.5")
     write_rows(tmp_path / "a.CSV", rows)
     with (tmp_path / "a.CSV").open(newline="") as file:
         first, second, third = csv.DictReader(file)

@@ -16,3 +16,9 @@ def test_texts_stay_texts_in_latex_and_csv():
     assert r"a\_b \& 50\% \textbackslash{}cmd\{x\} \textasciitilde{}\textasciicircum{} \#1 \$ \textless{}b" in latex
     assert latex.startswith("\\begin{tabular}{lr}\n\\toprule\narm & \\% \\\\\n\\midrule\n")
     assert list(csv.reader(io.StringIO(table.to_csv()))) == [["arm", "share"], [HOSTILE, "0.1"]]
+
+
+def test_a_spreadsheet_runs_no_cell_and_numbers_stay_numbers():
+    table = Table("t", ("arm",), [], {"@arm": ["=1+1", "-a", "-5"], "points": [-0.5, None, 3]})
+    expected = [["'@arm", "points"], ["'=1+1", "-0.5"], ["'-a", ""], ["-5", "3"]]
+    assert list(csv.reader(io.StringIO(table.to_csv()))) == expected
