@@ -254,5 +254,5 @@ def _advice(place: Path, right: str) -> str:
         if os.geteuid() not in (0, owner := place.stat().st_uid):
             return f"{place} belongs to {pwd.getpwuid(owner).pw_name}; ask for permission, or use another path"
     if right:
-        return f"allow it with: {shell('chmod', f'u+{right}', place)}"
-    return f"find out why with: {shell('ls', '-ld', place)}"
+        return f"allow it with: chmod u+{right} {shell(place)}"
+    return f"find out why with: ls -ld {shell(place)}"

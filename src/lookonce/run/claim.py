@@ -14,8 +14,11 @@ from pathlib import Path
 
 from lookonce.cache.store.claims import using
 from lookonce.claim_file import EXPIRY_S, FolderClaim, Process, holder, is_living, read_process_file
+from lookonce.disk_space import free_bytes
 from lookonce.errors import RunFolderError
+from lookonce.files import is_full
 from lookonce.run.folder import CLAIM, RunFolder
+from lookonce.text import size
 
 TRAIN = "lookonce train"
 
@@ -52,8 +55,9 @@ class RunClaim:
         try:
             used_by = self._claim.take()
         except OSError as error:
+            how = f"make room ({size(free_bytes(self.folder))} are free there)" if is_full(error) else "allow it"
             raise RunFolderError(
-                f"cannot write to {self.folder} ({error.strerror}); allow it, or choose another `output`"
+                f"cannot write to {self.folder} ({error.strerror}); {how}, or choose another `output`"
             ) from None
         if used_by:
             raise RunFolderError(f"{self.folder} is in use by {used_by}; wait until it has ended, or stop it")
