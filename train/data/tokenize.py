@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2.exceptions import SecurityError
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.constants import Grid
 from lookonce.cache.model.kept import num_kept
-from lookonce.datasets.records import Record
+from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError, RecordsError, explain_os_error
 from lookonce.families.lookup import family_of
 from lookonce.text import first_line
+from lookonce.train.data.chat.template import explained, failure_of
 
 THINKING = "enable_thinking"
 """The variable by which chat templates of Qwen know whether the model should think before it answers."""
@@ -62,6 +64,11 @@ class Example:
         return np.repeat(self.token_ids, repeats), np.repeat(self.supervised, repeats)
 
 
+TURN = Turn("question", "answer")
+TRIED = (Record((Path(),), (TURN,)), Record((), (TURN,)), Record((Path(), Path()), (TURN, TURN), "system"))
+"""Conversations with which a chat template is tried; it must render the first one."""
+
+
 class ChatTokenizer:
     """Makes examples of records for one model, with its tokenizer, chat template and image token."""
 
@@ -74,7 +81,7 @@ class ChatTokenizer:
 
         Raises:
             ModelError: the tokenizer is missing, has no chat template, or lacks the image token that the model expects;
-                or the template does not know `enable_thinking`.
+                or the template does not know `enable_thinking`, or fails.
         """
         self.image_token = family_of(config).image_token
         self.tokenizer = _load_tokenizer(folder)
@@ -86,6 +93,9 @@ class ChatTokenizer:
         self.keep = keep
         self.template_options = _template_options(self.tokenizer, folder, enable_thinking)
         """What the chat template is given beside messages."""
+        self._folder = folder
+        if reason := failure_of(self._try_template):
+            raise self._template_error(reason)
         found = self.tokenizer.get_vocab().get(self.image_token)
         if found != self.image_token_id:
             raise ModelError(
@@ -111,7 +121,7 @@ class ChatTokenizer:
         turn, record = turn + record.num_given, record.shown
         self._check_texts(record)
         messages = to_messages(record)
-        text = self.render(messages[: answer_ends(messages)[turn] - 1], generation_prompt=True)
+        text = self.render(messages[: answer_ends(messages)[turn] - 1], True, record.origin)
         return self._tokenize(text, [], record)
 
     def tokens(self, record: Record) -> Tokens:
@@ -125,7 +135,7 @@ class ChatTokenizer:
         num_given, record = record.num_given, record.shown
         self._check_texts(record)
         messages = to_messages(record)
-        text = self.render(messages)
+        text = self.render(messages, origin=record.origin)
         spans = [self._answer_span(messages[:end], text, record) for end in answer_ends(messages)[num_given:]]
         return self._tokenize(text, spans, record)
 
@@ -146,19 +156,50 @@ class ChatTokenizer:
                 if token in text:
                     raise RecordsError(f"{record.origin}: {text!r} contains {token}, a special token of the model")
 
-    def render(self, messages: list[dict[str, Any]], generation_prompt: bool = False) -> str:
-        """What the chat template writes for these messages."""
+    def render(self, messages: list[dict[str, Any]], generation_prompt: bool = False, origin: str | None = None) -> str:
+        """What the chat template writes for these messages, which are of the record from `origin`.
+
+        Raises:
+            RecordsError: the template fails; without `origin` it is a ModelError.
+        """
+        try:
+            return self._render(messages, generation_prompt)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a template does wrong
+            failed = self._template_error(explained(error))
+            raise failed if origin is None else RecordsError(f"{origin}: {failed}") from None
+
+    def _render(self, messages: list[dict[str, Any]], generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=generation_prompt, **self.template_options
         )
         return text
 
+    def _try_template(self) -> str:
+        """The longest text that the chat template writes for conversations of a few words."""
+        texts = [self._render(to_messages(TRIED[0]), is_prompt) for is_prompt in (False, True)]
+        for record in TRIED[1:]:  # which not all templates take
+            try:
+                texts.append(self._render(to_messages(record)))
+            except (SecurityError, OverflowError, MemoryError):
+                raise
+            except Exception:
+                continue
+        return max(texts, key=len)
+
+    def _template_error(self, reason: str) -> ModelError:
+        return ModelError(
+            f"the chat template of the model in {self._folder} {reason}; use the tokenizer files that were published "
+            "with the model"
+        )
+
     def _answer_span(self, messages: list[dict[str, Any]], text: str, record: Record) -> tuple[int, int]:
         """Character offsets in `text` of the last of `messages`, an answer, and its end token."""
-        prompt, answer = self.render(messages[:-1], generation_prompt=True), messages[-1]["content"]
+        prompt, answer = self.render(messages[:-1], True, record.origin), messages[-1]["content"]
         start, end = len(prompt), len(prompt) + len(answer)
         if not text.startswith(prompt) or text[start:end] != answer:
-            if self.render(messages).startswith(prompt + answer):
+            if self.render(messages, origin=record.origin).startswith(prompt + answer):
                 raise RecordsError(
                     f"{record.origin}: the chat template renders answer {answer!r} in another way when a question "
                     "follows, so this record has no row with the prompts of all turns; train on records of one turn, "
@@ -231,7 +272,7 @@ def _load_tokenizer(folder: Path) -> Any:
 def _template_options(tokenizer: Any, folder: Path, enable_thinking: bool | None) -> dict[str, Any]:
     if enable_thinking is None:
         return {}
-    if THINKING not in tokenizer.get_chat_template():
+    if THINKING not in str(tokenizer.chat_template):  # there may be several
         raise ModelError(
             f"data.enable_thinking is {str(enable_thinking).lower()}, which the chat template in {folder} does not "
             "know; leave the key out"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
+from lookonce.cli import main
 from lookonce.errors import LookonceError, ModelError
 from lookonce.files import read_json, write_json
 from lookonce.train.data.tokenize import _load_tokenizer
@@ -88,3 +91,68 @@ def test_a_chat_template_cannot_reach_python(hostile, harm):
         tokenizer = _load_tokenizer(hostile)
         with pytest.raises(Exception, match="unsafe|undefined"):
             tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+
+
+GROWS = "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATES = {
+    "a range that the sandbox refuses": (
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "is refused by Jinja's sandbox: Range",
+    ),
+    "an attribute that the sandbox refuses": (
+        "{{ ''.__class__.__mro__ }}",
+        "is refused by Jinja's sandbox: access to attribute",
+    ),
+    "loops in loops": (LOOPS, "does not end, or takes more than 1 s for a few words"),
+    "loops for several turns": ("{% if messages|length > 3 %}" + LOOPS + "{% endif %}", "does not end, or takes more"),
+    "a text that grows": (GROWS, "takes too much memory for a few words"),
+    "a wide text": ("{{ 'a'|center(10**10) }}", "takes too much memory for a few words"),
+    "a large number": ("{{ 10**(10**9) }}", ""),
+    "a long text": ("{{ 'a' * 5000000 }}", "writes more than 1,048,576 characters for a few words"),
+    "an error of its own": ("{{ raise_exception('only texts') }}", "cannot be rendered: only texts"),
+    "a syntax error": ("{% if %}", "cannot be rendered: Expected an expression"),
+    "an unknown function": ("{{ foo() }}", "cannot be rendered: 'foo' is undefined"),
+    "endless recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "cannot be rendered: RecursionError"),
+}
+COMMANDS = (
+    "check RUN",
+    "train RUN",
+    "eval RUN --untuned",
+    "predict RUN --untuned --question q",
+    "data audit TRAIN --tokenizer MODEL",
+    "fetch RUN",
+)
+
+
+@pytest.fixture
+def templated(sample: Path, tmp_path: Path, make_cached_run: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the sample's model, in `model`, and a run of it, run.yaml; rendering has a second."""
+    shutil.copytree(sample / "model", tmp_path / "model")
+    (tmp_path / "run.yaml").write_text(make_cached_run(model={"path": str(tmp_path / "model")}).to_yaml())
+    monkeypatch.setattr("lookonce.train.data.chat.template.MAX_SECONDS", 1)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_template_that_fails_is_named_by_every_command(templated, sample, name):
+    template, said = TEMPLATES[name]
+    (templated / "model" / "chat_template.jinja").write_text(template)
+    places = {"RUN": templated / "run.yaml", "TRAIN": sample / "train.jsonl", "MODEL": templated / "model"}
+    for command in COMMANDS if name == "a range that the sandbox refuses" else COMMANDS[:1]:
+        result = CliRunner().invoke(main, [str(places.get(word, word)) for word in command.split()])
+        text = "".join(result.output.split())  # a check breaks its lines
+        whole = f"the chat template of the model in {templated / 'model'} {said}"
+        assert result.exit_code == 1 and "".join(whole.split()) in text, result.output
+        assert "unexpected" not in text and "Traceback" not in text
+
+
+def test_a_template_that_fails_for_some_records_names_them(templated, sample):
+    path = templated / "model" / "chat_template.jinja"
+    refusing = "{% if 'text' in messages[0].content[-1].text %}{{ raise_exception('no texts') }}{% endif %}"
+    path.write_text(refusing + path.read_text())
+    result = CliRunner().invoke(main, ["check", str(templated / "run.yaml")])
+    text = "".join(result.output.split())
+    assert "train.jsonl:18:thechattemplateofthemodelin" in text and "cannotberendered:notexts" in text, result.output
+    trained = CliRunner().invoke(main, ["train", str(templated / "run.yaml")])
+    assert trained.exit_code == 1 and re.search(r"train.jsonl:\d+: the chat template .* no texts", trained.stderr)
