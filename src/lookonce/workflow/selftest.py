@@ -8,6 +8,7 @@ result is noted; a way that is not noted as exact is tested again, so that a fau
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -85,9 +86,10 @@ def in_own_process(function: Callable[[], Report]) -> Report:
         found = receiver.recv()
     except EOFError:
         process.join()
+        killed = " (killed, as Linux does if there is no memory left)" if process.exitcode == -signal.SIGKILL else ""
         raise TrainingError(
-            f"the self-test ended with exit code {process.exitcode} and without a result; see what it prints with: "
-            f"lookonce selftest; {SKIP}"
+            f"the self-test ended with exit code {process.exitcode}{killed} and without a result; see what it prints "
+            f"with: lookonce selftest; {SKIP}"
         ) from None
     finally:
         process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -153,10 +154,10 @@ def test_a_status_is_watched_until_all_is_built(run_file, monkeypatch):
     assert [json.loads(line)["num_done"] for line in lines] == [64]
 
 
-def test_a_watch_ends_quietly_when_interrupted(run_file, monkeypatch):
+def test_an_interrupted_watch_ends_as_every_command(run_file, monkeypatch):
     def interrupt(seconds):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("lookonce.commands.cache.build.time.sleep", interrupt)
     result = run("cache", "status", run_file, "--watch", 1)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (130, "Error: interrupted; run the same command again\n")

@@ -28,9 +28,8 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(value))
         number, total = map(int, match.groups()) if match else (1, 0)
         if not number <= total or total < 1:
-            self.fail(
-                f"{value!r} is not of the form I/N with 0 <= I <= N and 1 <= N < 1,000,000, for example 3/8", param, ctx
-            )
+            form = "I/N with 0 <= I <= N and N >= 1, for example 3/8"
+            self.fail(f"{value!r} is not of the form {form}; N has at most six digits", param, ctx)
         return number, total
 
 
