@@ -46,7 +46,7 @@ TEMPORARY_MARK = ".tmp-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """There is no room: on the disk, in the quota, or below the limit on the size of files."""
 WHY_FULL = {errno.EDQUOT: "; `quota -s` shows the quota", errno.EFBIG: "; `ulimit -f` shows the limit"}
-FULL_IN_TEXT = re.compile(rf"\bos error ({'|'.join(map(str, FULL))})\b")
+CODE_IN_TEXT = re.compile(r"\bos error ([0-9]{1,4})\b")
 """How libraries in Rust, such as safetensors, write the number of the system's error."""
 NO_MEMORY = re.compile(
     "can't allocate memory|not enough memory|Cannot allocate memory|out of shared memory|failed to map segment|"
@@ -150,12 +150,18 @@ class NoRoom(OSError):
         self.needed = needed
 
 
+def system_code(error: BaseException) -> int | None:
+    """The number of the system's error, also of one that a library wraps; None if it is of another kind."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = CODE_IN_TEXT.search(str(error))
+    return int(found[1]) if found else None
+
+
 def full_disk_code(error: BaseException) -> int | None:
     """The system's code if an error means that there is no room; None if it means something else."""
-    if isinstance(error, OSError):
-        return error.errno if error.errno in FULL else None
-    found = FULL_IN_TEXT.search(str(error))
-    return int(found[1]) if found else None
+    code = system_code(error)
+    return code if code in FULL else None
 
 
 def explain_system_error(error: BaseException) -> str | None:

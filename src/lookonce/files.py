@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from lookonce.environment import machine
-from lookonce.errors import FULL, LookonceError, NoRoom, full_disk_code
+from lookonce.errors import FULL, REFUSALS, LookonceError, NoRoom, system_code
 from lookonce.errors import TEMPORARY_MARK as TEMPORARY_MARK
 from lookonce.text import size
 
@@ -67,13 +67,16 @@ def naming_full_disk(path: Path, num_bytes: int = 0, temporary: Path | None = No
 
     Raises:
         NoRoom: the disk is full.
+        OSError: the system refuses to write, and a library has raised an error of its own.
     """
     try:
         yield
     except (LookonceError, NoRoom):
         raise
     except Exception as error:
-        if (code := full_disk_code(error)) is None:
+        if (code := system_code(error)) not in FULL:
+            if code in REFUSALS and not isinstance(error, OSError):
+                raise OSError(code, os.strerror(code), str(path)) from error
             raise
         needed = size(num_bytes) if num_bytes else ""
         if temporary and not num_bytes:

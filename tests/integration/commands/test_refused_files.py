@@ -67,6 +67,7 @@ def test_a_file_that_may_not_be_read_is_named_with_the_command_that_allows_it(pl
     [
         ("caches", f"cache build {RUN} --set cache.dtype=bfloat16", "caches/"),
         (".", "sample PLACE/new", "new:"),
+        (".", f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/e.safetensors", "e.safetensors:"),
         (".", "data convert PLACE/sample/test.jsonl PLACE/out.json --to llava", "out.json:"),
     ],
 )

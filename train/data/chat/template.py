@@ -65,6 +65,7 @@ def _try(render: Callable[[], str], writer: int) -> NoReturn:
     """In the child: write "ok" or a reason to the pipe, and end. It is killed if it takes too much CPU time."""
     reason = "takes too much memory for a few words"
     with contextlib.suppress(BaseException):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 1))
         pages = [int(number) for number in Path("/proc/self/statm").read_text().split()]
         for kind, number in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
