@@ -59,8 +59,6 @@ class Family:
     """The key of `vision_config` with the size of the tower's output."""
     has_deepstack: bool = False
     """Whether the tower also returns levels that the first decoder layers add."""
-    has_fast_tower: bool = False
-    """Whether `FastTower` computes what the tower does; else the stock tower is used on a GPU too."""
     has_short_last_layer: bool = False
     """Whether the last decoder layer is computed as in train/model/last_layer.py."""
     experts: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ import click
 
 from lookonce.commands.cache.group import cache
 from lookonce.commands.options import JSON, RUN, SET, emit, notify, open_inputs, open_records
-from lookonce.environment import gpu_gb
 from lookonce.signals import exit_on_signal
 from lookonce.text import count, duration
 
@@ -119,9 +118,6 @@ def cache_build(
         report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
         notify("image keys were taken from the plan; a build without --worker hashes every file again")
-    family = inputs.model_folder.family
-    if report.num_encoded and gpu_gb() and not family.has_fast_tower:
-        notify(f"encoded by transformers' own tower; the faster one of lookonce is not for {family.name}")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 
