@@ -36,7 +36,7 @@ from lookonce.run.records import HELD_OUT
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.loop.session import Session
-from lookonce.train.model.load import check_adapter, load_trained, load_untuned, without_adapter
+from lookonce.train.model.load import load_trained, load_untuned, without_adapter
 
 Open = Callable[[], AbstractContextManager[Any]]
 """Loads the model, if it is not loaded, and makes it the one that answers within the block."""
@@ -214,7 +214,7 @@ def _evaluate(
         may_change.add("records")
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
     if baselines != UNTUNED:
-        check_adapter(folder.adapter)
+        folder.check_adapter()
     session = Session.open(inputs)
     owner.use_cache(session.cache.folder)
     questions = Questions.of(session, split)

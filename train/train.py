@@ -20,7 +20,7 @@ from lookonce.families.kernels import without_kernels
 from lookonce.files import flush_files, follow_umask, write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, Trained, step_of
+from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.inputs import RunInputs
 from lookonce.run.start_adapter import check_same_model, find_start, start_identity
 from lookonce.run.startup import Startup
@@ -123,6 +123,7 @@ class Training:
                 num_too_long=num_too_long,
                 seconds=trainer.seconds,
                 wait_share=log.wait_share,
+                adapter=adapter_hashes(self.folder.adapter),
                 startup_seconds=self.startup.seconds,
             )
             write_json(self.folder.trained, asdict(trained))

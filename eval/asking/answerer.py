@@ -38,7 +38,7 @@ from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.frozen.choice import model_settings
-from lookonce.train.model.load import PRECISIONS, check_adapter, load_trained, load_untuned
+from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
 
 Results = dict[int, Answer | LookonceError]
 """The answer to each question by its number, or why it has none."""
@@ -88,7 +88,7 @@ class Answerer:
             return cls(RunInputs.of_model(find_untuned(Path(run))), None)
         folder, run_file = find_run(Path(run), needs_run=True)
         inputs = RunInputs.of_model(run_file)
-        check_adapter(folder.adapter)
+        folder.check_adapter()
         identity = model_identity(inputs.model_folder.folder, folder.recorded_inputs())
         folder.check_inputs(identity | {"cache": inputs.fingerprint.sha256})
         return cls(inputs, folder.adapter)

@@ -8,6 +8,7 @@ for 9,000 questions of 975 images, without the text metrics.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,9 +22,11 @@ from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, sco
 from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore, Headline
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.bootstrap import MIN_CLUSTERS, Interval
+from lookonce.run.folder import RunFolder, read_form
 from lookonce.text import count, rows, table
 
 __all__ = ["Evaluation", "Score"]
+
 
 IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
 """Figures that are in the file of the metrics and not in the text."""
@@ -149,3 +152,30 @@ class Evaluation:
             "calibration": self.calibration and asdict(self.calibration),
             "text_metrics": self.text_metrics,
         }
+
+
+@dataclass(frozen=True)
+class WrittenMetrics:
+    """The fields of metrics/SPLIT.json that are read again."""
+
+    overall: Score
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
+
+
+def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
+    """What `Evaluation.to_json` gave for a split or a baseline of it; empty if that was not evaluated.
+
+    Raises:
+        RunFolderError: the file is broken; names it.
+    """
+    path = folder.metrics(name)
+    if not path.exists():
+        return {}
+    split, _, baseline = name.partition("-")
+    options = f"--split {split}{' --baselines' if baseline else ''}"
+    advice = f"write it again with: lookonce eval {shlex.quote(str(folder.folder))} {options}"
+    read_form(path, WrittenMetrics, advice)
+    return read_form(path, dict[str, Any], advice)

@@ -101,7 +101,7 @@ def _train(
         summary = summarise(training.session.inputs, training.session.cache, training.folder.read_trained(), evaluation)
         owner.check()
         summary = replace(summary, report=_report(training, summary))
-        write_json(training.folder.folder / "summary.json", summary.to_json())
+        write_json(training.folder.summary, summary.to_json())
         trackers.log_scores(summary.scores(), summary.num_steps)
     return summary
 

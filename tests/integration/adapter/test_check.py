@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.answers import look_trained
 
 from lookonce.cli import main
-from lookonce.files import write_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.inputs import RunInputs
@@ -24,7 +24,7 @@ def trained(make_run: Callable[..., RunFile], random_lora: Any) -> Callable[...,
         folder = RunFolder(run.output)
         folder.claim(run, {})
         random_lora(RunInputs.of_model(run)).save_pretrained(str(folder.adapter))
-        write_json(folder.trained, {})
+        look_trained(folder)
         return folder.folder
 
     return make
@@ -54,4 +54,4 @@ def test_a_broken_adapter_is_named(trained):
     run = trained()
     (run / "adapter" / "adapter_model.safetensors").write_bytes(b"\x00" * 4)
     result = check(run)
-    assert result.exit_code == 1 and "cannot read the adapter" in result.stderr
+    assert result.exit_code == 1 and "replaced: adapter_model.safetensors" in result.stderr

@@ -271,7 +271,7 @@ def test_names_and_runs_that_cannot_be_uploaded_are_named(hub, trained, make_run
     assert "its name on the Hub is not known; name it: --base-model OWNER/NAME" in unknown.stderr
     untrained = RunFolder(tmp_path / "untrained")
     untrained.claim(make_run(), {})
-    assert "is not trained yet; train it with: lookonce train" in push(untrained).stderr
+    assert "holds no trained adapter; finish the training with: lookonce train" in push(untrained).stderr
     nothing = run("adapter", "push", tmp_path / "none", NAME)
     assert nothing.exit_code == 1 and "is not a run folder" in nothing.stderr
     assert hub.asked == []

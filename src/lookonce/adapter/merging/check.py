@@ -6,7 +6,6 @@ hashes that a training records, so its weights are read once for that.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,13 @@ def find_trained(place: Path) -> tuple[RunFolder, RunFile]:
     """The folder and the run file of a trained run.
 
     Raises:
-        RunFolderError: it is not a run, or it has no adapter.
+        RunFolderError: it is not a run, or does not hold the adapter that was trained in it.
     """
     folder = RunFolder.find(place)
     if not (folder.folder / RECORD).exists():
         raise RunFolderError(_no_run(folder.folder))
     run = folder.read_run()
-    if not folder.trained.exists() or not (folder.adapter / "adapter_config.json").exists():
-        run_file = shlex.quote(str(place if place.is_file() else folder.folder / "run.yaml"))
-        raise RunFolderError(
-            f"{folder.folder} is not trained yet, so it has no adapter; finish it with: lookonce train {run_file} "
-            "--resume"
-        )
+    folder.check_adapter()
     return folder, run
 
 
