@@ -171,6 +171,11 @@ class FolderClaim:
         self._heart.start()
         return ""
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether `take` has got the claim."""
+        return self._file is not None
+
     def is_lost(self) -> bool:
         """Whether another process has taken over what this one had taken."""
         if self._file is None or self._file.is_held():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,7 @@ def predict(
         from lookonce.eval.asking.asked import ask_each, match_images, read_questions
         from lookonce.eval.asking.predict import predict as answer_all
         from lookonce.eval.asking.rows import check_output
+        from lookonce.run.claim import claimed_around
 
     if run_dir.is_file():
         remember_run_file(run_dir)
@@ -100,7 +102,7 @@ def predict(
         if not patterns and not images:
             notify("no --image given; asking without an image")
         asked = ask_each([(path,) for path in match_images(patterns)] if patterns else [images], questions, system)
-    with exit_on_signal():
+    with exit_on_signal(), claimed_around(output, "lookonce predict") if output else nullcontext():
         answerer = Answerer.open(run_dir, untuned=untuned)
         if len(questions) == 1 and not patterns and not output:
             _answer_one(answerer, images, questions[0], system, as_json)

@@ -296,6 +296,7 @@ def read_form(path: Path, form: type[Form], advice: str) -> Form:
 
     Raises:
         RunFolderError: the file is missing, empty, cut, or has another form.
+        OSError: it cannot be read.
     """
     try:
         return TypeAdapter(form).validate_python(read_json(path))
@@ -304,8 +305,8 @@ def read_form(path: Path, form: type[Form], advice: str) -> Form:
         name = ".".join(map(str, first["loc"]))
         reason = "it is missing" if first["type"] == "missing" else first["msg"]
         what = f"`{name}`: {reason}" if name else reason
-    except OSError as error:
-        what = error.strerror or str(error)
+    except FileNotFoundError:
+        what = "it is missing"
     except ValueError as error:
         what = f"it is not JSON ({shown(str(error))})" if path.stat().st_size else "it is empty"
     raise RunFolderError(f"{path} is broken: {what}; {advice}")

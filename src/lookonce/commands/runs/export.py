@@ -50,20 +50,24 @@ def export(
     from lookonce.eval.scores.prediction import read_predictions
     from lookonce.eval.submission import SubmissionInfo, notes, submission, to_text
     from lookonce.files import create_text
+    from lookonce.run.claim import claimed_around
     from lookonce.run.folder import RunFolder
     from lookonce.settings import read_settings
 
     if run_dir.is_file():
         remember_run_file(run_dir)
     folder = RunFolder.find(run_dir)
-    split = split or folder.read_run().eval.split
-    predictions = read_predictions(find_predictions(folder, split))
-    info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
-    if info_file:
-        info = read_settings(info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected)
-    value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
-    if not create_text(output, to_text(value)):
-        raise UsageError(f"{output} exists; name another file with -o, or remove it")
+    with claimed_around(output, "lookonce export"):
+        split = split or folder.read_run().eval.split
+        predictions = read_predictions(find_predictions(folder, split))
+        info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        if info_file:
+            info = read_settings(
+                info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected
+            )
+        value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
+        if not create_text(output, to_text(value)):
+            raise UsageError(f"{output} exists; name another file with -o, or remove it")
     for note in notes(value, challenge):
         notify(note)
     written = {"file": str(output), "num_answers": len(predictions), "public_scores": value["public_scores"]}
