@@ -27,7 +27,7 @@ from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.checkpoints import KEPT, checkpoint_bytes, numbers_only
+from lookonce.train.loop.checkpoints import checkpoint_bytes, kept, numbers_only
 from lookonce.train.loop.curves_file import CurvesFile
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.evaluations import Answer, Evaluations, check_can_answer
@@ -154,7 +154,7 @@ class Training:
 
     def _save_adapter(self, model: Any) -> None:
         folder = self.folder
-        with full_disk_named(folder.folder, checkpoint_bytes(model), str(folder.adapter), KEPT):
+        with full_disk_named(folder.folder, checkpoint_bytes(model), str(folder.adapter), lambda: kept(folder)):
             model.save_pretrained(str(folder.adapter))
         for path in (folder.checkpoints, folder.adapter):
             follow_umask(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from lookonce.eval.answers.partial import PartialAnswers
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import write_json
-from lookonce.run.folder import ADAPTER_FILES, RunFolder, Trained, adapter_hashes
+from lookonce.run.folder import ADAPTER_FILES, STATE, RunFolder, Trained, adapter_hashes
 from lookonce.status.summary import Summary
+from lookonce.train.loop.checkpoints import NEEDED, saving
 
 NUM_IMAGES, ASKED = 12, 5
 
@@ -43,6 +45,16 @@ def look_trained(folder: RunFolder, **figures: Any) -> None:
     known: dict[str, Any] = {"num_steps": 4, "first_step": 0, "num_samples": 32, "num_too_long": 0, "seconds": 3.2}
     known |= {"wait_share": 0.01, "adapter": adapter_hashes(folder.adapter)}
     write_json(folder.trained, asdict(Trained(**known | figures)))
+
+
+def write_checkpoint(folder: RunFolder, state: dict[str, Any]) -> Path:
+    """Write a checkpoint whose files are whole, and empty but for Trainer's state."""
+    checkpoint = folder.checkpoints / f"checkpoint-{state['global_step']}"
+    with saving(checkpoint, 0):
+        for name in NEEDED:
+            (checkpoint / name).touch()
+        write_json(checkpoint / STATE, state)
+    return checkpoint
 
 
 def look_finished(folder: RunFolder) -> None:

@@ -328,15 +328,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written completely, and not deleted in part."""
-    state, checksums = checkpoint / STATE, checkpoint / CHECKSUMS
+    """Whether a checkpoint was written to its end, and not deleted in part; its files are not compared.
+
+    The checksums are empty while it is written, and Trainer's state is deleted first.
+    """
+    checksums = checkpoint / CHECKSUMS
     try:
-        if checksums.exists():
-            return state.exists() and checksums.stat().st_size > 0
-        read_json(state)  # of an earlier version, whose last file was the state
-    except (OSError, ValueError):
+        return (checkpoint / STATE).exists() and not (checksums.exists() and checksums.stat().st_size == 0)
+    except OSError:  # a name that is too long
         return False
-    return True
 
 
 def _harmless(run: RunFile) -> set[str]:

@@ -21,7 +21,7 @@ LIGHT = {
     "report": ("report", "run", "-o", "page.html"),
     "compare": ("compare", "run", "other"),
     "export": ("export", "run", "--to", "medvqa-gi", "-o", "answers.json"),
-    "push": ("adapter", "push", "run", "somebody/something", "--dry-run", "--base-model", "somebody/base"),
+    "push": ("adapter", "push", "run", "me/kvasir", "--dry-run", "--base-model", "me/base"),
     "check": ("adapter", "check", "run", "--for", "vllm"),
 }
 """Commands that read a run folder and take less than a second."""
