@@ -90,10 +90,10 @@ def images_from_json(value: dict[str, Any]) -> tuple[PlannedImage, ...]:
 def _stamp(value: Any) -> Stamp | None:
     if value is None:
         return None
-    num_bytes, time_ns = value
-    if type(time_ns) is not int:  # it may be before 1970
-        raise ValueError(f"{time_ns!r} is not a time")
-    return natural(num_bytes), time_ns
+    num_bytes, *times = value
+    if any(type(time_ns) is not int for time_ns in times):  # it may be before 1970
+        raise ValueError(f"{times!r} are not times")
+    return (natural(num_bytes), times[0], times[1]) if len(times) == 2 else None
 
 
 @dataclass(frozen=True)

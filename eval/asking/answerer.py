@@ -32,7 +32,6 @@ from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.talk import Talk
 from lookonce.eval.decoding.waves import Room
 from lookonce.files import hash_file
-from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
@@ -89,7 +88,7 @@ class Answerer:
         folder, run_file = find_run(Path(run), needs_run=True)
         inputs = RunInputs.of_model(run_file)
         folder.check_adapter()
-        identity = model_identity(inputs.model_folder.folder, folder.recorded_inputs())
+        identity = inputs.model_identity(folder.recorded_inputs())
         folder.check_inputs(identity | {"cache": inputs.fingerprint.sha256})
         return cls(inputs, folder.adapter)
 
@@ -162,7 +161,7 @@ class Answerer:
         files = sorted(self.adapter.glob("adapter_*")) if self.adapter else []
         settings: dict[str, Any] = {
             "adapter": {path.name: hash_file(path) for path in files},
-            "model": model_identity(inputs.model_folder.folder, {}),
+            "model": inputs.model_identity(),
             "cache": inputs.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split", "candidates", "frozen"}),
             "precision": model_settings(run),

@@ -224,8 +224,12 @@ class RunInputs(RunRecords):
             ImageError: an image cannot be read.
         """
         self._refuse_unusable()
+        return self.model_identity(recorded) | self.cheap_identity()
+
+    def model_identity(self, recorded: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """The hash of the language model alone, which is kept beside the caches: computing it reads all weights."""
         known = partial(self.source.known_hash, self.run.cache.dir)
-        return model_identity(self.model_folder.folder, recorded or {}, known) | self.cheap_identity()
+        return model_identity(self.model_folder.folder, recorded or {}, known)
 
     def _refuse_unusable(self) -> None:
         for record in self.all_records():

@@ -31,7 +31,6 @@ from lookonce.files import hash_file
 from lookonce.run.claim import claimed_around
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, count, listed, quiet, size
 from lookonce.train.loop.session import Session
@@ -120,7 +119,7 @@ def _merge(
     model = inputs.model_folder.folder
     check_model(model)
     check_outside(target, model)
-    identity = model_identity(model, folder.recorded_inputs()) | {"cache": inputs.fingerprint.sha256}
+    identity = inputs.model_identity(folder.recorded_inputs()) | {"cache": inputs.fingerprint.sha256}
     folder.check_inputs(identity)
     questions = draw_questions(session, num_questions) if session else None
     if session and not questions:
