@@ -21,6 +21,7 @@ from pathlib import Path
 
 from lookonce.claim_file import (
     EXPIRY_S,
+    IN_USE,
     ClaimFile,
     FolderClaim,
     Heart,
@@ -167,7 +168,7 @@ def owning(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[C
 
 
 def _in_use(folder: Path, path: Path, expiry_s: float) -> CacheError:
-    return CacheError(f"the cache {folder} is in use by {holder(path, expiry_s)}; wait until it has ended, or stop it")
+    return CacheError(f"the cache {folder} {IN_USE} {holder(path, expiry_s)}; wait until it has ended, or stop it")
 
 
 def read_work(path: Path) -> Work | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lookonce.cache.store.claims import Uses
-from lookonce.claim_file import EXPIRY_S, FolderClaim, Process, holder, is_living, read_process_file
+from lookonce.claim_file import EXPIRY_S, IN_USE, FolderClaim, Process, holder, is_living, read_process_file
 from lookonce.errors import FolderInUse, RunFolderError
 from lookonce.run.folder import CLAIM, RECORD, RunFolder
 
@@ -62,7 +62,7 @@ class RunClaim:
                 f"cannot write to {self.folder} ({error.strerror}); allow it, or choose another `output`"
             ) from None
         if used_by:
-            raise FolderInUse(f"{self.folder} is in use by {used_by}; wait until it has ended, or stop it")
+            raise FolderInUse(f"{self.folder} {IN_USE} {used_by}; wait until it has ended, or stop it")
 
     @property
     def is_taken(self) -> bool:
