@@ -8,7 +8,7 @@ and one entry per image are kept in memory, some kilobytes for an image with nin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,12 +29,20 @@ from lookonce.datasets.audit.vocabulary import (
     find_constants,
     vocabularies,
 )
-from lookonce.datasets.images import Size
+from lookonce.datasets.images import Size, Trait
 from lookonce.datasets.malformed import by_kind
 from lookonce.text import count
 
 NUM_KINDS = 10
 """The text shows this many kinds of malformed records."""
+TRAITS: dict[Trait, tuple[Level, str]] = {
+    "alpha": ("warning", "with an alpha channel, which is dropped: transparent pixels show the colour that they have"),
+    "transparent": ("warning", "with a transparent colour, which is painted white"),
+    "deep": ("warning", "with more than 8 bits a channel; values above 255 become 255, so convert them first"),
+    "animated": ("warning", "with several frames, of which only the first is used"),
+    "cmyk": ("note", "in CMYK, converted to RGB without their colour profile"),
+}
+"""How severe each trait of images is, and what becomes of it."""
 
 
 @dataclass(frozen=True)
@@ -164,19 +172,20 @@ def find_malformed(corpus: Corpus) -> list[Finding]:
 
 
 def find_image_problems(corpus: Corpus) -> list[Finding]:
-    """Find images that are missing, broken or of an odd size, and copies under other names."""
+    """Find images that are missing, broken, of an odd size or more than 8-bit RGB, and copies under other names."""
     images = corpus.images.values()
     origins = _origins(corpus)
 
-    def items(chosen: Iterable[ImageInfo], reason: str = "problem") -> list[Item]:
+    def items(reason_of: Callable[[ImageInfo], str]) -> list[Item]:
         return [
-            {"image": str(info.path), "place": origins[str(info.path)], "reason": getattr(info, reason)}
-            for info in chosen
+            {"image": str(info.path), "place": origins[str(info.path)], "reason": reason}
+            for info in images
+            if (reason := reason_of(info))
         ]
 
-    missing = items(info for info in images if info.is_missing)
-    broken = items(info for info in images if info.problem and not info.is_missing)
-    odd = items((info for info in images if info.oddity), "oddity")
+    missing = items(lambda info: info.problem if info.is_missing else "")
+    broken = items(lambda info: "" if info.is_missing else info.problem)
+    odd = items(lambda info: info.oddity)
     copies = _copies(images)
     return [
         *findings_from(
@@ -187,8 +196,9 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
             _example,
             num_examples=1 if len(missing) == len(images) else NUM_EXAMPLES,
         ),
-        *findings_from("images-broken", "error", broken, f"{count(len(broken), 'image')} cannot be decoded", _example),
+        *findings_from("images-broken", "error", broken, f"{count(len(broken), 'image')} cannot be encoded", _example),
         *findings_from("images-odd", "warning", odd, f"{count(len(odd), 'image')} of an odd size", _example),
+        *(finding for trait in TRAITS for finding in _with_trait(trait, items)),
         *findings_from(
             "copies",
             "note",
@@ -197,6 +207,12 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
             lambda item: ", ".join(item["images"][:3]),
         ),
     ]
+
+
+def _with_trait(trait: Trait, items: Callable[[Callable[[ImageInfo], str]], list[Item]]) -> list[Finding]:
+    level, says = TRAITS[trait]
+    found = items(lambda info: f"{info.format}, mode {info.mode}" if trait in info.traits else "")
+    return findings_from(f"images-{trait}", level, found, f"{count(len(found), 'image')} {says}", _example)
 
 
 def _missing(number: int, total: int) -> str:

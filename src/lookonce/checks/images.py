@@ -20,8 +20,8 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.checks.model import CheckedModel
 from lookonce.checks.records import CheckedRecords
 from lookonce.checks.report import Result
-from lookonce.datasets.images import bytes_key, image_size, read_many
-from lookonce.errors import CacheError, ImageError, LookonceError
+from lookonce.datasets.images import bytes_key, read_header, read_many
+from lookonce.errors import BadImage, CacheError, ImageError, LookonceError
 from lookonce.run.config import RunFile
 from lookonce.run.model_ref import fingerprint_of, source_of
 from lookonce.text import count, first_line, listed, located
@@ -137,13 +137,17 @@ def _on_disk(
         if isinstance(data, ImageError):
             unusable[path] = str(data)
             continue
-        key, image = bytes_key(data), image_size(data)
+        key = bytes_key(data)
         if cache and _find(cache, key, path, found, unusable):
             continue
-        if image is None:
-            unusable[path] = f"{path} is not an image that can be read"
+        try:
+            size = read_header(data, path).size
+            if model.processor:
+                model.processor.check_size(size, path)
+        except BadImage as error:
+            unusable[path] = str(error)
             continue
         found.to_encode += [] if key in keys else [path]
         keys.add(key)
-        if model.processor and (num_tokens := num_kept(planned_tokens(model.processor, image), keep)):
+        if model.processor and (num_tokens := num_kept(planned_tokens(model.processor, size), keep)):
             found.tokens[path], found.keys[path] = num_tokens, key

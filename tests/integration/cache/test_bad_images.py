@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,3 +50,45 @@ def test_the_command_exits_with_0_for_as_many_bad_images_as_allowed(run_file: st
     done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
     assert done.exit_code == code, done.output
     assert "3 images could not be encoded" in done.stdout
+
+
+def claiming(width: int, height: int) -> bytes:
+    """A PNG that claims this size."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + file.getvalue()[24:29]
+    return file.getvalue()[:12] + header + struct.pack(">I", zlib.crc32(header)) + file.getvalue()[33:]
+
+
+UNUSABLE = {
+    "empty.jpg": (b"", "cannot decode image {}: unknown image format (the file is empty)"),
+    "text.jpg": (b"no image", "cannot decode image {}: unknown image format"),
+    "program.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "an EPS file is a program"),
+    "long.png": (claiming(4020, 20), "{}: absolute aspect ratio must be smaller than 200, got 201.0"),
+    "tall.png": (claiming(20, 4020), "{}: absolute aspect ratio must be smaller than 200, got 201.0"),
+    "huge.png": (claiming(20_000, 20_000), "cannot decode image {}: Image size (400000000 pixels) exceeds limit"),
+    "none.png": (claiming(0, 20), "cannot decode image {}: "),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_check_audit_and_clean_give_the_reason_of_the_build_from_the_header(make_run, tmp_path, name):
+    content, expected = UNUSABLE[name]
+    (tmp_path / name).write_bytes(content)
+    Image.effect_noise((64, 64), 90).save(tmp_path / "plain.png")
+    rows = [{"image_filename": image, "question": "Is it?", "answer": "yes"} for image in ("plain.png", name)]
+    records = tmp_path / "records.jsonl"
+    records.write_text("\n".join(map(json.dumps, rows)))
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(make_run(data={"train": str(records), "val": [], "test": []}).to_yaml())
+
+    def output_of(*words: str | Path) -> dict:
+        return json.loads(CliRunner().invoke(main, [*map(str, words), "--json"]).stdout)
+
+    checked = [result["value"] for result in output_of("check", run_file)["results"] if result["what"] == "images"]
+    findings = {one["code"]: one["items"] for one in output_of("data", "audit", records)["findings"]}
+    cleaned = output_of("data", "clean", records, tmp_path / "clean.jsonl", "--headers-only")["images"]
+    [reason] = output_of("cache", "build", run_file)["quarantined"].values()
+    assert expected.format(tmp_path / name) in reason
+    assert [reason] == [item["reason"] for item in findings["images-broken"]] == [one["reason"] for one in cleaned]
+    assert len(checked) == 1 and reason in checked[0]
