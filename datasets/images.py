@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
+from xxhash import xxh3_128_digest
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
 from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
@@ -237,6 +238,20 @@ def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]
     yield from zip(files, threaded_map(_read_file, files), strict=True)
     for archive, members in members_of.items():
         yield from _read_archive(archive, members)
+
+
+def count_images(paths: Iterable[Path]) -> int:
+    """The number of images at these paths, where the rows of parquet files are compared by content."""
+    files, members_of = by_archive(paths)
+    tables = {archive: rows for archive, rows in members_of.items() if archive.suffix.lower() == ".parquet"}
+    num_rows = sum(map(len, tables.values()))
+    distinct: set[str | bytes] = set()
+    with tqdm(total=num_rows, desc="compare images", unit="row", leave=False, disable=None) as progress:
+        for archive, rows in tables.items():
+            for path, data in _read_archive(archive, rows):
+                distinct.add(str(path) if isinstance(data, ImageError) else xxh3_128_digest(data))
+                progress.update()
+    return len(files) + sum(map(len, members_of.values())) - num_rows + len(distinct)
 
 
 def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, needs_one: bool = True) -> ImageIndex:

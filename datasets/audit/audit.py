@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.archives import find_archive
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, encodable, findings_from
 from lookonce.datasets.audit.image_info import ImageInfo
@@ -173,7 +175,7 @@ def find_malformed(corpus: Corpus) -> list[Finding]:
 
 def find_image_problems(corpus: Corpus) -> list[Finding]:
     """Find images that are missing, broken, of an odd size or more than 8-bit RGB, and copies under other names."""
-    images = corpus.images.values()
+    images = _without_repeats(corpus.images.values())
     origins = _origins(corpus)
 
     def items(reason_of: Callable[[ImageInfo], str]) -> list[Item]:
@@ -234,6 +236,16 @@ def _origins(corpus: Corpus) -> dict[str, str]:
             for image in record.images:
                 found.setdefault(str(image), file.origin(record))
     return found
+
+
+def _without_repeats(images: Iterable[ImageInfo]) -> list[ImageInfo]:
+    """The images, with one of the rows of a parquet file that repeat an image."""
+    found: dict[tuple[Path, str], ImageInfo] = {}
+    for info in images:
+        archive = find_archive(info.path) if info.key else None
+        table = archive if archive and archive.suffix.lower() == ".parquet" else None
+        found.setdefault((table, info.key) if table else (info.path, ""), info)
+    return list(found.values())
 
 
 def _copies(images: Iterable[ImageInfo]) -> list[Item]:

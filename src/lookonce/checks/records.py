@@ -32,6 +32,8 @@ class CheckedRecords:
     by_split: dict[str, list[Record]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     is_complete: bool = True
     """Whether all records were read, and not only the first of each file."""
+    readable: dict[str, list[Record]] = field(default_factory=dict)
+    """The records of each split without mistakes, before some are left out."""
 
     def all(self) -> Iterator[Record]:
         return chain.from_iterable(self.by_split.values())
@@ -61,8 +63,8 @@ def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[
             problems += _read(run, path, split, records, most)
         results += problems
         if records.by_split[split] and not problems:
-            results.append(Result("ok", "records", _summary(split, records)))
-    if is_selective and all(result.level == "ok" for result in results):
+            records.readable[split] = records.by_split[split]
+    if is_selective and not results:
         results += _select(run, records)
     return records, results
 
@@ -94,10 +96,11 @@ def _refused(error: LookonceError) -> Result:
     return Result("error", "records", value, do)
 
 
-def _summary(split: str, records: CheckedRecords) -> str:
-    found = records.by_split[split]
-    num_images = len({path for record in found for path in record.images})
-    return f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}"
+def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:
+    """The number of records of each split without mistakes, and of images, by their `keys` where these are known."""
+    for split, found in records.readable.items():
+        num_images = len({keys.get(path, str(path)) for record in found for path in record.images})
+        yield Result("ok", "records", f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}")
 
 
 def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None) -> list[Result]:
