@@ -7,7 +7,6 @@ preparation, it is not resumed.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from lookonce.datasets.prepare.definition import Definition, HubSection
 from lookonce.datasets.prepare.splits import part_of
 from lookonce.datasets.readers.tar import has_json
 from lookonce.errors import SourceError, UsageError
+from lookonce.files import files_below
 from lookonce.hub import download_dataset
 
 SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv",), "json": (".jsonl", ".json")}
@@ -130,15 +130,13 @@ def find_source(
 def _by_format(folder: Path, definition: Definition) -> dict[str, list[str]]:
     """The names of all files below a folder that may hold rows, sorted, by their format."""
     found: dict[str, list[str]] = {}
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            relative = Path(parent, name).relative_to(folder).as_posix()
-            format = _format_of(name)
-            if definition.text and field_values(definition.text, relative):
-                format = "text"
-            if format and not name.startswith(".") and name not in NOT_ROWS:
-                found.setdefault(format, []).append(relative)
+    for path in files_below(folder):
+        relative = path.relative_to(folder).as_posix()
+        format = _format_of(path.name)
+        if definition.text and field_values(definition.text, relative):
+            format = "text"
+        if format and path.name not in NOT_ROWS:
+            found.setdefault(format, []).append(relative)
     if not any(has_json(folder / name) for name in found.get("tar", ())[:1]):
         found.pop("tar", None)
     return {format: sorted(names, key=_by_numbers) for format, names in found.items()}

@@ -14,6 +14,7 @@ from lookonce.commands.options import JSON, PATH, emit, notify, only_results_on_
 from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError, UsageError
 from lookonce.signals import exit_on_signal
+from lookonce.text import count
 
 if TYPE_CHECKING:
     from lookonce.eval.asking.answerer import Answerer
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Images to ask each question about, in quotes, such as 'folder/*.jpg'; repeat it for several patterns.",
+    help="Images to ask each question about: a folder, with its subfolders, or a pattern in quotes, such as "
+    "'folder/*.jpg'; repeat it for several.",
 )
 @click.option(
     "--image", "images", multiple=True, type=PATH, help="An image file, cached or not; several are shown together."
@@ -71,6 +73,7 @@ def predict(
       lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
       lookonce predict runs/pairs --image before.jpg --image after.jpg --question "What was removed?"
       lookonce predict runs/sample --images 'frames/*.jpg' --question "Is there text?" -o answers.csv
+      lookonce predict runs/sample --images frames --question "Is there text?" -o answers.jsonl
       lookonce predict runs/sample --records q.jsonl -o answers.jsonl
       lookonce predict run.yaml --records q.jsonl -o untuned.jsonl --untuned
     """
@@ -101,7 +104,10 @@ def predict(
     else:
         if not patterns and not images:
             notify("no --image given; asking without an image")
-        asked = ask_each([(path,) for path in match_images(patterns)] if patterns else [images], questions, system)
+        found = match_images(patterns)
+        if found:
+            notify(f"asking about {count(len(found), 'image')}")
+        asked = ask_each([(path,) for path in found] or [images], questions, system)
     with exit_on_signal(), claimed_around(output, "lookonce predict") if output else nullcontext():
         answerer = Answerer.open(run_dir, untuned=untuned)
         if len(questions) == 1 and not patterns and not output:

@@ -133,6 +133,7 @@ def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are
     lookonce("predict", run_file(engine), *asking, "-o", tmp_path / "cached.jsonl")
     assert not encoded
     elsewhere = run_file(engine, cache={"dir": tmp_path / "nowhere"})
+    asking[1] = str(sample / "images")  # the folder stands for the same images
     done = lookonce("predict", elsewhere, *asking, "-o", tmp_path / "live.jsonl", "--json")
     assert (tmp_path / "live.jsonl").read_bytes() == (tmp_path / "cached.jsonl").read_bytes()
     num_files = len(list((sample / "images").glob("*.jpg")))
@@ -140,6 +141,7 @@ def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are
     assert sum(encoded) == summary["num_images"] == 64 < num_files
     assert 100 < max(in_memory) <= 300
     assert summary["num_answered"] == num_files and not summary["skipped"]
+    assert f"asking about {num_files} images" in done.stderr
     assert not (tmp_path / "nowhere").exists() and not list(tmp_path.glob("*partial*"))
 
 
