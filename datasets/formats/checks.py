@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from lookonce.errors import RecordsError
 
 Row = dict[str, Any]
 """One record as a file stores it: a JSON object, a CSV row or a parquet row."""
+PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
+"""Keys of Qwen's messages for the size of one image."""
 MAX_SHOWN = 200
 """A message shows this many characters of a value; an embedded image has a million."""
 
@@ -39,6 +42,19 @@ def answer_text(value: Any, key: str, origin: str) -> str:
             "`data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
         )
     return text(value, key, origin)
+
+
+def refuse_pixel_limits(value: Any, where: str, keys: Sequence[str] = PIXEL_LIMITS) -> None:
+    """Refuse sizes of single images; `where` begins the message, such as "train.jsonl:1: message 1 has".
+
+    Raises:
+        RecordsError: an object has one of the keys.
+    """
+    if isinstance(value, dict) and (given := [key for key in keys if value.get(key) is not None]):
+        raise RecordsError(
+            f"{where} `{given[0]}`, which would be lost, since all images of a run have the same limits; remove it "
+            "from the records, and set `cache.min_pixels` or `cache.max_pixels` in the run file"
+        )
 
 
 def is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.checks import Row, answer_text, kind, need, optional_text, text
+from lookonce.datasets.formats.checks import Row, answer_text, kind, need, optional_text, refuse_pixel_limits, text
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.image_tags import MOVE_IMAGES, TAG, check_num_tags, remove_tags
 from lookonce.datasets.formats.record import Record, Turn
@@ -62,6 +62,7 @@ def message_values(message: Any, number: int, keys: Sequence[str], origin: str) 
     """
     if not isinstance(message, dict):
         raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
+    refuse_pixel_limits(message, f"{origin}: message {number} has")
     if other := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
         raise RecordsError(f"{origin}: message {number} has `{other[0]}`, which would be lost; expected {list(keys)}")
     return [need(message, key, f"{origin}: message {number}") for key in keys]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from lookonce.datasets.formats.checks import kind, text
+from lookonce.datasets.formats.checks import kind, refuse_pixel_limits, text
 from lookonce.errors import RecordsError
 
 Keep = Callable[[bytes], Path]
@@ -70,6 +70,7 @@ class Finder:
         return found
 
     def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
+        refuse_pixel_limits(reference, f"{origin}: an image has")
         if isinstance(data := reference.get("bytes"), str):
             return self._keep(_data_of_base64(data, origin), origin)
         given = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lookonce.datasets.formats.alpaca import read_alpaca, write_alpaca
-from lookonce.datasets.formats.checks import Row, kind
+from lookonce.datasets.formats.checks import Row, kind, refuse_pixel_limits
 from lookonce.datasets.formats.coerce import coerce_answers
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.llava import read_conversations, write_llava, write_sharegpt
@@ -123,6 +123,7 @@ class Reader:
         return self._read_as(FORMATS[found], value, origin)
 
     def _read_as(self, format: RecordFormat, value: Row, origin: str) -> Record:
+        refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
         if self.coerce:
             self.num_coerced += coerce_answers(value, format.kind)
         is_open = self.unanswered and add_placeholder(value, format.kind)
