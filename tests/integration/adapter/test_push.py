@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import yaml
 from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard, snapshot_download
 from peft import PeftModel
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
@@ -131,6 +132,12 @@ def test_the_code_on_the_card_answers_as_the_run_did(hub, trained, sample, stock
     code = code.replace(BASE, str(sample / "model")).replace(NAME, downloaded).replace("image.jpg", line["images"][0])
     code = code.replace('"QUESTION"', json.dumps(line["question"])).replace('device_map="auto"', 'device_map="cpu"')
     monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name: stock_processor(Path(name)))
+    try:
+        AutoImageProcessor.from_pretrained(sample / "model", backend="pil")
+    except ImportError:  # some versions of transformers have it only where torchvision is installed
+        image_processor = stock_processor(sample / "model").image_processor
+        stand_in = SimpleNamespace(from_pretrained=lambda name, backend: image_processor)
+        monkeypatch.setattr("transformers.AutoImageProcessor", stand_in)
     printed: list[str] = []
     exec(code, {"print": printed.append})
     assert printed == [line["predicted"]]
