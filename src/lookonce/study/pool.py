@@ -189,7 +189,7 @@ class Pool:
             elif one.job.used_by() or IN_USE in _last_error(one.job.log):
                 self._tried[name] = time.monotonic()
                 self._waiting.append(one.job)
-                self._notify(f"{name}: {_last_error(one.job.log)}; this study waits, and goes on with other jobs")
+                self._notify(f"{name}: {_last_error(one.job.log)}; this study waits for it, other jobs continue")
             else:
                 self.outcome.failed[name] = reason = _reason(code, one.job.log)
                 self._notify(f"{name}: failed after {took}: {reason}")

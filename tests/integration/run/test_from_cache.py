@@ -16,7 +16,6 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.fingerprint_notes import NOTES
 from lookonce.cache.store.manifest import read_plan
 from lookonce.datasets import images as images_module
-from lookonce.datasets import stamps
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
 from lookonce.run.inputs import RunInputs
 
@@ -31,9 +30,8 @@ def write_records(path: Path, names: tuple[str, ...]) -> None:
 
 
 @pytest.fixture
-def frames(site, tmp_path, monkeypatch) -> Path:
-    """A folder of images, and `records.jsonl` about them; all files count as old, so their stamps are trusted."""
-    monkeypatch.setattr(stamps, "now", lambda: time.time() + 10)
+def frames(site, tmp_path, files_are_old) -> Path:
+    """A folder of images, and `records.jsonl` about them."""
     folder = tmp_path / "images"
     folder.mkdir()
     for number, name in enumerate(NAMES):
