@@ -134,7 +134,7 @@ def audit(corpus: Corpus) -> Audit:
         *find_image_problems(corpus),
         *(leak.finding() for leak in leaks),
         *find_repeats(questions),
-        *find_texts(questions),
+        *find_texts(corpus, questions),
         *find_label_variants(answers),
         *find_misspellings({text: n.total() for text, n in answers.items()}, Counter(one.answer for one in questions)),
         *find_constants(answers),

@@ -26,7 +26,7 @@ from lookonce.datasets.curriculum.values import DifferentValues, as_text, texts_
 from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.settings import Section
-from lookonce.text import count, listed
+from lookonce.text import count, listed, nfc
 
 NOT_ANSWERED = "(not answered)"
 """What stands for an answer that is empty or was cut off."""
@@ -120,9 +120,12 @@ def with_context(
 
 
 def _with_answers(record: Record, earlier: Iterable[Record], form: ContextForm, answered: Answered) -> Record:
-    own = {turn.question for turn in record.turns}
-    turns = dict.fromkeys(turn for other in earlier for turn in answered(other) if turn.question not in own)
-    return replace(record, context=form.write(tuple(turns), record.turns[0].question))
+    own = {nfc(turn.question) for turn in record.turns}
+    turns: dict[Turn, Turn] = {}
+    for turn in (turn for other in earlier for turn in answered(other)):
+        if (compared := turn.in_nfc).question not in own:
+            turns.setdefault(compared, turn)
+    return replace(record, context=form.write(tuple(turns.values()), record.turns[0].question))
 
 
 def without_some(records: Sequence[Record], dropout: float, seed: int, keys_of: KeysOf) -> list[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lookonce.errors import RecordsError
@@ -87,6 +87,19 @@ def need(row: Row, key: str, origin: str) -> Any:
     if key not in row:
         raise RecordsError(f"{origin}: expected the key `{key}`, got {sorted(row)}")
     return row[key]
+
+
+def texts_within(value: Any) -> Iterator[str]:
+    """All texts in a value at any depth, keys of objects among them."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
 
 
 def is_utf8(value: str) -> bool:

@@ -24,6 +24,7 @@ from lookonce.datasets.prepare.sources import Source
 from lookonce.datasets.prepare.splits import PARTS, families, measure_leaks, split_by_image, split_by_lists
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import ImageError, SourceError, UsageError
+from lookonce.text import nfc
 
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
@@ -103,7 +104,7 @@ def write_parts(folder: Path, built: BuiltRecords, definition: Definition) -> No
 def make_record(rows: RecordRows, images: Path, definition: Definition) -> Record:
     """The record of some rows with the same image and question."""
     first = rows[0]
-    known = definition.questions.get(first.question, QuestionSection())
+    known = definition.questions.get(nfc(first.question), QuestionSection())
     found = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
     metadata = {name: value for name, value in found.items() if value not in ("", None)} | dict(first.metadata)
     metadata |= {"official_split": first.split} if first.split else {}
@@ -137,7 +138,7 @@ def with_official_split(rows: Sequence[Row], definition: Definition) -> Sequence
     if section is None:
         return rows
     part_of = {value: part for part in PARTS for value in getattr(section, part)}
-    return [replace(row, split=part_of.get(text_of(row.metadata.get(section.column)), "")) for row in rows]
+    return [replace(row, split=part_of.get(nfc(text_of(row.metadata.get(section.column))), "")) for row in rows]
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:
@@ -233,7 +234,7 @@ def _count_images(rows: Iterable[Row], parts: Mapping[str, Sequence[RecordRows]]
 def _count_unknown(parts: Mapping[str, Sequence[RecordRows]], definition: Definition) -> int | None:
     if not definition.questions:
         return None
-    return sum(rows[0].question not in definition.questions for part in parts.values() for rows in part)
+    return sum(nfc(rows[0].question) not in definition.questions for part in parts.values() for rows in part)
 
 
 def _no_images(rows: Sequence[Row], definition: Definition, source: Source) -> ImageError:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.datasets.prepare.duplicates import Policy
-from lookonce.datasets.prepare.rules import Rule
+from lookonce.datasets.prepare.rules import Rule, Text
 from lookonce.errors import UsageError
 from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings
@@ -103,9 +103,9 @@ class OfficialSection(Section):
     """The official split, if a metadata column says it instead of the files' names or a column `split`."""
 
     column: str
-    train: list[str] = []
-    val: list[str] = []
-    test: list[str] = []
+    train: list[Text] = []
+    val: list[Text] = []
+    test: list[Text] = []
 
 
 class SharesSection(Section):
@@ -164,7 +164,7 @@ class Definition(Section):
     """Rows with the same image and question but different answers become one record with all answers as references
     (merge), one record each (keep), or none (drop)."""
     split: SplitSection = SplitSection()
-    questions: dict[str, QuestionSection] = {}
+    questions: dict[Text, QuestionSection] = {}
     """Metadata of questions, by their text after the rules."""
 
     @property

@@ -12,15 +12,15 @@ from typing import Any
 
 from lookonce.errors import UsageError
 from lookonce.settings import load_values
-from lookonce.text import quoted
+from lookonce.text import nfc, quoted
 
 Candidates = dict[str, tuple[str, ...]]
-"""The candidates of each question text."""
+"""The candidates of each question text; both in NFC."""
 EXPECTED = 'a mapping of question texts to lists of answers, such as {"Is there text?": ["yes", "no"]}'
 
 
 def read_candidates(path: Path) -> Candidates:
-    """The candidates of each question, without spaces around them.
+    """The candidates of each question in NFC, without spaces around them.
 
     Raises:
         UsageError: the file is missing or not YAML; a list is empty, or has a candidate twice or one that is no text.
@@ -44,4 +44,4 @@ def _candidates(question: str, given: Any, name: str) -> tuple[str, ...]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: expected a text that is not empty, got {value!r}; write it in quotes")
-    return value
+    return nfc(value)

@@ -65,18 +65,19 @@ class Evaluation:
 
         `training` are the answers of the training records, `sizes` those of images by key.
         """
-        groups = {name: scores_by(predictions, name) for name in GROUPINGS}
-        headline = Headline.of(predictions, baselines or {})
+        compared = [one.in_nfc for one in predictions]
+        groups = {name: scores_by(compared, name) for name in GROUPINGS}
+        headline = Headline.of(compared, baselines or {})
         return cls(
             predictions=predictions,
-            overall=score(predictions),
+            overall=score(compared),
             interval=headline.interval,
             baselines=headline.baselines,
             candidates=headline.candidates,
             groups=groups,
-            figures=figures(predictions, groups, sizes or {}),
-            counts=Counts.of(predictions, training),
-            calibration=Calibration.of(predictions),
+            figures=figures(compared, groups, sizes or {}),
+            counts=Counts.of(compared, training),
+            calibration=Calibration.of(compared),
         )
 
     @property

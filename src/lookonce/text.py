@@ -1,9 +1,10 @@
-"""Text for people: numbers, tables, bar charts, lists, and texts from data cut to fit."""
+"""Text for people: numbers, tables, bar charts, lists, and texts from data cut to fit; the form to compare texts in."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,14 @@ Notify = Callable[[str], None]
 
 def quiet(note: str) -> None:
     """`Notify` that drops the notes."""
+
+
+def nfc(text: str) -> str:
+    """The text in Unicode's normal form C, in which texts are compared.
+
+    The tokenizers of Qwen normalise to NFC, so a model never writes another form; files of macOS and of PDF exports do.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def size(num_bytes: float) -> str:
