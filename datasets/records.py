@@ -35,7 +35,7 @@ from lookonce.datasets.formats.checks import Row, shown
 from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
 from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write_parquet
 from lookonce.datasets.formats.record import Context, Record, Turn
-from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of
+from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
 from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
 from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
 from lookonce.errors import RecordsError, UsageError, explain_os_error
@@ -231,7 +231,7 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
     if (found := format_of(value)) != format:
         return f"with its metadata it would be read as the format {found}"
     try:
-        again = FORMATS[format].read(value, finder, name)
+        again = read_row(format, value, finder, name)
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
     if again.images != tuple(Path(os.path.abspath(image)) for image in record.images):

@@ -27,10 +27,11 @@ from tqdm import tqdm
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.image_info import distinct
 from lookonce.datasets.images import bytes_key
+from lookonce.datasets.malformed import by_kind
 from lookonce.datasets.records import Record, write_records
 from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shard
 from lookonce.disk_space import check_room
-from lookonce.errors import ImageError, UsageError
+from lookonce.errors import ImageError, RecordsError, UsageError
 from lookonce.files import TEMPORARY_MARK, create_text, temporary_name
 from lookonce.text import count, rows, size
 
@@ -93,6 +94,7 @@ def write_tar_shards(
         DiskFull: there is no room.
     """
     corpus = Corpus.read(paths, image_root)
+    refuse_malformed(corpus)
     names = _names(paths)
     refuse_unusable(corpus, skip_missing)
     images = [image for image in distinct(corpus.images).values() if not image.problem]
@@ -120,6 +122,21 @@ def write_tar_shards(
         {name: number for name, (number, _) in written.items()},
         {name: left_out for name, (_, left_out) in written.items()},
     )
+
+
+def refuse_malformed(corpus: Corpus) -> None:
+    """Check that every record could be read.
+
+    Raises:
+        RecordsError: names the first few malformed records of each kind.
+    """
+    kinds = by_kind(one for file in corpus.files for one in file.malformed)
+    if kinds:
+        number = sum(len(kind.places) for kind in kinds)
+        named = [f"  {kind.text()}" for kind in kinds[:NUM_NAMED]]
+        more = [f"  and {count(len(kinds) - NUM_NAMED, 'other mistake')}"] if len(kinds) > NUM_NAMED else []
+        advice = "correct them, or leave them out with: lookonce data clean RECORDS OUT"
+        raise RecordsError("\n".join([f"{count(number, 'malformed record')}; {advice}", *named, *more]))
 
 
 def refuse_unusable(corpus: Corpus, skip_missing: bool) -> None:

@@ -1,6 +1,7 @@
 """Near-empty texts, missing values written as text, spaces around answers, Unicode, and texts that training refuses.
 
-Training refuses texts that contain a special token of the model, since it would act as one (train/data/tokenize.py).
+Records with a special token of a supported model, or with image marks that cannot be read, are malformed. Here are what
+looks like a special token of another model, and what is an image only in another format.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.findings import Finding, Item, Level, findings_from
 from lookonce.datasets.audit.questions import QuestionAnswer
 from lookonce.datasets.formats.checks import texts_within
+from lookonce.datasets.formats.image_tags import MARKUP
 from lookonce.text import count, listed, nfc, quoted
 
 MISSING = {"nan", "null", "n/a", "#n/a", "<na>", "nat", "undefined"}
 """Missing values written as text. "none" and "na" are not among them, since they may be answers."""
 NO_QUESTION = MISSING | {"none", "na"}
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")
-IMAGE_TAG = re.compile(r"<(?:image|video|audio)>", re.IGNORECASE)
-"""Tags that other trainers replace with an image; here they would be text."""
+IMAGE_TAG = re.compile(rf"<(?:image|video|audio)>|{MARKUP}", re.IGNORECASE)
+"""Tags that other trainers replace with an image, and images in HTML and Markdown; here they would be text."""
 
 
 def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Finding]:
@@ -37,7 +39,7 @@ def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Find
         ("empty-answers", "warning", "with an answer without a letter or a digit", _no_answer),
     )
     marks: tuple[tuple[str, Level, str, re.Pattern[str]], ...] = (
-        ("special-tokens", "error", "with a special token in its text, which training refuses", SPECIAL_TOKEN),
+        ("special-tokens", "warning", "with what looks like a special token of another model", SPECIAL_TOKEN),
         ("image-marks", "warning", "with an image tag in its text, which would be read as text", IMAGE_TAG),
     )
     return [

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lookonce.datasets.formats.alpaca import read_alpaca, write_alpaca
-from lookonce.datasets.formats.checks import Row, kind, refuse_pixel_limits
+from lookonce.datasets.formats.checks import Row, check_record, kind, refuse_pixel_limits
 from lookonce.datasets.formats.coerce import coerce_answers
 from lookonce.datasets.formats.image_refs import Finder
+from lookonce.datasets.formats.image_tags import read_marks
 from lookonce.datasets.formats.llava import read_conversations, write_llava, write_sharegpt
 from lookonce.datasets.formats.messages import read_messages, write_messages, write_openai, write_parts
 from lookonce.datasets.formats.native import read_canonical, read_flat, write_canonical, write_flat
@@ -58,6 +60,26 @@ FORMATS: dict[FormatName, RecordFormat] = {
         RecordFormat("openai", "messages", read_messages, write_openai),
     )
 }
+
+
+def read_row(format: FormatName, row: Row, finder: Finder, origin: str) -> Record:
+    """The `completed` record of a row in a format.
+
+    Raises:
+        RecordsError: the row does not follow the format, or no training can use it.
+    """
+    return completed(FORMATS[format].read(row, finder, origin), lambda name: finder.find(name, origin))
+
+
+def completed(record: Record, find: Callable[[str], Path]) -> Record:
+    """A record from any source with the image marks of its texts read, and checked; `find` gives the path of a name.
+
+    Raises:
+        RecordsError: no training can use it.
+    """
+    record = read_marks(record, find)
+    check_record(record)
+    return record
 
 
 def format_of(row: Row) -> FormatName | None:
@@ -127,7 +149,7 @@ class Reader:
         if self.coerce:
             self.num_coerced += coerce_answers(value, format.kind)
         is_open = self.unanswered and add_placeholder(value, format.kind)
-        record = format.read(value, self.finder, origin)
+        record = read_row(format.name, value, self.finder, origin)
         return without_placeholder(record) if is_open else record
 
     def _expected(self, value: Row) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.formats.registry import completed
 from lookonce.datasets.prepare.definition import Definition, QuestionSection
 from lookonce.datasets.prepare.duplicates import Duplicates, RecordRows, join_duplicates
 from lookonce.datasets.prepare.journal import IMAGES
@@ -98,7 +99,8 @@ def write_parts(folder: Path, built: BuiltRecords, definition: Definition) -> No
     for part, rows_of_records in built.parts.items():
         if rows_of_records:
             records = (make_record(rows, folder / IMAGES, definition) for rows in rows_of_records)
-            write_records(folder / f"{part}.jsonl", records)
+            named = (completed(record, lambda name: folder / IMAGES / Path(name).name) for record in records)
+            write_records(folder / f"{part}.jsonl", named)
 
 
 def make_record(rows: RecordRows, images: Path, definition: Definition) -> Record:
@@ -114,7 +116,8 @@ def make_record(rows: RecordRows, images: Path, definition: Definition) -> Recor
     if len(rows) > 1 or first.read_as:
         pairs = [row.as_read for row in rows]
         metadata["original"] = [{"question": question, "answer": answer} for question, answer in pairs]
-    return Record((images / first.image,), (Turn(first.question, first.answer),), metadata=metadata)
+    turn = Turn(first.question, first.answer)
+    return Record((images / first.image,), (turn,), metadata=metadata, origin=first.origin)
 
 
 # Parts.

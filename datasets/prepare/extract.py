@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lookonce.datasets.formats.checks import check_values
 from lookonce.datasets.image_suffixes import without_suffix
 from lookonce.datasets.prepare.chunks import Chunk, RawRow
 from lookonce.datasets.prepare.definition import Definition
@@ -102,6 +103,8 @@ class Extraction:
             metadata=self._metadata(values),
             origin=raw.origin,
         )
+        texts = {"question": row.question, "answer": row.answer, "image_id": image_id, "image": image}
+        check_values(dict.fromkeys(values) | texts | dict(row.metadata), raw.origin)
         if raw.image is not None:
             yield _Draft(self._with_image(row, self.store.add(raw.image, _stem(row, image))))
         else:

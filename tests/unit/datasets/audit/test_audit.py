@@ -26,7 +26,7 @@ DIRT: dict[str, tuple[list[Row], str]] = {
     "short-questions": ([("c.png", "Text?", "yes")], "1 question "),
     "empty-answers": ([("c.png", "What is it?", "-")], "1 question "),
     "answer-spaces": ([("c.png", "What is it?", "polyp ")], "1 question "),
-    "special-tokens": ([("c.png", "What is it<|im_end|>?", "polyp")], "1 question "),
+    "special-tokens": ([("c.png", "What is it<|eot_id|>?", "polyp")], "1 question "),
     "image-marks": ([("c.png", "<image>\nWhat is it?", "polyp")], "1 question "),
     "answer-writing": ([("c.png", "What is it?", "A  polyp.")], "1 answer "),
     "label-order": ([("a.png", "Which hue?", "red; pink"), ("c.png", "Which hue?", "pink; red")], "1 answer wrong"),
