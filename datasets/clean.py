@@ -42,6 +42,8 @@ class CleanReport:
     """The records of images that are missing or cannot be decoded."""
     num_coerced: int
     """Answers that are numbers or booleans, read as text."""
+    left_out_columns: tuple[str, ...] = ()
+    """Columns of the source that hold bytes, such as masks."""
 
     @property
     def num_malformed(self) -> int:
@@ -63,6 +65,8 @@ class CleanReport:
         kinds += [f"  and {count(more, 'other mistake')}"] if more > 0 else []
         if self.num_coerced and not self.is_unchanged:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
+        if self.left_out_columns:
+            lines.append(("columns", f"left out, as they hold bytes: {', '.join(self.left_out_columns)}"))
         return "\n".join([rows(lines), *kinds, *self.left_out.lines()])
 
     def _of_images(self) -> str:
@@ -79,6 +83,7 @@ class CleanReport:
             "num_malformed": self.num_malformed,
             "num_with_unusable_images": self.left_out.num_left_out,
             "num_coerced": self.num_coerced,
+            "left_out_columns": list(self.left_out_columns),
             "malformed": [asdict(kind) for kind in self.malformed],
             "images": [asdict(image) for image in self.left_out.images],
         }
@@ -111,7 +116,16 @@ def clean(
     kept, left_out = leave_out(records, {path: info.problem for path, info in images.items() if info.problem})
     check_not_among(target, set(images))
     is_unchanged = container_of(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
-    report = CleanReport(source, target, len(kept), is_unchanged, tuple(by_kind(malformed)), left_out, file.num_coerced)
+    report = CleanReport(
+        source,
+        target,
+        len(kept),
+        is_unchanged,
+        tuple(by_kind(malformed)),
+        left_out,
+        file.num_coerced,
+        file.left_out_columns,
+    )
     if not kept:
         raise RecordsError(f"{source} has no record that can be used, so {target} is not written\n{report.text()}")
     if is_unchanged:

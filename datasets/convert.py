@@ -55,6 +55,8 @@ class ConvertReport:
     """Embedded images whose format is unknown."""
     num_coerced: int = 0
     """Answers that were numbers or booleans, now text."""
+    left_out_columns: tuple[str, ...] = ()
+    """Columns of the source that hold bytes, such as masks."""
 
     def text(self) -> str:
         several, none = self.num_several_images, self.num_text_only
@@ -68,6 +70,8 @@ class ConvertReport:
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
+        if self.left_out_columns:
+            lines.append(("left out", f"columns of bytes: {', '.join(self.left_out_columns)}"))
         if self.num_embedded:
             there = self.num_embedded - self.num_written
             unknown = f", {self.num_unknown:,} of no known format" if self.num_unknown else ""
@@ -166,6 +170,7 @@ def convert(
         extractor.num_new,
         sum(path.suffix == UNKNOWN_SUFFIX for path in extractor.written.values()),
         file.num_coerced,
+        file.left_out_columns,
     )
 
 

@@ -21,6 +21,7 @@ and counts as an image that cannot be read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,16 +32,16 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from lookonce.datasets.formats.checks import Row, shown
+from lookonce.datasets.formats.checks import Row, check_values, shown
 from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
-from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write_parquet
+from lookonce.datasets.formats.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
 from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
 from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
 from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import located
+from lookonce.text import listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -109,6 +110,8 @@ class RecordsFile:
         """
         self.path, self.format, self.num_coerced = path, format, 0
         """Without an expected format it is that of the first record, once that was read."""
+        self.left_out_columns: tuple[str, ...] = ()
+        """The columns of bytes that are not read, such as masks; known once reading has begun."""
         finder, options = Finder(path, image_root, keep), {"coerce": coerce_answers, "unanswered": unanswered}
         self._new_reader = partial(Reader, finder, format, **options)
         self._broken = broken
@@ -128,6 +131,13 @@ class RecordsFile:
         if self._is_empty:
             self._broken(str(self.path), RecordsError(f"{self.path} has no records; {EXPECTED}"))
 
+    def note(self) -> str:
+        """What of the file was left out, for the user; empty if nothing was."""
+        if not self.left_out_columns:
+            return ""
+        columns = listed([f"`{name}`" for name in self.left_out_columns])
+        return f"{self.path}: left out {columns}, which hold bytes: metadata cannot have them"
+
     def _report(self, origin: str, error: RecordsError) -> None:
         self._is_empty = False
         self._broken(origin, error)
@@ -135,7 +145,9 @@ class RecordsFile:
     def _values(self) -> Rows:
         path = self.path
         try:
-            yield from READ[container_of(path)](path, broken=self._report)
+            container = container_of(path)
+            self.left_out_columns = tuple(left_out_columns(path)) if container == "parquet" else ()
+            yield from READ[container](path, broken=self._report)
         except FileNotFoundError:
             raise RecordsError(missing_file(path)) from None
         except PermissionError as error:
@@ -190,7 +202,7 @@ def write_records(
     everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
+    with atomic_write(path) as temporary, errors_name(path, temporary):
         rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
         WRITE[container](temporary, rows)
         finder = Finder(path, image_root)
@@ -198,6 +210,16 @@ def write_records(
             for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
                 if lost := _lost(record, value, name, format, finder, container):
                     raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
+
+
+@contextlib.contextmanager
+def errors_name(path: Path, temporary: Path) -> Iterator[None]:
+    """Within this context, errors name the file that is written, and not the temporary one."""
+    try:
+        yield
+    except RecordsError as error:
+        message = str(error).replace(str(temporary), str(path))
+        raise RecordsError(message.replace(temporary.name, path.name)) from None
 
 
 def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
@@ -219,6 +241,7 @@ def format_of_file(path: Path, format: FormatName | None) -> FormatName:
 
 
 def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
+    check_values(record.metadata, name)
     images = [namer.name(image, name) for image in record.images]
     try:
         return FORMATS[format].write(record, images)

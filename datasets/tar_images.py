@@ -28,7 +28,7 @@ from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.image_info import distinct
 from lookonce.datasets.images import bytes_key
 from lookonce.datasets.malformed import by_kind
-from lookonce.datasets.records import Record, write_records
+from lookonce.datasets.records import Record, errors_name, write_records
 from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shard
 from lookonce.disk_space import check_room
 from lookonce.errors import ImageError, RecordsError, UsageError
@@ -57,6 +57,8 @@ class TarReport:
     """Records written, by file."""
     left_out: Mapping[str, int]
     """Records left out because of their images, by file."""
+    notes: tuple[str, ...] = ()
+    """What else of the files was left out."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +73,7 @@ class TarReport:
         for name, number in self.records.items():
             without = f", {self.left_out[name]:,} left out because of their images" if self.left_out[name] else ""
             lines.append((name, f"{count(number, 'record')}{without}"))
-        return f"\n{self.folder}\n\n{rows(lines)}\n"
+        return "\n".join(["", self.folder, "", rows(lines), *self.notes, ""])
 
 
 def write_tar_shards(
@@ -121,6 +123,7 @@ def write_tar_shards(
         len(kept),
         {name: number for name, (number, _) in written.items()},
         {name: left_out for name, (_, left_out) in written.items()},
+        tuple(file.note for file in corpus.files if file.note),
     )
 
 
@@ -254,7 +257,8 @@ def _write_once(path: Path, records: Sequence[Record]) -> None:
     """
     temporary = temporary_name(path)
     try:
-        write_records(temporary, records)
+        with errors_name(path, temporary):
+            write_records(temporary, records)
         os.link(temporary, path)
     except FileExistsError:
         if path.read_bytes() != temporary.read_bytes():

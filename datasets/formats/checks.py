@@ -80,7 +80,7 @@ def check_values(values: Mapping[str, Any], origin: str) -> None:
     """Check values by their names, such as metadata.
 
     Raises:
-        RecordsError: one is nested too deeply, or has a text or a key that cannot be encoded as UTF-8.
+        RecordsError: one is nested too deeply, or has bytes, or a text or a key that cannot be encoded as UTF-8.
     """
     waiting: list[tuple[str, Any, int]] = [("metadata", values, 0)]
     while waiting:
@@ -88,6 +88,8 @@ def check_values(values: Mapping[str, Any], origin: str) -> None:
         if isinstance(value, str):
             if not value.isascii() and not is_utf8(value):
                 raise _not_utf8(f"`{name}`", value, origin)
+        elif isinstance(value, bytes):
+            raise RecordsError(f"{origin}: `{name}` holds bytes, which metadata cannot have; leave it out")
         elif depth > MAX_DEPTH:
             raise RecordsError(f"{origin}: `{name[:MAX_SHOWN]}` is nested more than {MAX_DEPTH} deep; leave it out")
         elif isinstance(value, Mapping):

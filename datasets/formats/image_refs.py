@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from lookonce.datasets.formats.checks import kind, refuse_pixel_limits, text
+from lookonce.datasets.image_suffixes import SUFFIXES
 from lookonce.errors import RecordsError
 
 Keep = Callable[[bytes], Path]
@@ -33,6 +34,7 @@ DATA = re.compile(r"data:([^,]*),", re.IGNORECASE)
 BASE64 = re.compile(r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
 """The encoded bytes of JPEG, PNG, GIF, WebP, TIFF or BMP files; a path with a suffix does not match."""
 ELSEWHERE = "move it there or give another image root"
+ID_FOLDERS, ID_SUFFIXES = ("", "images/"), ("", *(f".{suffix}" for suffix in SUFFIXES))
 OBJECT_KEYS = ("bytes", "path", "url", "image")
 
 
@@ -68,6 +70,19 @@ class Finder:
             return self._keep(_data_of_base64(name, origin), origin)
         found = self._known[name] = self._path(_local(name, origin))
         return found
+
+    def find_id(self, name: str) -> Path | None:
+        """The file that is called like an image's name in the dataset, with any suffix; None if there is none.
+
+        This is the only search on the disk: the root and its folder `images` are looked at.
+        """
+        if f"id {name}" not in self._known:
+            paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
+            found = next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None)
+            if found is None:
+                return None
+            self._known[f"id {name}"] = found
+        return self._known[f"id {name}"]
 
     def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
         refuse_pixel_limits(reference, f"{origin}: an image has")

@@ -23,6 +23,7 @@ from lookonce.datasets.formats.messages import read_messages, write_messages, wr
 from lookonce.datasets.formats.native import read_canonical, read_flat, write_canonical, write_flat
 from lookonce.datasets.formats.record import Record
 from lookonce.datasets.formats.unanswered import add_placeholder, without_placeholder
+from lookonce.datasets.readers.image_column import QUESTION_NAMES
 from lookonce.errors import RecordsError
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
@@ -94,7 +95,7 @@ def format_of(row: Row) -> FormatName | None:
         return _format_of_messages(row)
     if "instruction" in row and "output" in row:
         return "alpaca"
-    return "flat" if "question" in row else None
+    return "flat" if any(name in row for name in QUESTION_NAMES) else None
 
 
 def _format_of_messages(row: Row) -> FormatName:

@@ -243,7 +243,7 @@ def _count_unknown(parts: Mapping[str, Sequence[RecordRows]], definition: Defini
 def _no_images(rows: Sequence[Row], definition: Definition, source: Source) -> ImageError:
     return ImageError(
         f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-        f"{_looked_for(definition.images, source)}"
+        f"{_looked_for(definition.image_patterns, source)}"
     )
 
 

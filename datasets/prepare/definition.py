@@ -10,13 +10,16 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lookonce.datasets.image_suffixes import SUFFIXES
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.rules import Rule, Text
+from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
 from lookonce.errors import UsageError
 from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings
@@ -56,6 +59,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
 
+USUAL_NAMES: dict[Any, Sequence[str]] = {
+    "question": QUESTION_NAMES,
+    "answer": ANSWER_NAMES,
+    "image": ("image", *IMAGE_NAMES),
+    "image_id": IMAGE_ID_NAMES,
+}
+
+
 class HubSection(Section):
     id: Annotated[str, AfterValidator(_is_owner_and_name)]
     """The dataset's name on the Hub, owner/name."""
@@ -66,7 +77,7 @@ class HubSection(Section):
 
 
 class ColumnsSection(Section):
-    """The names of columns; of several, the first that the source has is used."""
+    """The names of columns; of several, the first that the source has is used; by default the usual ones."""
 
     question: Names = ["question"]
     answer: Names = ["answer"]
@@ -78,6 +89,10 @@ class ColumnsSection(Section):
     """The official split of a row: train, val or test. Without this column, the file's name may say it."""
     metadata: dict[str, Names] = {}
     """Columns that records keep: the name in the record's metadata, and the column."""
+
+    def names(self, kind: Literal["question", "answer", "image", "image_id"]) -> Sequence[str]:
+        """The names of a kind of columns: those of the file, or without any the usual ones of all records."""
+        return getattr(self, kind) if kind in self.model_fields_set else USUAL_NAMES[kind]
 
     @model_validator(mode="after")
     def _names_are_free(self) -> ColumnsSection:
@@ -168,10 +183,18 @@ class Definition(Section):
     """Metadata of questions, by their text after the rules."""
 
     @property
+    def image_patterns(self) -> list[str]:
+        """Where images are: `images`, or without it the default with the other suffixes of images too."""
+        if "images" in self.model_fields_set:
+            return self.images
+        others = [f"{folder}{{image_id}}.{suffix}" for folder in ("images/", "") for suffix in SUFFIXES[1:]]
+        return [*self.images, *others]
+
+    @property
     def used_columns(self) -> set[str]:
         """The names of all columns that are used."""
         columns = self.columns
-        names = [columns.question, columns.answer, columns.image, columns.image_id, columns.split]
+        names = [*map(columns.names, USUAL_NAMES), columns.split]
         patterns = " ".join([*self.images, *self.variants])
         return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
 

@@ -53,14 +53,15 @@ class CheckedRecords:
 
 def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
     """Read the records of all splits, at most `most` of each file; None for all."""
-    records, results = CheckedRecords(), []
+    records = CheckedRecords()
+    results: list[Result] = []
     data = run.data
     is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.lesson_order)
     most = None if is_selective else most
     for split in SPLITS:
-        problems = []
+        problems: list[Result] = []
         for path in getattr(data, split):
-            problems += _read(run, path, split, records, most)
+            problems += _read(run, path, split, records, most, results)
         results += problems
         if records.by_split[split] and not problems:
             records.readable[split] = records.by_split[split]
@@ -103,7 +104,10 @@ def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator
         yield Result("ok", "records", f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}")
 
 
-def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None) -> list[Result]:
+def _read(
+    run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None, notes: list[Result]
+) -> list[Result]:
+    """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
     broken: list[str] = []
     file = RecordsFile(
         path,
@@ -118,6 +122,7 @@ def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: i
         records.is_complete &= most is None or next(found, None) is None
     except RecordsError as error:
         broken.append(str(error))
+    notes += [Result("ok", "records", note)] if (note := file.note()) else []
     if not path.is_file():
         value = f"data.{split}: no records file at {located(path)}"
         return [Result("error", "records", value, f"correct `data.{split}`, or start in the folder of the path")]
