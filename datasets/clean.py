@@ -18,7 +18,8 @@ from tqdm import tqdm
 from lookonce.datasets.audit.image_info import inspect_images
 from lookonce.datasets.convert import check_not_among, check_paths
 from lookonce.datasets.malformed import Collector, MalformedKind, by_kind
-from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, container_of, write_records
+from lookonce.datasets.readers.file_kind import kind_of_file
+from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, write_records
 from lookonce.datasets.usable import LeftOut, leave_out
 from lookonce.errors import RecordsError, UsageError
 from lookonce.files import atomic_write
@@ -115,7 +116,7 @@ def clean(
     images = inspect_images((image for record in records for image in record.images), decode=decode)
     kept, left_out = leave_out(records, {path: info.problem for path, info in images.items() if info.problem})
     check_not_among(target, set(images))
-    is_unchanged = container_of(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
+    is_unchanged = kind_of_file(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
     report = CleanReport(
         source,
         target,

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
+from lookonce.datasets.readers.file_kind import folder_in_place
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
 from lookonce.files import temporary_name
@@ -184,7 +185,9 @@ def check_paths(source: Path, target: Path, overwrite: bool) -> None:
     Raises:
         UsageError: there is no `source`; or `target` is the same file, exists, or has an unknown suffix.
     """
-    if not source.is_file():
+    if source.is_dir():
+        raise UsageError(f"no records file at {located(source)}: {folder_in_place(source)}")
+    if not source.exists():
         raise UsageError(f"no records file at {located(source)}; name a JSONL, JSON, CSV or parquet file")
     allowed = (".jsonl", *SUFFIXES)
     if target.suffix.lower() not in allowed:

@@ -38,7 +38,8 @@ from lookonce.datasets.formats.parquet import left_out_columns, read_parquet, wi
 from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
 from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
-from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
+from lookonce.datasets.readers.file_kind import TABLES, Kind, kind_of_file
+from lookonce.datasets.readers.text import Broken, Rows, read_array, read_jsonl, refuse
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
 from lookonce.text import listed, located
@@ -48,12 +49,17 @@ __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_r
 Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 """The type of file by suffix; all others are JSONL."""
-TABLES = (".csv", ".tsv")
 READ: dict[Container, Callable[..., Rows]] = {
     "jsonl": read_jsonl,
     "array": read_array,
-    "csv": read_table,
+    "csv": partial(read_table, delimiter=","),
     "tsv": partial(read_table, delimiter="\t"),
+    "parquet": read_parquet,
+}
+READ_ANY: dict[Kind, Callable[..., Rows]] = {
+    "jsonl": read_jsonl,
+    "array": read_array,
+    "table": read_table,
     "parquet": read_parquet,
 }
 WRITE: dict[Container, Callable[[Path, Named], None]] = {
@@ -63,8 +69,6 @@ WRITE: dict[Container, Callable[[Path, Named], None]] = {
     "tsv": partial(write_csv, delimiter="\t"),
     "parquet": write_parquet,
 }
-PARQUET_MAGIC = b"PAR1"
-GZIP_MAGIC = b"\x1f\x8b"
 PROGRESS_DELAY_S = 1.0
 EXPECTED = "expected one JSON object per line, an array of them, CSV with a header, or parquet"
 
@@ -129,7 +133,8 @@ class RecordsFile:
                 self.format, self.num_coerced = reader.format, reader.num_coerced
             yield record
         if self._is_empty:
-            self._broken(str(self.path), RecordsError(f"{self.path} has no records; {EXPECTED}"))
+            empty = "" if self.path.stat().st_size else "; the file is empty"
+            self._broken(str(self.path), RecordsError(f"{self.path} has no records; {EXPECTED}{empty}"))
 
     def note(self) -> str:
         """What of the file was left out, for the user; empty if nothing was."""
@@ -145,38 +150,20 @@ class RecordsFile:
     def _values(self) -> Rows:
         path = self.path
         try:
-            container = container_of(path)
-            self.left_out_columns = tuple(left_out_columns(path)) if container == "parquet" else ()
-            yield from READ[container](path, broken=self._report)
+            kind = kind_of_file(path)
+            self.left_out_columns = tuple(left_out_columns(path)) if kind == "parquet" else ()
+            yield from READ_ANY[kind](path, broken=self._report)
         except FileNotFoundError:
             raise RecordsError(missing_file(path)) from None
         except PermissionError as error:
             raise RecordsError(explain_os_error(error)) from None
-        except (OSError, UnicodeDecodeError) as error:
-            kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
-            raise RecordsError(f"cannot read {path}: {error}; expected a {kind} file in UTF-8") from None
+        except OSError as error:
+            raise RecordsError(f"cannot read {path}: {error}") from None
 
 
 def missing_file(path: Path) -> str:
     """What to say of a records file that does not exist."""
     return f"no records file at {located(path)}; check the path, or the `data` section of the run file"
-
-
-def container_of(path: Path) -> Container:
-    """The type of a file: by its name if it is CSV, else by its first bytes.
-
-    Raises:
-        RecordsError: it is compressed.
-    """
-    head = read_head(path)
-    if head.startswith(GZIP_MAGIC):
-        raise RecordsError(f"{path} is compressed; unpack it, for example with: gunzip --keep {path}")
-    if head.startswith(PARQUET_MAGIC):
-        return "parquet"
-    named = SUFFIXES.get(path.suffix.lower())
-    if named in ("csv", "tsv"):
-        return named
-    return "array" if is_array(head) else "jsonl"
 
 
 def write_records(

@@ -23,6 +23,7 @@ from lookonce.datasets.formats.messages import read_messages, write_messages, wr
 from lookonce.datasets.formats.native import read_canonical, read_flat, write_canonical, write_flat
 from lookonce.datasets.formats.record import Record
 from lookonce.datasets.formats.unanswered import add_placeholder, without_placeholder
+from lookonce.datasets.readers.file_kind import records_inside
 from lookonce.datasets.readers.image_column import QUESTION_NAMES
 from lookonce.errors import RecordsError
 
@@ -137,7 +138,9 @@ class Reader:
         found = format_of(value)
         self.format = self.format or found
         if found is None or self.format is None:
-            raise RecordsError(f"{origin}: expected {self._expected(value)}")
+            inner = records_inside(value)
+            hint = f"; its records are under `{inner}`: write one a line, with: jq -c '.{inner}[]' FILE > NEW.jsonl"
+            raise RecordsError(f"{origin}: expected {self._expected(value)}{hint if inner else ''}")
         if FORMATS[found].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "

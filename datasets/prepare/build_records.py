@@ -25,7 +25,7 @@ from lookonce.datasets.prepare.sources import Source
 from lookonce.datasets.prepare.splits import PARTS, families, measure_leaks, split_by_image, split_by_lists
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import ImageError, SourceError, UsageError
-from lookonce.text import nfc
+from lookonce.text import listed, nfc
 
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
@@ -53,9 +53,11 @@ def build_records(
 
     Raises:
         ImageError: no row has an image, or none has a requested variant.
-        SourceError: the rules leave out all rows.
+        SourceError: there are no rows, or the rules leave out all of them.
         UsageError: the requested split is impossible.
     """
+    if not rows:
+        raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
     rows = with_official_split(rows, definition)
     seen = [row for row in rows if row.key]
     if not seen:

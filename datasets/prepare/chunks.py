@@ -22,7 +22,7 @@ from lookonce.datasets.prepare.definition import ColumnsSection, Definition, Tex
 from lookonce.datasets.readers.image_column import byte_columns, image_columns
 from lookonce.datasets.readers.parquet import open_parquet, read_rows, row_group_starts
 from lookonce.datasets.readers.tar import DAMAGED, read_samples
-from lookonce.datasets.readers.text import decode_json, is_array, read_array, read_csv, read_head, read_jsonl
+from lookonce.datasets.readers.text import decode_json, is_array, is_json, read_array, read_csv, read_head, read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.text import first_line, one_line
 
@@ -144,7 +144,9 @@ def _questions_in(value: Any, question: Sequence[str], origin: str) -> list[dict
 
 
 def csv_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """A CSV file with a header."""
+    """A CSV file with a header; JSON under such a name is read as JSON."""
+    if is_json(read_head(path)):
+        return json_chunks(path, name, definition)
     return _cut(name, (RawRow(values, None, origin) for origin, values in read_csv(path, name)))
 
 

@@ -25,12 +25,13 @@ from lookonce.datasets.prepare.chunks import (
 )
 from lookonce.datasets.prepare.definition import Definition, HubSection
 from lookonce.datasets.prepare.splits import part_of
+from lookonce.datasets.readers.file_kind import kind_of_file
 from lookonce.datasets.readers.tar import has_json
 from lookonce.errors import SourceError, UsageError
 from lookonce.files import files_below
 from lookonce.hub import download_dataset
 
-SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv",), "json": (".jsonl", ".json")}
+SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv", ".tsv"), "json": (".jsonl", ".json")}
 """File formats in order of preference, after text files if the definition has some."""
 READERS: dict[str, Reader] = {
     "text": text_chunks,
@@ -71,7 +72,9 @@ class Source:
     def chunks(self, definition: Definition) -> Iterator[tuple[str, Chunk]]:
         """The chunks of all files in order, each with the part of the split that its file's name says."""
         for name in self.files:
-            part = _part_of_file(name)
+            part, path = _part_of_file(name), self.root / name
+            if self.format in ("parquet", "csv", "json") and path.stat().st_size:
+                kind_of_file(path)
             for chunk in READERS[self.format](self.root / name, name, definition):
                 yield part, chunk
 
@@ -108,6 +111,8 @@ def find_source(
         raise UsageError(f"--image-root {image_root} is not a folder")
     if path.is_file():
         root, found = path.parent, {_format_of(path.name): [path.name]}
+        if "" in found:
+            kind_of_file(path)  # its error says what another file is
     else:
         root, found = path, _by_format(path, definition)
     found.pop("", None)

@@ -123,7 +123,7 @@ def _read(
     except RecordsError as error:
         broken.append(str(error))
     notes += [Result("ok", "records", note)] if (note := file.note()) else []
-    if not path.is_file():
+    if not path.exists():
         value = f"data.{split}: no records file at {located(path)}"
         return [Result("error", "records", value, f"correct `data.{split}`, or start in the folder of the path")]
     if not broken:
