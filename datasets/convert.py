@@ -16,6 +16,7 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
+from lookonce.datasets.divide import Division, Part, divide, num_images, part_paths
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
@@ -58,6 +59,8 @@ class ConvertReport:
     """Answers that were numbers or booleans, now text."""
     left_out_columns: tuple[str, ...] = ()
     """Columns of the source that hold bytes, such as masks."""
+    parts: tuple[Part, ...] = ()
+    """The files of a division, which are written in place of `target`."""
 
     def text(self) -> str:
         several, none = self.num_several_images, self.num_text_only
@@ -65,7 +68,14 @@ class ConvertReport:
         kinds = ", ".join(f"{count(number, 'record')} {what}" for number, what in shown if number)
         lines = [
             ("read", f"{self.source}, {self.source_form}"),
-            ("wrote", f"{self.target}, {self.target_form}"),
+            *(("wrote", f"{path}, {self.target_form}") for path in ([self.target] if not self.parts else ())),
+            *(
+                (
+                    one.name,
+                    f"{one.path}, {self.target_form}: {count(one.num_records, 'record')}, {one.num_images:,} images",
+                )
+                for one in self.parts
+            ),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
             ("images", f"{self.num_images:,} files named" + (f"; {kinds}" if kinds else "")),
         ]
@@ -135,27 +145,33 @@ def convert(
     target_root: Path | None = None,
     coerce_answers: bool = False,
     overwrite: bool = False,
+    division: Division | None = None,
 ) -> ConvertReport:
     """Write the records of `source` to `target` in another format, or in another type of file.
 
     The image paths of `source` are relative to `image_root`, those of `target` to `target_root`. Without it they are
     relative to its own folder, and images elsewhere get absolute paths. `coerce_answers` writes answers that are
-    numbers or booleans as text.
+    numbers or booleans as text. With a `division`, the files of its parts are written in place of `target`.
 
     Raises:
-        UsageError: there is no `source`; or `target` exists, has an unknown suffix, or is an archive with images of the
-            records.
+        UsageError: there is no `source`, or it cannot be divided so; or a file to write exists, has an unknown suffix,
+            or is an archive with images of the records.
         RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
-    check_paths(source, target, overwrite)
+    paths = part_paths(target, division.shares) if division else {"": target}
+    for path in paths.values():
+        check_paths(source, path, overwrite)
     written_format = format_of_file(target, target_format)
     extractor = Extractor((target_root or target.parent) / IMAGES)
     keep = extractor.keep
     file = RecordsFile(source, image_root, format=source_format, keep=keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
     images = {image for record in records for image in record.images}
-    check_not_among(target, images)
-    write_records(target, records, target_root, format=target_format, absolute=target_root is None)
+    parts = divide(records, division) if division else {"": records}
+    for path in paths.values():
+        check_not_among(path, images)
+    for part, path in paths.items():
+        write_records(path, parts[part], target_root, format=target_format, absolute=target_root is None)
     return ConvertReport(
         source,
         file.format or "",
@@ -172,6 +188,7 @@ def convert(
         sum(path.suffix == UNKNOWN_SUFFIX for path in extractor.written.values()),
         file.num_coerced,
         file.left_out_columns,
+        tuple(Part(part, paths[part], len(some), num_images(some)) for part, some in parts.items() if part),
     )
 
 
