@@ -33,7 +33,7 @@ from lookonce.datasets.audit.vocabulary import (
 )
 from lookonce.datasets.images import Size, Trait
 from lookonce.datasets.malformed import by_kind
-from lookonce.text import count
+from lookonce.text import count, one_line
 
 NUM_KINDS = 10
 """The text shows this many kinds of malformed records."""
@@ -226,7 +226,7 @@ def _missing(number: int, total: int) -> str:
 
 
 def _example(item: Item) -> str:
-    named = "" if item["image"] in item["reason"] else f"{item['image']}: "
+    named = "" if one_line(item["image"]) in one_line(item["reason"]) else f"{item['image']}: "
     return f"{named}{item['reason']} ({item['place']})"
 
 

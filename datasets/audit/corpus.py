@@ -85,7 +85,7 @@ class Corpus:
 
     def identity(self, image: Path) -> str:
         """Return what identifies an image: its key, or its path if the image cannot be read."""
-        return self.images[image].key or f"path:{image}"
+        return self.images[image].key or f"path:{image!s}"
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

@@ -19,13 +19,14 @@ import binascii
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from lookonce.datasets.formats.checks import kind, refuse_pixel_limits, text
 from lookonce.datasets.image_suffixes import SUFFIXES
 from lookonce.errors import RecordsError
+from lookonce.text import one_line
 
 Keep = Callable[[bytes], Path]
 """Stores the bytes of an embedded image and returns its path."""
@@ -36,6 +37,13 @@ BASE64 = re.compile(r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk)[A-Za-z
 ELSEWHERE = "move it there or give another image root"
 ID_FOLDERS, ID_SUFFIXES = ("", "images/"), ("", *(f".{suffix}" for suffix in SUFFIXES))
 OBJECT_KEYS = ("bytes", "path", "url", "image")
+
+
+class ImagePath(PosixPath):
+    """The path of an image, which messages show on one line: a name may hold line breaks, as data alone decides it."""
+
+    def __format__(self, spec: str) -> str:
+        return format(one_line(str(self)), spec)
 
 
 class Finder:
@@ -105,11 +113,11 @@ class Finder:
         if name.startswith("/"):
             name = f"/{name.lstrip('/')}"
             if not self._is_fenced:
-                return Path(os.path.normpath(name))
+                return ImagePath(os.path.normpath(name))
         path = os.path.normpath(os.path.join(self._anchor, name))
         if path != self._anchor and not path.startswith(self._inside):
-            return Path(self._anchor, os.path.relpath(path, self._anchor))
-        return Path(path)
+            return ImagePath(self._anchor, os.path.relpath(path, self._anchor))
+        return ImagePath(path)
 
 
 def _local(name: str, origin: str) -> str:

@@ -49,6 +49,7 @@ from lookonce.commands.selftest import selftest
 from lookonce.commands.status import status
 from lookonce.commands.train import train
 from lookonce.errors import LookonceError, Stopped, explain_os_error
+from lookonce.text import printable
 from lookonce.version import __version__
 
 
@@ -64,7 +65,7 @@ class Commands(click.Group):
             if ctx.params["debug"]:
                 traceback.print_exc()
             code, message = _explain(error)
-            click.echo(f"{click.style('Error:', fg='red')} {_rank()}{with_run_file(message)}", err=True)
+            click.echo(f"{click.style('Error:', fg='red')} {_rank()}{printable(with_run_file(message))}", err=True)
             ctx.exit(code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 import time
@@ -14,9 +13,9 @@ from typing import Any
 import click
 
 from lookonce.commands.cache.group import cache
-from lookonce.commands.options import JSON, RUN, SET, emit, notify, open_inputs, open_records
+from lookonce.commands.options import JSON, RUN, SET, emit, notify, open_inputs, open_records, say
 from lookonce.signals import exit_on_signal
-from lookonce.text import count, duration
+from lookonce.text import count, duration, json_text
 
 
 class WorkerNumber(click.ParamType[tuple[int, int]]):
@@ -158,10 +157,10 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
 def _show_progress(report: Any, as_json: bool) -> None:
     """The whole report on a terminal, one line in a log."""
     if as_json:
-        click.echo(json.dumps(asdict(report), default=str))
+        say(json_text(asdict(report)))
     elif sys.stdout.isatty():
         click.clear()
-        click.echo(report.text())
+        say(report.text())
     else:
         parts = [
             f"{report.num_done:,} of {count(report.num_images, 'image')}",
@@ -170,4 +169,4 @@ def _show_progress(report: Any, as_json: bool) -> None:
         ]
         if report.eta_s is not None:
             parts += [f"{report.images_per_second:.1f} images/s", f"done in {duration(report.eta_s)}"]
-        click.echo(", ".join(parts))
+        say(", ".join(parts))
