@@ -23,6 +23,8 @@ PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "r
 CONTROL_TOKEN = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
 MAX_DEPTH = 50
 """The deepest nesting of metadata; Python's own limit when it writes JSON is several hundred."""
+PLAIN = {str, int, float, bool, type(None)}
+"""Types of metadata of which nothing need be checked if they are ASCII."""
 MAX_SHOWN = 200
 """A message shows this many characters of a value; an embedded image has a million."""
 
@@ -52,7 +54,7 @@ def check_record(record: Record) -> None:
             encoded as UTF-8.
     """
     origin = record.origin
-    for name, one in _texts(record):
+    for name, one in _texts(record) if may_have_marks(record) else ():
         if "<" in one and (token := CONTROL_TOKEN.search(one)):
             raise RecordsError(
                 f"{origin}: `{name}` contains {token[0]}, a special token of the model, got {shown(one)}; remove it, "
@@ -61,8 +63,16 @@ def check_record(record: Record) -> None:
     for path in (origin, *map(str, record.images)):
         if not path.isascii() and not is_utf8(path):
             raise RecordsError(f"{origin}: the path {ascii(path)} is not UTF-8, in which results name it; rename it")
-    if record.metadata:
+    if not all(type(value) in PLAIN and f"{key}{value}".isascii() for key, value in record.metadata.items()):
         check_values(record.metadata, origin)
+
+
+def may_have_marks(record: Record) -> bool:
+    """Whether a text has a character with which image marks and special tokens begin; most records have none."""
+    whole = "".join([one for turn in record.turns for one in (turn.question, turn.answer)])
+    if record.system or "references" in record.metadata:
+        whole += "".join([record.system or "", *record.references])
+    return "<" in whole or "[" in whole
 
 
 def _texts(record: Record) -> Iterator[tuple[str, str]]:
@@ -98,7 +108,7 @@ def check_values(values: Mapping[str, Any], origin: str) -> None:
                     raise _not_utf8(f"a key of `{name}`", key, origin)
                 waiting.append((key if depth == 0 else f"{name}.{key}", item, depth + 1))
         elif isinstance(value, list):
-            waiting += [(name, item, depth + 1) for item in value]
+            waiting += [(name, item, depth + 1) for item in value if type(item) not in (int, float)]
 
 
 def answer_text(value: Any, key: str, origin: str) -> str:

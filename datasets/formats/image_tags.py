@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from lookonce.datasets.formats.checks import shown, text
+from lookonce.datasets.formats.checks import may_have_marks, shown, text
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.families.family import IMAGE_IN_PROMPT
@@ -94,6 +94,8 @@ def read_marks(record: Record, find: Callable[[str], Path]) -> Record:
     Raises:
         RecordsError: a mark is not at an end of the first question, or the marks are not those of the record's images.
     """
+    if not may_have_marks(record):
+        return record
     for where, one in _other_texts(record):
         for mark in _marks(one):
             if not (_is_markup(mark) and (record.images or not where.startswith("question"))):

@@ -24,6 +24,9 @@ from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
 from lookonce.errors import RecordsError
 
+RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
+"""The first image column counts, and embedded bytes before names."""
+
 
 def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
     """Read a canonical record; a key that is not part of the format is an error."""
@@ -53,9 +56,10 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image."""
-    asked, given = (first_of(row, names) or need(row, names[0], origin) for names in (QUESTION_NAMES, ANSWER_NAMES))
-    named = [key for key in IMAGE_NAMES if row.get(key) not in (None, "")]
-    key = min(named, key=lambda key: isinstance(row[key], str), default=None)  # embedded bytes before names
+    asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
+    given = first_of(row, ANSWER_NAMES) or need(row, ANSWER_NAMES[0], origin)
+    named = [(isinstance(row[key], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
+    key = min(named)[2] if named else None
     image = finder.find(row[key], origin) if key else _by_id(row, finder, origin)
     answer, references = _answers(row[given], given, origin)
     turn = Turn(text(row[asked], asked, origin), answer_text(answer, given, origin))
@@ -65,7 +69,10 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
 
 def first_of(row: Row, names: Sequence[str]) -> str | None:
     """The first of some keys that a row has."""
-    return next((name for name in names if name in row), None)
+    for name in names:
+        if name in row:
+            return name
+    return None
 
 
 def _by_id(row: Row, finder: Finder, origin: str) -> Path:
