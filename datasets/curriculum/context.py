@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from lookonce.datasets.curriculum.values import DifferentValues, as_text, texts_of
+from lookonce.datasets.formats.checks import CONTROL_TOKEN
 from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.settings import Section
@@ -143,8 +144,8 @@ def _draw(record: Record, seed: int, keys_of: KeysOf) -> float:
 
 
 def as_shown(text: str, ended: str | None) -> str:
-    """A model's answer as a context has it; an answer that is empty or was cut off is not shown."""
-    return text.strip() if ended != "length" and text.strip() else NOT_ANSWERED
+    """A model's answer as a context has it; one that is empty, was cut off or spells a special token is not shown."""
+    return text.strip() if ended != "length" and text.strip() and not CONTROL_TOKEN.search(text) else NOT_ANSWERED
 
 
 def counted(records: Sequence[Record], split: str) -> str:

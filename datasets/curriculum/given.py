@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm, Keys, KeysOf, as_shown, with_context
+from lookonce.datasets.formats.checks import is_utf8
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.text import read_jsonl
 from lookonce.errors import RecordsError
@@ -107,7 +108,12 @@ class GivenAnswers:
 
 def _row(value: object, place: str) -> _Row:
     try:
-        return ROW.validate_python(value)
+        row = ROW.validate_python(value)
+        if not is_utf8(row.question + row.predicted):
+            raise RecordsError(
+                f"{place} holds half a character (a lone surrogate); answer again with: lookonce eval RUN"
+            )
+        return row
     except ValidationError as error:
         name = ".".join(map(str, error.errors()[0]["loc"]))
         raise RecordsError(

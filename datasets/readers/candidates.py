@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.formats.checks import is_utf8
 from lookonce.errors import UsageError
 from lookonce.settings import load_values
 from lookonce.text import nfc, quoted
@@ -44,4 +45,6 @@ def _candidates(question: str, given: Any, name: str) -> tuple[str, ...]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: expected a text that is not empty, got {value!r}; write it in quotes")
+    if not is_utf8(value):
+        raise UsageError(f"{where}: {value!r} holds half a character (a lone surrogate); correct it")
     return nfc(value)

@@ -114,3 +114,13 @@ def test_prepare_refuses_what_no_training_could_use(run, tmp_path, values, says)
     (tmp_path / "rows.jsonl").write_text(json.dumps(FLAT | values))
     result = run("data", "prepare", "my.yaml", "out", "--source", "rows.jsonl")
     assert result.exit_code == 1 and says in result.output and "rows.jsonl:1" in result.output, result.output
+
+
+def test_the_special_tokens_of_the_published_tokenizer_are_refused_and_its_other_added_tokens_are_text(
+    run, real_processor
+):
+    added = json.loads((real_processor / "tokenizer_config.json").read_text())["added_tokens_decoder"].values()
+    assert {token["content"] for token in added if token["special"]} <= {*CONTROL_TOKENS}
+    assert not {token["content"] for token in added if not token["special"]} & {*CONTROL_TOKENS}
+    Path("r.jsonl").write_text(json.dumps(FLAT | {"answer": "<think>It is red.</think>yes"}))
+    assert run("data", "convert", "r.jsonl", "o.jsonl").exit_code == 0
