@@ -35,7 +35,6 @@ TAG = "<image>"
 NAMING_TAG = "</image>"
 """The end of a mark that is no tag: `<image>a.jpg</image>`."""
 LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
-TRAILING = re.compile(r"(?:\r?\n)?[ \t]*<image>(?:\s*<image>)*\s*\Z")
 MOVE_IMAGES = "lookonce shows images before the first question; move it there"
 MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\((?P<markdown>[^()\n]*)\)"
 """Images in HTML and in Markdown."""
@@ -65,10 +64,27 @@ def remove_tags(question: str, origin: str) -> tuple[str, int]:
         RecordsError: there is a tag between its words.
     """
     rest = question[match.end() :] if (match := LEADING.match(question)) else question
-    rest = rest[: match.start()] if (match := TRAILING.search(rest)) else rest
+    rest = _without_last_tags(rest)
     if TAG in rest:
         raise RecordsError(f"{origin}: {TAG} in the middle of the first question; {MOVE_IMAGES}")
     return rest, question.count(TAG)
+
+
+def _without_last_tags(text: str) -> str:
+    """A text without the tags at its end; a regular expression would take the square of their number."""
+    end, first = len(text), None
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        if not text.endswith(TAG, 0, end):
+            return text if first is None else _without_line_end(text[:first])
+        end = first = end - len(TAG)
+
+
+def _without_line_end(text: str) -> str:
+    """What stands before a tag or a mark, without the spaces or the line break between the two."""
+    text = text.rstrip(" \t")
+    return text[:-1].removesuffix("\r") if text.endswith("\n") else text
 
 
 def check_num_tags(num_tags: int, num_images: int, origin: str) -> None:
@@ -148,9 +164,9 @@ def _without_marks(question: str, marks: Sequence[re.Match[str]], origin: str) -
         raise RecordsError(f"{origin}: the image mark {mark} in the middle of the first question; {MOVE_IMAGES}")
     rest = question[start:end]
     if start:
-        rest = rest.lstrip(" \t").removeprefix("\r").removeprefix("\n")
+        rest = re.sub(r"\A[ \t]*(?:\r?\n)?", "", rest)
     if end < len(question):
-        rest = rest.rstrip(" \t").removesuffix("\n").removesuffix("\r")
+        rest = _without_line_end(rest)
     return rest
 
 
