@@ -8,7 +8,7 @@ A training is a model, a variant of `lookonce bench step`, and keys of the run f
 a card of 24 GB, and `steps=3` takes turns of that many steps; by default a turn is an epoch. Each training is a process
 of its own. When all have compiled and warmed up, one trains at a time. All must fit the GPU together, so a larger
 comparison is several commands. Printed are the median of a training's turns and how many times as fast it is as the
-first one.
+first one. With `--profile FOLDER` each training is profiled after its last turn; step_profile.py reads the traces.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch.profiler import profile
 from transformers import TrainerCallback
 
 from lookonce.bench.matmul import matmul_flops_per_second
@@ -43,6 +45,8 @@ from lookonce.train.model.compile import training_on_packs
 
 OUTSIDE_GB = 1.75
 """Memory of a limited card that is left to CUDA itself and its graphs."""
+NUM_PROFILED = 3
+"""Steps of a turn that is profiled."""
 COLUMNS = "training | ms a sample | | tokens/s | MFU | GB reserved | start, s | turns, ms a sample".split("|")
 
 
@@ -84,16 +88,27 @@ class Turns(TrainerCallback):
 
     def __init__(self, trainer: Any, num_steps: int, replies: IO[str]) -> None:
         self._num_steps, self._replies = num_steps, replies
-        self._began = 0.0
+        self._left, self._began = num_steps, 0.0
+        self._profile: tuple[Any, str] | None = None
         trainer.add_callback(self)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self._num_steps:
+        self._left -= 1
+        if self._left:
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         reply(self._replies, seconds=time.perf_counter() - self._began, peak_gb=reserved_gb())
-        control.should_training_stop = sys.stdin.readline().strip() != "turn"
+        if self._profile:
+            profiler, trace = self._profile
+            profiler.stop()
+            profiler.export_chrome_trace(trace)
+        request, _, trace = sys.stdin.readline().strip().partition(" ")
+        self._left = NUM_PROFILED if trace else self._num_steps
+        self._profile = (profile(), trace) if trace else None
+        if self._profile:
+            self._profile[0].start()
+        control.should_training_stop = request != "turn"
         self._began = time.perf_counter()
 
 
@@ -164,6 +179,12 @@ class Worker:
             self._read()
             self.seconds.append(self.facts["seconds"])
 
+    def record(self, folder: Path) -> None:
+        """A turn of a few steps whose trace is written to a folder."""
+        if not self.failed:
+            self._tell(f"turn {folder.absolute() / re.sub('[^a-z0-9.]+', '-', self.cell.text)}.json.gz")
+            self._read()
+
     @property
     def failed(self) -> bool:
         return "error" in self.facts
@@ -223,6 +244,8 @@ def measure(cells: list[Cell], options: Any) -> None:
         for worker in workers:
             if number < options.slow_rounds or worker.cell.variant not in ("plain", "liger", "cached"):
                 worker.train()
+    for worker in workers if options.profile else ():
+        worker.record(options.profile)
     print(f"| {' | '.join(column.strip() for column in COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for worker in workers:
         worker.end()
@@ -237,6 +260,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each training")
     parser.add_argument("--slow-rounds", type=int, default=1, help="turns of plain, liger and cached")
+    parser.add_argument("--profile", type=Path, help="an existing folder for a trace of each training")
     parser.add_argument("--worker", type=Cell.of, help=argparse.SUPPRESS)
     parser.add_argument("--prepare", type=Cell.of, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -6,7 +6,8 @@ An image's path may lead into an archive:
     /data/train-0000.parquet/17         row 17, counted from 0
     /data/train-0000.parquet/a.jpg      the row whose image is named a.jpg
 
-If a name occurs twice, it means the first. A folder that is called `x.tar` is a folder.
+If a tar file has a name twice, the image is refused; of several rows it means the first, since parquet files repeat an
+image in each row about it. A folder that is called `x.tar` is a folder.
 
 Design: an archive is streamed through once and only the wanted members are kept. It is not unpacked, and no table of
 its members is stored, which could be wrong. The cost: a tar file is read from its beginning to the last wanted member,
@@ -18,17 +19,17 @@ tar files are refused: they would be decompressed from the beginning each time, 
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.readers.image_column import ambiguous, find_image_column
 from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_values, row_group_starts
+from lookonce.datasets.readers.tar import normal, repeated_members, twice
 from lookonce.datasets.readers.tar import read_members as read_tar_members
 from lookonce.errors import ImageError
 from lookonce.text import first_line, shell
@@ -111,15 +112,20 @@ def _damage(error: Exception) -> str:
     return f"the archive is cut off or damaged ({text or type(error).__name__})"
 
 
-def _normal(name: str) -> str:
-    """A member's name as it ends a path; `tar` itself writes `./a.jpg`."""
-    return posixpath.normpath(name).lstrip("/")
+@lru_cache(maxsize=1024)
+def _repeated(archive: Path, *stamp: int) -> dict[Any, list[str]]:
+    """The members that a tar file has twice; `stamp` is its size and time, so a file that changes is read again."""
+    return repeated_members(archive)
 
 
-def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    with closing(read_tar_members(archive, lambda name: _normal(name) in wanted)) as members:
+def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
+    found = archive.stat()
+    repeated = _repeated(archive, found.st_size, found.st_mtime_ns)
+    for name in wanted & repeated.keys():
+        yield name, twice(archive, repeated[name])
+    with closing(read_tar_members(archive, lambda name: normal(name) in wanted)) as members:
         for name, data in members:
-            yield _normal(name), data
+            yield normal(name), data
 
 
 def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
@@ -145,7 +151,7 @@ def _find_rows(file: Any, path_field: str | None, wanted: Collection[str]) -> di
     names = set(wanted) - rows.keys()
     if names and path_field:
         for row, value in enumerate(read_values(file, path_field, TEXT_ROWS)):
-            name = _normal((value.as_py() or {}).get("path") or "")
+            name = normal((value.as_py() or {}).get("path") or "")
             if name in names:
                 rows.setdefault(name, row)
     return rows

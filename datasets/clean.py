@@ -18,7 +18,8 @@ from tqdm import tqdm
 from lookonce.datasets.audit.image_info import inspect_images
 from lookonce.datasets.convert import check_not_among, check_paths
 from lookonce.datasets.malformed import Collector, MalformedKind, by_kind
-from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, container_of, write_records
+from lookonce.datasets.readers.file_kind import kind_of_file
+from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, write_records
 from lookonce.datasets.usable import LeftOut, leave_out
 from lookonce.errors import RecordsError, UsageError
 from lookonce.files import atomic_write
@@ -42,6 +43,8 @@ class CleanReport:
     """The records of images that are missing or cannot be decoded."""
     num_coerced: int
     """Answers that are numbers or booleans, read as text."""
+    left_out_columns: tuple[str, ...] = ()
+    """Columns of the source that hold bytes, such as masks."""
 
     @property
     def num_malformed(self) -> int:
@@ -63,6 +66,8 @@ class CleanReport:
         kinds += [f"  and {count(more, 'other mistake')}"] if more > 0 else []
         if self.num_coerced and not self.is_unchanged:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
+        if self.left_out_columns:
+            lines.append(("columns", f"left out, as they hold bytes: {', '.join(self.left_out_columns)}"))
         return "\n".join([rows(lines), *kinds, *self.left_out.lines()])
 
     def _of_images(self) -> str:
@@ -79,6 +84,7 @@ class CleanReport:
             "num_malformed": self.num_malformed,
             "num_with_unusable_images": self.left_out.num_left_out,
             "num_coerced": self.num_coerced,
+            "left_out_columns": list(self.left_out_columns),
             "malformed": [asdict(kind) for kind in self.malformed],
             "images": [asdict(image) for image in self.left_out.images],
         }
@@ -110,8 +116,17 @@ def clean(
     images = inspect_images((image for record in records for image in record.images), decode=decode)
     kept, left_out = leave_out(records, {path: info.problem for path, info in images.items() if info.problem})
     check_not_among(target, set(images))
-    is_unchanged = container_of(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
-    report = CleanReport(source, target, len(kept), is_unchanged, tuple(by_kind(malformed)), left_out, file.num_coerced)
+    is_unchanged = kind_of_file(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
+    report = CleanReport(
+        source,
+        target,
+        len(kept),
+        is_unchanged,
+        tuple(by_kind(malformed)),
+        left_out,
+        file.num_coerced,
+        file.left_out_columns,
+    )
     if not kept:
         raise RecordsError(f"{source} has no record that can be used, so {target} is not written\n{report.text()}")
     if is_unchanged:

@@ -16,9 +16,11 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
+from lookonce.datasets.divide import Division, Part, divide, num_images, part_paths
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
+from lookonce.datasets.readers.file_kind import folder_in_place
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
 from lookonce.files import atomic_write
@@ -55,6 +57,10 @@ class ConvertReport:
     """Embedded images whose format is unknown."""
     num_coerced: int = 0
     """Answers that were numbers or booleans, now text."""
+    left_out_columns: tuple[str, ...] = ()
+    """Columns of the source that hold bytes, such as masks."""
+    parts: tuple[Part, ...] = ()
+    """The files of a division, which are written in place of `target`."""
 
     def text(self) -> str:
         several, none = self.num_several_images, self.num_text_only
@@ -62,12 +68,21 @@ class ConvertReport:
         kinds = ", ".join(f"{count(number, 'record')} {what}" for number, what in shown if number)
         lines = [
             ("read", f"{self.source}, {self.source_form}"),
-            ("wrote", f"{self.target}, {self.target_form}"),
+            *(("wrote", f"{path}, {self.target_form}") for path in ([self.target] if not self.parts else ())),
+            *(
+                (
+                    one.name,
+                    f"{one.path}, {self.target_form}: {count(one.num_records, 'record')}, {one.num_images:,} images",
+                )
+                for one in self.parts
+            ),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
             ("images", f"{self.num_images:,} files named" + (f"; {kinds}" if kinds else "")),
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
+        if self.left_out_columns:
+            lines.append(("left out", f"columns of bytes: {', '.join(self.left_out_columns)}"))
         if self.num_embedded:
             there = self.num_embedded - self.num_written
             unknown = f", {self.num_unknown:,} of no known format" if self.num_unknown else ""
@@ -126,27 +141,33 @@ def convert(
     target_root: Path | None = None,
     coerce_answers: bool = False,
     overwrite: bool = False,
+    division: Division | None = None,
 ) -> ConvertReport:
     """Write the records of `source` to `target` in another format, or in another type of file.
 
     The image paths of `source` are relative to `image_root`, those of `target` to `target_root`. Without it they are
     relative to its own folder, and images elsewhere get absolute paths. `coerce_answers` writes answers that are
-    numbers or booleans as text.
+    numbers or booleans as text. With a `division`, the files of its parts are written in place of `target`.
 
     Raises:
-        UsageError: there is no `source`; or `target` exists, has an unknown suffix, or is an archive with images of the
-            records.
+        UsageError: there is no `source`, or it cannot be divided so; or a file to write exists, has an unknown suffix,
+            or is an archive with images of the records.
         RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
-    check_paths(source, target, overwrite)
+    paths = part_paths(target, division.shares) if division else {"": target}
+    for path in paths.values():
+        check_paths(source, path, overwrite)
     written_format = format_of_file(target, target_format)
     extractor = Extractor((target_root or target.parent) / IMAGES)
     keep = extractor.keep
     file = RecordsFile(source, image_root, format=source_format, keep=keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
     images = {image for record in records for image in record.images}
-    check_not_among(target, images)
-    write_records(target, records, target_root, format=target_format, absolute=target_root is None)
+    parts = divide(records, division) if division else {"": records}
+    for path in paths.values():
+        check_not_among(path, images)
+    for part, path in paths.items():
+        write_records(path, parts[part], target_root, format=target_format, absolute=target_root is None)
     return ConvertReport(
         source,
         file.format or "",
@@ -162,6 +183,8 @@ def convert(
         extractor.num_new,
         sum(path.suffix == UNKNOWN_SUFFIX for path in extractor.written.values()),
         file.num_coerced,
+        file.left_out_columns,
+        tuple(Part(part, paths[part], len(some), num_images(some)) for part, some in parts.items() if part),
     )
 
 
@@ -175,7 +198,9 @@ def check_paths(source: Path, target: Path, overwrite: bool) -> None:
     Raises:
         UsageError: there is no `source`; or `target` is the same file, exists, or has an unknown suffix.
     """
-    if not source.is_file():
+    if source.is_dir():
+        raise UsageError(f"no records file at {located(source)}: {folder_in_place(source)}")
+    if not source.exists():
         raise UsageError(f"no records file at {located(source)}; name a JSONL, JSON, CSV or parquet file")
     allowed = (".jsonl", *SUFFIXES)
     if target.suffix.lower() not in allowed:

@@ -12,6 +12,7 @@ few files, and of one member per archive, are in memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -19,18 +20,20 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
+from xxhash import xxh3_128_digest
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
 from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.datasets.stamps import Stamp, stamps
-from lookonce.errors import ImageError
+from lookonce.errors import BadImage, ImageError
 from lookonce.text import count
 from lookonce.threads import threaded_map
 
@@ -42,7 +45,29 @@ UNDECODABLE = (
 )
 """The errors of Pillow for broken images and other files; most were found with random damage."""
 
+MAX_RATIO = 200
+"""The largest ratio of the longer side to the shorter that Qwen's image processor accepts."""
+SIDEWAYS = (5, 6, 7, 8)
+"""The EXIF orientations in which an image is shown with its width and height exchanged."""
+PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""What the chunks of a PNG that may hold its orientation begin with."""
+
 Size = tuple[int, int]
+"""Width and height in pixels as the image is shown: after its EXIF orientation."""
+Trait = Literal["alpha", "transparent", "deep", "cmyk", "animated"]
+"""What 8-bit RGB does not keep of an image: an alpha channel, a transparent colour, more than 8 bits a channel, inks,
+frames after the first."""
+
+
+class Header(NamedTuple):
+    """What the header of an image file says."""
+
+    size: Size
+    format: str
+    """The name that Pillow gives the format: JPEG, PNG, ..."""
+    mode: str
+    """The name that Pillow gives the kind of pixels: RGB, L, ..."""
+    traits: tuple[Trait, ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,9 @@ class ImageIndex:
     """One file for each key, in the best order for reading: single files by key, then archive by archive the members
     in their order."""
     size_of: dict[str, Size | None] = field(default_factory=dict)
-    """Width and height by key, from the header; None if the image format is unknown."""
+    """Width and height by key, from the header; None if the image cannot be encoded."""
+    transparent: frozenset[str] = frozenset()
+    """The keys of images with a transparent colour, of those that were read."""
     unusable: dict[Path, str] = field(default_factory=dict)
     """Why each of the other files cannot be read."""
     stamp_of: dict[Path, Stamp] = field(default_factory=dict)
@@ -103,19 +130,89 @@ def open_image(data: bytes) -> Image.Image:
 
     An EPS file is a program, which Pillow has Ghostscript run, and is refused.
     """
+    if not data:
+        raise UnidentifiedImageError("the file is empty")
     image = Image.open(io.BytesIO(data))
     if image.format == "EPS":
         raise UnidentifiedImageError("an EPS file is a program; convert it to PNG")
     return image
 
 
-def image_size(data: bytes) -> Size | None:
-    """Width and height from the header of an image file, or None if it is not an image."""
+@contextmanager
+def _opened(data: bytes, path: Path) -> Iterator[Image.Image]:
+    """The opened image; whatever Pillow raises for it becomes a BadImage that names `path`."""
     try:
         with open_image(data) as image:
-            return image.size
-    except (*UNDECODABLE, MemoryError):
+            yield image
+    except UnidentifiedImageError as error:
+        more = "" if "cannot identify" in str(error) else f" ({error})"
+        raise BadImage(f"cannot decode image {path}: unknown image format{more}") from None
+    except (*UNDECODABLE, MemoryError) as error:
+        raise BadImage(f"cannot decode image {path}: {error}") from None
+
+
+def read_header(data: bytes, path: Path) -> Header:
+    """The header of an image file, if the file can be encoded as far as the header tells; errors name `path`.
+
+    Raises:
+        BadImage: it is not an image, has too many pixels or none, is too long and thin, or has colours that cannot be
+            converted to RGB. A build gives the same reason.
+    """
+    with _opened(data, path) as image:
+        size = _shown_size(image, data)
+        if not all(size):
+            raise BadImage(f"cannot decode image {path}: it has {size[0]} x {size[1]} pixels")
+        if (ratio := max(size) / min(size)) > MAX_RATIO:  # in the words of transformers
+            raise BadImage(f"{path}: absolute aspect ratio must be smaller than {MAX_RATIO}, got {ratio}")
+        Image.new(image.mode, (1, 1)).convert("RGB")
+        return Header(size, image.format or "", image.mode, tuple(_traits(image)))
+
+
+def _shown_size(image: Image.Image, data: bytes) -> Size:
+    """The size after `ImageOps.exif_transpose`, without decoding pixels where the header has the orientation."""
+    if image.format == "TIFF":  # of which Pillow itself gives the size as shown
+        return image.size
+    if image.format == "PNG" and any(data.find(chunk, data.find(b"IDAT")) >= 0 for chunk in PNG_ORIENTATION):
+        with contextlib.suppress(*UNDECODABLE):  # a file that is cut off has the size that its beginning says
+            image.load()  # what follows the pixels is read after them
+    # `image.getexif()` would decode the pixels of every PNG.
+    is_sideways = Image.Image.getexif(image).get(ExifTags.Base.Orientation) in SIDEWAYS
+    return (image.height, image.width) if is_sideways else image.size
+
+
+def _traits(image: Image.Image) -> Iterator[Trait]:
+    note = image.info.get("transparency")
+    if isinstance(note, bytes) or not {"A", "a"}.isdisjoint(image.getbands()):
+        yield "alpha"
+    elif note is not None:
+        yield "transparent"
+    if image.mode[0] in "IF":
+        yield "deep"
+    if image.mode == "CMYK":
+        yield "cmyk"
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # cameras add previews to a photograph
+        yield "animated"
+
+
+def image_size(data: bytes) -> Size | None:
+    """Width and height as shown, from the header of an image file; None if it cannot be encoded."""
+    try:
+        return read_header(data, Path()).size
+    except BadImage:
         return None
+
+
+def decode(data: bytes, path: Path) -> Image.Image:
+    """The image in the bytes of a file as transformers' `load_image` gives it; errors name `path`.
+
+    Its EXIF orientation is applied, and it is converted to RGB. A transparent colour is noted in its `info`.
+
+    Raises:
+        BadImage: the header tells that it cannot be encoded, or its pixels cannot be decoded.
+    """
+    read_header(data, path)
+    with _opened(data, path) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -141,6 +238,20 @@ def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]
     yield from zip(files, threaded_map(_read_file, files), strict=True)
     for archive, members in members_of.items():
         yield from _read_archive(archive, members)
+
+
+def count_images(paths: Iterable[Path]) -> int:
+    """The number of images at these paths, where the rows of parquet files are compared by content."""
+    files, members_of = by_archive(paths)
+    tables = {archive: rows for archive, rows in members_of.items() if archive.suffix.lower() == ".parquet"}
+    num_rows = sum(map(len, tables.values()))
+    distinct: set[str | bytes] = set()
+    with tqdm(total=num_rows, desc="compare images", unit="row", leave=False, disable=None) as progress:
+        for archive, rows in tables.items():
+            for path, data in _read_archive(archive, rows):
+                distinct.add(str(path) if isinstance(data, ImageError) else xxh3_128_digest(data))
+                progress.update()
+    return len(files) + sum(map(len, members_of.values())) - num_rows + len(distinct)
 
 
 def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, needs_one: bool = True) -> ImageIndex:
@@ -172,6 +283,7 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
         key_of=known.key_of | {image.path: image.key for image in sorted(usable, key=lambda image: image.path)},
         path_of=path_of,
         size_of={key: image.size for key, image in distinct.items()} | known.size_of,
+        transparent=known.transparent.union(key for key, image in distinct.items() if image.is_transparent),
         unusable=unusable,
         stamp_of=known.stamp_of | stamp_of,
         former={key: path for key, path in known.former.items() if key not in path_of},
@@ -184,6 +296,7 @@ class _Look(NamedTuple):
     key: str
     path: Path
     size: Size | None = None
+    is_transparent: bool = False
     reason: str = ""
     """Why the image could not be read."""
 
@@ -191,7 +304,12 @@ class _Look(NamedTuple):
 def _look_at(path: Path, data: bytes | ImageError) -> _Look:
     if isinstance(data, ImageError):
         return _Look("", path, reason=str(data))
-    return _Look(bytes_key(data), path, image_size(data))
+    key = bytes_key(data)
+    try:
+        header = read_header(data, path)
+    except BadImage:  # encoding it will give the reason
+        return _Look(key, path)
+    return _Look(key, path, header.size, "transparent" in header.traits)
 
 
 def _look_at_all(paths: list[Path]) -> tuple[list[_Look], list[_Look]]:

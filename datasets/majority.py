@@ -12,26 +12,35 @@ the turns.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+import xxhash
 
 from lookonce.datasets.formats.record import Record, Turn
+from lookonce.text import nfc
 
 MIN_WHOLE = 2
 """How often training must have a question after the same turns for these to decide."""
 MIN_ONE = 5
 """How often it must have the question after one of them for this one to decide."""
+MOST_EARLIER = 64
+"""How many earlier turns may be this one; Kvasir-VQA-x1 has 25 questions about an image."""
+TurnSet = tuple[int, int]
+"""How many different turns a set has, and the sum of their hashes; a conversation adds one turn to it at a time."""
 
 
 class Majority:
-    """The most frequent answer of each question; for other questions, the most frequent answer of all."""
+    """The most frequent answer of each question, in NFC; for other questions, the most frequent answer of all."""
 
     def __init__(self, asked: Iterable[tuple[str, str]], min_asked: int = 1) -> None:
         """Learn from questions with their answers; a question asked less than `min_asked` times counts as unknown."""
         by_question: dict[str, Counter[str]] = {}
         of_all: Counter[str] = Counter()
         for question, answer in asked:
-            by_question.setdefault(question, Counter())[answer] += 1
+            answer = nfc(answer)
+            by_question.setdefault(nfc(question), Counter())[answer] += 1
             of_all[answer] += 1
         self._best = {text: _most(answers) for text, answers in by_question.items() if answers.total() >= min_asked}
         self._fallback = _most(of_all)
@@ -42,7 +51,7 @@ class Majority:
         return cls((turn.question, turn.answer) for record in records for turn in record.turns)
 
     def answer(self, question: str) -> str:
-        return self._best.get(question, self._fallback)
+        return self._best.get(nfc(question), self._fallback)
 
 
 class MajorityInContext:
@@ -55,47 +64,75 @@ class MajorityInContext:
 
     def __init__(self, records: Iterable[Record]) -> None:
         records = list(records)
+        given = Counter(turn for record in records for turn in {one.in_nfc for one in (*record.known, *record.turns)})
+        self._frequent = {turn for turn, number in given.items() if number >= MIN_ONE}
         self._of_question = Majority.of_records(records)
         self._after_all = {key: _most(found) for key, found in _after_all(records).items()}
-        after_one = _after_one(records)
+        after_one = _after_one(records, self._frequent)
         self._after_one = {key: _most(found) for key, found in after_one.items()}
         self._tells = _shares_told(after_one)
 
     def answer(self, earlier: tuple[Turn, ...], question: str) -> str:
         """The answer after these turns; of equally telling ones the first decides."""
-        if (whole := (frozenset(earlier), question)) in self._after_all:
+        question, before = nfc(question), _Before(self._frequent)
+        for turn in earlier:
+            before.add(turn.in_nfc)
+        if (whole := (before.all, question)) in self._after_all:
             return self._after_all[whole]
-        if known := [turn for turn in earlier if (turn, question) in self._after_one]:
+        if known := [turn for turn in before.recent if (turn, question) in self._after_one]:
             return self._after_one[max(known, key=lambda turn: self._tells[turn.question, question]), question]
         return self._of_question.answer(question)
 
 
-def _after_all(records: Iterable[Record]) -> dict[tuple[frozenset[Turn], str], Counter[str]]:
+class _Before:
+    """The different turns before a question: which set they are, and the last few of those that are `frequent`."""
+
+    def __init__(self, frequent: AbstractSet[Turn]) -> None:
+        self._frequent = frequent
+        self._seen: set[Turn] = set()
+        self.all: TurnSet = (0, 0)
+        self.recent: deque[Turn] = deque(maxlen=MOST_EARLIER)
+
+    def add(self, turn: Turn) -> None:
+        if turn in self._seen:
+            return
+        self._seen.add(turn)
+        digest = xxhash.xxh3_128_intdigest(
+            f"{len(turn.question)} {turn.question}{turn.answer}".encode("utf-8", "surrogatepass")
+        )
+        self.all = (self.all[0] + 1, (self.all[1] + digest) % (1 << 128))
+        if turn in self._frequent:
+            self.recent.append(turn)
+
+
+def _asked_after(records: Iterable[Record], frequent: AbstractSet[Turn]) -> Iterator[tuple[_Before, Turn]]:
+    """Each turn that has some before it, with these, all in NFC."""
+    for record in records:
+        before = _Before(frequent)
+        for turn in record.known:
+            before.add(turn.in_nfc)
+        for turn in (turn.in_nfc for turn in record.turns):
+            if before.all[0]:
+                yield before, turn
+            before.add(turn)
+
+
+def _after_all(records: Iterable[Record]) -> dict[tuple[TurnSet, str], Counter[str]]:
     """The answers to each question after the same turns, where there are enough."""
-    found: dict[tuple[frozenset[Turn], str], Counter[str]] = {}
-    for before, turn in _asked_after(records):
-        found.setdefault((frozenset(before), turn.question), Counter())[turn.answer] += 1
+    found: dict[tuple[TurnSet, str], Counter[str]] = {}
+    for before, turn in _asked_after(records, frozenset()):
+        found.setdefault((before.all, turn.question), Counter())[turn.answer] += 1
     return {key: answers for key, answers in found.items() if answers.total() >= MIN_WHOLE}
 
 
-def _after_one(records: Sequence[Record]) -> dict[tuple[Turn, str], Counter[str]]:
-    """The answers to each question after a turn, where there are enough."""
-    asked = Counter(turn.question for record in records for turn in record.turns)
-    given = Counter(turn for record in records for turn in {*record.known, *record.turns})
+def _after_one(records: Iterable[Record], frequent: AbstractSet[Turn]) -> dict[tuple[Turn, str], Counter[str]]:
+    """The answers to each question after one of the `frequent` turns, where there are enough."""
+    asked = Counter(nfc(turn.question) for record in records for turn in record.turns)
     found: dict[tuple[Turn, str], Counter[str]] = {}
-    for before, turn in _asked_after(records):
-        for earlier in before if asked[turn.question] >= MIN_ONE else ():
-            if given[earlier] >= MIN_ONE:  # the others would only take memory
-                found.setdefault((earlier, turn.question), Counter())[turn.answer] += 1
+    for before, turn in _asked_after(records, frequent):
+        for earlier in before.recent if asked[turn.question] >= MIN_ONE else ():
+            found.setdefault((earlier, turn.question), Counter())[turn.answer] += 1
     return {key: answers for key, answers in found.items() if answers.total() >= MIN_ONE}
-
-
-def _asked_after(records: Iterable[Record]) -> Iterator[tuple[Iterable[Turn], Turn]]:
-    """Each turn that has some before it, with these; the same turn counts once."""
-    for record in records:
-        for number, turn in enumerate(record.turns):
-            if before := dict.fromkeys((*record.known, *record.turns[:number])):
-                yield before, turn
 
 
 def _shares_told(after_one: Mapping[tuple[Turn, str], Counter[str]]) -> dict[tuple[str, str], float]:

@@ -21,6 +21,7 @@ and counts as an image that cannot be read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,28 +32,34 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from lookonce.datasets.formats.checks import Row, shown
+from lookonce.datasets.formats.checks import Row, check_values, shown
 from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
-from lookonce.datasets.formats.parquet import read_parquet, without_nulls, write_parquet
+from lookonce.datasets.formats.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
 from lookonce.datasets.formats.record import Context, Record, Turn
-from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of
+from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
 from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
-from lookonce.datasets.readers.text import Broken, Rows, is_array, read_array, read_head, read_jsonl, refuse
+from lookonce.datasets.readers.file_kind import TABLES, Kind, kind_of_file
+from lookonce.datasets.readers.text import Broken, Rows, read_array, read_jsonl, refuse
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import located, shell
+from lookonce.text import listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
 Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 """The type of file by suffix; all others are JSONL."""
-TABLES = (".csv", ".tsv")
 READ: dict[Container, Callable[..., Rows]] = {
     "jsonl": read_jsonl,
     "array": read_array,
-    "csv": read_table,
+    "csv": partial(read_table, delimiter=","),
     "tsv": partial(read_table, delimiter="\t"),
+    "parquet": read_parquet,
+}
+READ_ANY: dict[Kind, Callable[..., Rows]] = {
+    "jsonl": read_jsonl,
+    "array": read_array,
+    "table": read_table,
     "parquet": read_parquet,
 }
 WRITE: dict[Container, Callable[[Path, Named], None]] = {
@@ -62,8 +69,6 @@ WRITE: dict[Container, Callable[[Path, Named], None]] = {
     "tsv": partial(write_csv, delimiter="\t"),
     "parquet": write_parquet,
 }
-PARQUET_MAGIC = b"PAR1"
-GZIP_MAGIC = b"\x1f\x8b"
 PROGRESS_DELAY_S = 1.0
 EXPECTED = "expected one JSON object per line, an array of them, CSV with a header, or parquet"
 
@@ -109,6 +114,8 @@ class RecordsFile:
         """
         self.path, self.format, self.num_coerced = path, format, 0
         """Without an expected format it is that of the first record, once that was read."""
+        self.left_out_columns: tuple[str, ...] = ()
+        """The columns of bytes that are not read, such as masks; known once reading has begun."""
         finder, options = Finder(path, image_root, keep), {"coerce": coerce_answers, "unanswered": unanswered}
         self._new_reader = partial(Reader, finder, format, **options)
         self._broken = broken
@@ -126,7 +133,15 @@ class RecordsFile:
                 self.format, self.num_coerced = reader.format, reader.num_coerced
             yield record
         if self._is_empty:
-            self._broken(str(self.path), RecordsError(f"{self.path} has no records; {EXPECTED}"))
+            empty = "" if self.path.stat().st_size else "; the file is empty"
+            self._broken(str(self.path), RecordsError(f"{self.path} has no records; {EXPECTED}{empty}"))
+
+    def note(self) -> str:
+        """What of the file was left out, for the user; empty if nothing was."""
+        if not self.left_out_columns:
+            return ""
+        columns = listed([f"`{name}`" for name in self.left_out_columns])
+        return f"{self.path}: left out {columns}, which hold bytes: metadata cannot have them"
 
     def _report(self, origin: str, error: RecordsError) -> None:
         self._is_empty = False
@@ -135,36 +150,20 @@ class RecordsFile:
     def _values(self) -> Rows:
         path = self.path
         try:
-            yield from READ[container_of(path)](path, broken=self._report)
+            kind = kind_of_file(path)
+            self.left_out_columns = tuple(left_out_columns(path)) if kind == "parquet" else ()
+            yield from READ_ANY[kind](path, broken=self._report)
         except FileNotFoundError:
             raise RecordsError(missing_file(path)) from None
         except PermissionError as error:
             raise RecordsError(explain_os_error(error)) from None
-        except (OSError, UnicodeDecodeError) as error:
-            kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
-            raise RecordsError(f"cannot read {path}: {error}; expected a {kind} file in UTF-8") from None
+        except OSError as error:
+            raise RecordsError(f"cannot read {path}: {error}") from None
 
 
 def missing_file(path: Path) -> str:
     """What to say of a records file that does not exist."""
     return f"no records file at {located(path)}; check the path, or the `data` section of the run file"
-
-
-def container_of(path: Path) -> Container:
-    """The type of a file: by its name if it is CSV, else by its first bytes.
-
-    Raises:
-        RecordsError: it is compressed.
-    """
-    head = read_head(path)
-    if head.startswith(GZIP_MAGIC):
-        raise RecordsError(f"{path} is compressed; unpack it, for example with: {shell('gunzip', '--keep', path)}")
-    if head.startswith(PARQUET_MAGIC):
-        return "parquet"
-    named = SUFFIXES.get(path.suffix.lower())
-    if named in ("csv", "tsv"):
-        return named
-    return "array" if is_array(head) else "jsonl"
 
 
 def write_records(
@@ -190,7 +189,7 @@ def write_records(
     everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
+    with atomic_write(path) as temporary, errors_name(path, temporary):
         rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
         WRITE[container](temporary, rows)
         finder = Finder(path, image_root)
@@ -198,6 +197,16 @@ def write_records(
             for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
                 if lost := _lost(record, value, name, format, finder, container):
                     raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
+
+
+@contextlib.contextmanager
+def errors_name(path: Path, temporary: Path) -> Iterator[None]:
+    """Within this context, errors name the file that is written, and not the temporary one."""
+    try:
+        yield
+    except RecordsError as error:
+        message = str(error).replace(str(temporary), str(path))
+        raise RecordsError(message.replace(temporary.name, path.name)) from None
 
 
 def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
@@ -219,6 +228,7 @@ def format_of_file(path: Path, format: FormatName | None) -> FormatName:
 
 
 def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
+    check_values(record.metadata, name)
     images = [namer.name(image, name) for image in record.images]
     try:
         return FORMATS[format].write(record, images)
@@ -231,7 +241,7 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
     if (found := format_of(value)) != format:
         return f"with its metadata it would be read as the format {found}"
     try:
-        again = FORMATS[format].read(value, finder, name)
+        again = read_row(format, value, finder, name)
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
     if again.images != tuple(Path(os.path.abspath(image)) for image in record.images):

@@ -1,25 +1,27 @@
-"""Stamps: the size and modification time of image files, by which changed files are found.
+"""Stamps: the size and times of files, by which changed ones are found without reading them.
 
-Design: a changed stamp only means that a file may have changed. A process that trusts the keys of a plan compares
-stamps instead of reading all images, and hashes the files with another stamp again. The bytes of every image are
-compared with its key before it is encoded anyway. A file that was written just before it was hashed has no stamp, since
-it may be written again in the same tick of the filesystem's clock. The cost is one `stat` per file.
+Design: size and modification time alone are not trusted, since `cp -p`, rsync and archives set that time. A stamp has
+the time of the last status change too (ctime), which the system sets and no program can. So another stamp means that a
+file may have changed: one that was copied, moved to another disk, or got other permissions is hashed again, and the
+same stamp means the same bytes. A file that was changed just before has no stamp, since it may change again in the same
+tick of the filesystem's clock. The bytes of every image are compared with its key before it is encoded anyway. The cost
+is one `stat` per file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from time import time as now
 
 from lookonce.datasets.archives import by_archive, find_archive
 from lookonce.threads import threaded_map
 
-Stamp = tuple[int, int]
-"""Size in bytes and modification time in nanoseconds."""
+Stamp = tuple[int, int, int]
+"""Size in bytes, and the times of the last modification and status change in nanoseconds."""
 TICK_S = 2
 """The resolution of the coarsest filesystem clocks."""
 NUM_AT_ONCE = 64
@@ -37,11 +39,11 @@ def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
 
 
 def stamp(path: Path) -> Stamp | None:
-    """The stamp of a file; None if it does not exist or was written a moment ago."""
+    """The stamp of a file; None if it does not exist or was changed a moment ago."""
     with contextlib.suppress(OSError, ValueError):
         found = path.stat()
-        if found.st_mtime < time.time() - TICK_S:
-            return found.st_size, found.st_mtime_ns
+        if max(found.st_mtime, found.st_ctime) < now() - TICK_S:
+            return found.st_size, found.st_mtime_ns, found.st_ctime_ns
     return None
 
 

@@ -27,10 +27,11 @@ from tqdm import tqdm
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.image_info import distinct
 from lookonce.datasets.images import bytes_key
-from lookonce.datasets.records import Record, write_records
+from lookonce.datasets.malformed import by_kind
+from lookonce.datasets.records import Record, errors_name, write_records
 from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shard
 from lookonce.disk_space import check_room
-from lookonce.errors import ImageError, UsageError
+from lookonce.errors import ImageError, RecordsError, UsageError
 from lookonce.files import TEMPORARY_MARK, create_text, temporary_name
 from lookonce.text import count, rows, size
 
@@ -56,6 +57,8 @@ class TarReport:
     """Records written, by file."""
     left_out: Mapping[str, int]
     """Records left out because of their images, by file."""
+    notes: tuple[str, ...] = ()
+    """What else of the files was left out."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,7 +73,7 @@ class TarReport:
         for name, number in self.records.items():
             without = f", {self.left_out[name]:,} left out because of their images" if self.left_out[name] else ""
             lines.append((name, f"{count(number, 'record')}{without}"))
-        return f"\n{self.folder}\n\n{rows(lines)}\n"
+        return "\n".join(["", self.folder, "", rows(lines), *self.notes, ""])
 
 
 def write_tar_shards(
@@ -93,6 +96,7 @@ def write_tar_shards(
         DiskFull: there is no room.
     """
     corpus = Corpus.read(paths, image_root)
+    refuse_malformed(corpus)
     names = _names(paths)
     refuse_unusable(corpus, skip_missing)
     images = [image for image in distinct(corpus.images).values() if not image.problem]
@@ -119,7 +123,23 @@ def write_tar_shards(
         len(kept),
         {name: number for name, (number, _) in written.items()},
         {name: left_out for name, (_, left_out) in written.items()},
+        tuple(file.note for file in corpus.files if file.note),
     )
+
+
+def refuse_malformed(corpus: Corpus) -> None:
+    """Check that every record could be read.
+
+    Raises:
+        RecordsError: names the first few malformed records of each kind.
+    """
+    kinds = by_kind(one for file in corpus.files for one in file.malformed)
+    if kinds:
+        number = sum(len(kind.places) for kind in kinds)
+        named = [f"  {kind.text()}" for kind in kinds[:NUM_NAMED]]
+        more = [f"  and {count(len(kinds) - NUM_NAMED, 'other mistake')}"] if len(kinds) > NUM_NAMED else []
+        advice = "correct them, or leave them out with: lookonce data clean RECORDS OUT"
+        raise RecordsError("\n".join([f"{count(number, 'malformed record')}; {advice}", *named, *more]))
 
 
 def refuse_unusable(corpus: Corpus, skip_missing: bool) -> None:
@@ -237,7 +257,8 @@ def _write_once(path: Path, records: Sequence[Record]) -> None:
     """
     temporary = temporary_name(path)
     try:
-        write_records(temporary, records)
+        with errors_name(path, temporary):
+            write_records(temporary, records)
         os.link(temporary, path)
     except FileExistsError:
         if path.read_bytes() != temporary.read_bytes():

@@ -28,7 +28,7 @@ class UnusableImage:
     places: tuple[str, ...]
 
     def text(self) -> str:
-        named = "" if str(self.path) in self.reason else f"{self.path}: "
+        named = "" if f"{self.path}" in self.reason else f"{self.path}: "
         return f"{named}{self.reason} ({listed(self.places, NUM_PLACES)})"
 
 

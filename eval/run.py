@@ -36,7 +36,7 @@ from lookonce.run.records import HELD_OUT
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.loop.session import Session
-from lookonce.train.model.load import check_adapter, load_trained, load_untuned, without_adapter
+from lookonce.train.model.load import load_trained, load_untuned, without_adapter
 
 Open = Callable[[], AbstractContextManager[Any]]
 """Loads the model, if it is not loaded, and makes it the one that answers within the block."""
@@ -184,13 +184,15 @@ def evaluate_run(
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
-    folder, run = ranks.first_decides(lambda: find_run(run_dir, assignments, needs_run=baselines != UNTUNED))
+    find = partial(find_run, run_dir, assignments, needs_run=baselines != UNTUNED)
+    folder, run = ranks.first_decides(find)
     with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
         ranks.first_decides(owner.take)
+        folder, run = ranks.first_decides(find)  # as it is now that no other process changes it
         if verify_images:
-            inputs = RunInputs.open(run, skip_unusable=True)
+            inputs = RunInputs.open(run, skip_unusable=True, use=owner.use_cache)
         else:
-            inputs = RunInputs.from_cache(run, ranks.first_decides)
+            inputs = RunInputs.from_cache(run, ranks.first_decides, use=owner.use_cache)
         notify = notify if ranks.is_first else quiet
         for note in inputs.notes:
             notify(note)
@@ -214,9 +216,8 @@ def _evaluate(
         may_change.add("records")
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
     if baselines != UNTUNED:
-        check_adapter(folder.adapter)
+        folder.check_adapter()
     session = Session.open(inputs)
-    owner.use_cache(session.cache.folder)
     questions = Questions.of(session, split)
     named = _meaningful(questions, notify) if isinstance(baselines, str) else baselines
     if reasons := list(filter(None, (why_not(questions, one) for one in named))):

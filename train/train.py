@@ -15,19 +15,19 @@ import torch
 from transformers import TrainingArguments
 
 from lookonce.disk_space import full_disk_named
-from lookonce.errors import Stopped
+from lookonce.errors import RunFolderError, Stopped
 from lookonce.families.kernels import without_kernels
 from lookonce.files import flush_files, follow_umask, write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, Trained, step_of
+from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.inputs import RunInputs
 from lookonce.run.start_adapter import check_same_model, find_start, start_identity
 from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.checkpoints import KEPT, checkpoint_bytes, numbers_only
+from lookonce.train.loop.checkpoints import checkpoint_bytes, kept, numbers_only
 from lookonce.train.loop.curves_file import CurvesFile
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.evaluations import Answer, Evaluations, check_can_answer
@@ -123,6 +123,7 @@ class Training:
                 num_too_long=num_too_long,
                 seconds=trainer.seconds,
                 wait_share=log.wait_share,
+                adapter=adapter_hashes(self.folder.adapter),
                 startup_seconds=self.startup.seconds,
             )
             write_json(self.folder.trained, asdict(trained))
@@ -153,7 +154,7 @@ class Training:
 
     def _save_adapter(self, model: Any) -> None:
         folder = self.folder
-        with full_disk_named(folder.folder, checkpoint_bytes(model), str(folder.adapter), KEPT):
+        with full_disk_named(folder.folder, checkpoint_bytes(model), str(folder.adapter), lambda: kept(folder)):
             model.save_pretrained(str(folder.adapter))
         for path in (folder.checkpoints, folder.adapter):
             follow_umask(path)
@@ -199,23 +200,22 @@ def open_training(
     ranks = Ranks.of(arguments)
     notify = notify if ranks.is_first else _ignore
     startup = startup or Startup(notify)
-    if restart or not folder.is_finished:
-        ranks.first_decides(owner.take)
+    ranks.first_decides(lambda: _claim(folder, run, owner, restart))
     if restart or not folder.holds_work:
         ranks.first_decides(lambda: find_start(run))
     if verify_images:
         with startup.timed("read records and all images"):
-            inputs = RunInputs.open(run, skip_unusable=True)
+            inputs = RunInputs.open(run, skip_unusable=True, use=owner.use_cache)
     else:
-        inputs = RunInputs.from_cache(run, ranks.first_decides, startup.timed)
+        inputs = RunInputs.from_cache(run, ranks.first_decides, startup.timed, owner.use_cache)
     recorded = {} if restart else folder.recorded_inputs()
     with startup.timed("hash model and records"):
         identity = ranks.first_decides(lambda: inputs.identity(recorded) | start_identity(run, recorded))
     if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
         return ranks, None
+    ranks.first_decides(lambda: _check_claimed(owner))
     with startup.timed("open cache"):
         session = Session.open(inputs)
-    owner.use_cache(session.cache.folder)
     _warn(session, ranks, notify)
     start = ranks.first_decides(lambda: Start.of(folder, run, restart, notify))
     if other := start.other:
@@ -226,6 +226,20 @@ def open_training(
     ranks.first_decides(lambda: before_claim(inputs))
     ranks.first_decides(lambda: begin(owner, inputs, identity, restart, notify))
     return ranks, Training(session, folder, arguments, ranks, start, notify, startup, owner, examples)
+
+
+def _claim(folder: RunFolder, run: RunFile, owner: RunClaim, restart: bool) -> None:
+    """Claim a run folder, unless a finished run is in it that is neither replaced nor extended."""
+    if restart or not folder.is_finished or folder.has_other_length(run):
+        owner.take()
+
+
+def _check_claimed(owner: RunClaim) -> None:
+    """Check that the folder was claimed: it was not if the run in it was finished, and has been replaced since."""
+    if not owner.is_taken:
+        raise RunFolderError(
+            f"{owner.folder} was changed by another process while this one read it; run the same command again"
+        )
 
 
 def _make_examples(session: Session, startup: Startup, notify: Notify) -> dict[str, tuple[list[Example], int]]:

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lookonce.cache.model.pixels import ImageProcessor, decode
+from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.plan import PlannedImage
 from lookonce.cache.store.receipts import Failure
-from lookonce.datasets.images import bytes_key, read_bytes
+from lookonce.datasets.images import bytes_key, decode, read_bytes
 from lookonce.errors import BadImage, ImageError
 
 MAX_WORKERS = 8

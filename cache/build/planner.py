@@ -34,7 +34,11 @@ def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[Planned
         files[key][str(path)] = index.stamp_of.get(path)
     return [
         PlannedImage(
-            key, planned_tokens(processor, index.size_of.get(key)), tuple(files[key]), tuple(files[key].values())
+            key,
+            planned_tokens(processor, index.size_of.get(key)),
+            tuple(files[key]),
+            tuple(files[key].values()),
+            key in index.transparent,
         )
         for key in index.path_of
     ]
@@ -86,15 +90,17 @@ def new_shards(
 ) -> tuple[Shard, ...]:
     """Shards to add to a plan for those of `images` that are neither finished nor in a pending shard.
 
-    `former` are the keys that changed files had when they were planned.
+    `former` are the keys that changed files had when they were planned. Images with a transparent colour that version
+    0.2 has planned are planned again: it encoded the colour as it is in the file.
     """
     wanted = {image.key: image for image in images}
     pending = {key for shard in pending_shards(plan, finished, wanted.keys(), former) for key in shard.keys}
     tokens_of = {image.key: image.num_tokens for image in plan.images()}  # `index_from_plan` has no image sizes
+    painted = {image.key for image in plan.images() if image.is_transparent}
     new = [
         replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
         for key, image in wanted.items()
-        if key not in finished.images and key not in pending
+        if (image.is_transparent and key not in painted) or not (key in finished.images or key in pending)
     ]
     before_merging = round(shard_bytes / fingerprint.keep)
     return plan.extension(new, fingerprint.bytes_per_token, before_merging, taken=finished.shards)
@@ -149,7 +155,8 @@ def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former
 
     def is_pending(shard: Shard) -> bool:
         wanted = keys.intersection(shard.keys)
-        return 2 * len(wanted) >= len(shard.keys) and not wanted <= finished.images
+        again = {image.key for image in shard.images if image.is_transparent}  # an older shard may have them too
+        return 2 * len(wanted) >= len(shard.keys) and not wanted <= finished.images - again
 
     return [
         shard

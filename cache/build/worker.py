@@ -172,8 +172,9 @@ class _Build:
             # A signal to the process group ends the decoding processes too, and torch then raises in this one, at any
             # point, even while a writer cleans up.
             time.sleep(SIGNAL_DELAY_S)
-            for name in self._claimed:
-                remove_leftovers(self.folder, name)
+            for name, claim in self._claimed.items():
+                if claim.is_held():  # else its new holder is writing there
+                    remove_leftovers(self.folder, name)
             self._raise_if_stopped()
             if isinstance(error, EOFError | ConnectionError):
                 error.add_note("a worker process that decodes images was killed")

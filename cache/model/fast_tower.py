@@ -1,10 +1,11 @@
-"""Qwen3-VL's stock vision tower made fast on a GPU, for several images of different sizes at once.
+"""A stock vision tower of Qwen's families made fast on a GPU, for several images of different sizes at once.
 
 Design: transformers' own `forward` runs unchanged. Three of its modules cost an H200 more time than their arithmetic
 needs and are replaced, with the same weights:
 
 - rotary position embedding: the stock function compiled into one kernel; it was eight, and a third of the time;
-- attention: one variable-length kernel per layer for all images, where stock calls one per image;
+- attention: one variable-length kernel per layer for all images, where stock calls one per image, or one per window of
+  64 patches in most layers of Qwen2.5-VL;
 - patch embedding: the Conv3d's stride equals its kernel, so it is one matrix product.
 
 Images per second on an H200 (8B, the image sizes of Kvasir-VQA): 55 one by one, 129 with the stock modules and tower
@@ -17,14 +18,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
-from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from lookonce.cache.constants import Grid
 
@@ -39,63 +45,97 @@ NUM_GRIDS = 1024
 """The number of grids whose positions are kept on the device, at most 0.4 MB each."""
 
 
+@dataclass(frozen=True)
+class GridInputs:
+    """What a tower takes for an image of one grid."""
+
+    by_patch: dict[str, torch.Tensor]
+    """Tensors on the tower's device, which are concatenated for several images: positions, and in towers that
+    interpolate their position embeddings the indices and weights of these."""
+    window_index: torch.Tensor | None
+    """In towers with windows: the image's tokens `[num_tokens]` window by window."""
+    window_lengths: list[int]
+    """The number of patches of each window."""
+
+
 class FastTower:
     """A stock vision module whose slow parts are replaced in place."""
 
     def __init__(self, module: Any) -> None:
-        """`module` is the frozen tower of a family that `has_fast_tower`, in its final dtype and on its device."""
+        """`module` is the frozen tower in its final dtype and on its device."""
         self.module = module
         self.device: torch.device = module.device
         self.varlen = varlen_attn is not None and self.device.type == "cuda" and module.dtype.itemsize == 2
-        rotary = (
-            compiled_rotary(self.device, module.dtype) if self.device.type == "cuda" else apply_rotary_pos_emb_vision
-        )
+        rotary = sys.modules[type(module).__module__].apply_rotary_pos_emb_vision
+        if self.device.type == "cuda":
+            rotary = compiled(rotary, self.device, module.dtype)
         module.patch_embed.proj = _PatchProduct(module.patch_embed.proj)
         for block in module.blocks:
             block.attn = _ConcatenatedAttention(block.attn, rotary, self.varlen)
-        self._positions = functools.lru_cache(maxsize=NUM_GRIDS)(self._positions_of)
+        self._inputs = functools.lru_cache(maxsize=NUM_GRIDS)(self._inputs_of)
 
     def __call__(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
         """The output of the stock tower for `patches` `[sum of t * h * w, patch_dim]` of images with these grids."""
+        inputs = [self._inputs(grid) for grid in grids]
+        by_patch = {name: torch.cat([one.by_patch[name] for one in inputs]) for name in inputs[0].by_patch}
         lengths = [h * w for t, h, w in grids for _ in range(t)]
-        cu_seqlens = functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
-        indices, weights, positions = (torch.cat(column) for column in zip(*map(self._positions, grids), strict=True))
         return self.module(
             patches,
             grid_thw=torch.tensor(grids),
-            cu_seqlens=cu_seqlens.to(self.device, non_blocking=True) if self.varlen else cu_seqlens,
-            max_seqlen=max(lengths),
-            position_ids=positions,
-            interp_indices=indices,
-            interp_weights=weights,
+            **by_patch,
+            **self._segments("seqlens", "max_seqlen", lengths),
+            **(self._windows(inputs) if inputs[0].window_lengths else {}),
             return_dict=True,
         )
 
-    def _positions_of(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The positions of a grid's patches: indices into the position embeddings, their weights, rows and columns."""
+    def _segments(self, name: str, longest: str, lengths: list[int]) -> dict[str, Any]:
+        """Where the parts of a tower batch end within which patches attend to each other, and the longest part."""
+        ends = functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+        return {f"cu_{name}": ends.to(self.device, non_blocking=True) if self.varlen else ends, longest: max(lengths)}
+
+    def _windows(self, inputs: Sequence[GridInputs]) -> dict[str, Any]:
+        indices: list[torch.Tensor] = [one.window_index for one in inputs if one.window_index is not None]
+        begins = itertools.accumulate((len(index) for index in indices), initial=0)
+        shifted = [index + begin for index, begin in zip(indices, begins, strict=False)]
+        lengths = [length for one in inputs for length in one.window_lengths]
+        segments = self._segments("window_seqlens", "max_window_seqlen", lengths)
+        return {"window_index": torch.cat(shifted).to(self.device, non_blocking=True)} | segments
+
+    def _inputs_of(self, grid: Grid) -> GridInputs:
         module, grid_thw = self.module, torch.tensor([grid])
-        indices, weights = get_vision_interpolation_indices_and_weights(
-            grid_thw,
-            num_grid_per_side=module.num_grid_per_side,
-            mode=module.interpolation_mode,
-            align_corners=module.interpolation_align_corners,
-            spatial_merge_size=module.spatial_merge_size,
-        )
-        positions = get_vision_position_ids(grid_thw, module.spatial_merge_size)
-        return indices.to(self.device), weights.to(self.device), positions.to(self.device)
+        by_patch = {"position_ids": get_vision_position_ids(grid_thw, module.spatial_merge_size)}
+        if hasattr(module, "num_grid_per_side"):
+            by_patch["interp_indices"], by_patch["interp_weights"] = get_vision_interpolation_indices_and_weights(
+                grid_thw,
+                num_grid_per_side=module.num_grid_per_side,
+                mode=module.interpolation_mode,
+                align_corners=module.interpolation_align_corners,
+                spatial_merge_size=module.spatial_merge_size,
+            )
+        window_index, window_lengths = None, []
+        if hasattr(module, "window_size"):
+            window_index, ends = get_vision_window_index(
+                grid_thw,
+                spatial_merge_size=module.spatial_merge_size,
+                window_size=module.window_size,
+                patch_size=module.patch_size,
+            )
+            window_lengths = ends.diff().tolist()
+        on_device = {name: tensor.to(self.device) for name, tensor in by_patch.items()}
+        return GridInputs(on_device, window_index, window_lengths)
 
 
-def compiled_rotary(device: torch.device, dtype: torch.dtype) -> Rotary:
+def compiled(rotary: Rotary, device: torch.device, dtype: torch.dtype) -> Rotary:
     """The stock rotary embedding as one kernel, or unchanged where it cannot be compiled (no C compiler or Triton)."""
     query = torch.zeros(64, 2, 32, device=device, dtype=dtype)
     angle = torch.zeros(64, 32, device=device)
     try:
-        compiled: Rotary = torch.compile(apply_rotary_pos_emb_vision, dynamic=True)
+        fused: Rotary = torch.compile(rotary, dynamic=True)
         with torch.inference_mode():
-            compiled(query, query, angle, angle)
+            fused(query, query, angle, angle)
     except Exception:  # the compiler's errors have no common base class
-        return apply_rotary_pos_emb_vision
-    return compiled
+        return rotary
+    return fused
 
 
 class _ConcatenatedAttention(nn.Module):

@@ -5,8 +5,8 @@ pixels to normalised patches, runs on the tower's device (`Patcher`): a quarter 
 CPU does no float arithmetic. A normalised value depends only on the channel and on one of 256 pixel values, so it is
 looked up in a table that the stock processor itself has filled: the same bits on every device.
 The processor's two backends (PIL and torchvision) resize slightly differently, so the backend is part of the
-fingerprint. PIL is the default: it gives the same result on every machine and needs no torchvision. Files are opened
-as transformers' `load_image` does: EXIF rotation applied, then converted to RGB.
+fingerprint. PIL is the default: it gives the same result on every machine and needs no torchvision. With either, files
+are decoded by Pillow, as transformers' `load_image` does it: EXIF rotation applied, then converted to RGB.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from lookonce.cache.constants import Backend, Grid
-from lookonce.datasets.images import UNDECODABLE, open_image, read_bytes
+from lookonce.datasets.images import decode, read_bytes
 from lookonce.errors import BadImage, ModelError, explain_os_error
 from lookonce.text import first_line
 
@@ -75,7 +75,7 @@ class ImageProcessor:
 
     def __call__(self, image: Image.Image) -> tuple[torch.Tensor, Grid]:
         """The patches of one RGB image, float32 `[grid_t * grid_h * grid_w, patch_dim]`, and its grid (t, h, w)."""
-        output = self._stock(images=[image], return_tensors="pt")
+        output = self._stock(images=[self._rgb(image)], return_tensors="pt")
         grid_t, grid_h, grid_w = output["image_grid_thw"][0].tolist()
         return output["pixel_values"], (grid_t, grid_h, grid_w)
 
@@ -104,13 +104,25 @@ class ImageProcessor:
         Raises:
             BadImage: the processor does not accept the image's shape.
         """
-        factor = self._stock.patch_size * self._stock.merge_size
-        if not self._stock.do_resize and (image.width % factor or image.height % factor):
-            raise BadImage(f"{path}: {image.width} x {image.height} pixels are not multiples of {factor}")
+        self.check_size(image.size, path)
         try:
+            image = self._rgb(image)
             return self._resize_by_pil(image) if self.backend == "pil" else self._resize_by_torchvision(image)
         except ValueError as error:
             raise BadImage(f"{path}: {error}") from None
+
+    def check_size(self, size: tuple[int, int], path: Path) -> None:
+        """Check that the processor takes images of this width and height; errors name `path`.
+
+        Raises:
+            BadImage: it does not resize, and these are not multiples of what it needs.
+        """
+        factor = self._stock.patch_size * self._stock.merge_size
+        if not self._stock.do_resize and (size[0] % factor or size[1] % factor):
+            raise BadImage(f"{path}: {size[0]} x {size[1]} pixels are not multiples of {factor}")
+
+    def _rgb(self, image: Image.Image) -> Image.Image:
+        return on_white(image) if self._stock.do_convert_rgb else image
 
     def _resize_by_pil(self, image: Image.Image) -> torch.Tensor:
         """The stock processor's result, without its four copies into and out of arrays, which hold Python's lock."""
@@ -193,23 +205,15 @@ class Patcher:
         return frames.reshape(rows * columns, -1)
 
 
-def decode(data: bytes, path: Path) -> Image.Image:
-    """The image in the bytes of a file: EXIF rotation applied, converted to RGB; errors name `path`.
+def on_white(image: Image.Image) -> Image.Image:
+    """An RGB image with the colour that its file marks as transparent, if there is one, painted white.
 
-    Raises:
-        BadImage: the bytes are not an image, are truncated, or claim an implausible number of pixels.
+    transformers does so from 5.21 on, and earlier versions do not; a cache must not depend on the version.
     """
-    try:
-        with open_image(data) as image:
-            rgb = ImageOps.exif_transpose(image).convert("RGB")
-            # The note of a transparent colour survives the conversion. Some versions of transformers paint that colour
-            # white and others do not; a cache must not depend on the version.
-            rgb.info.pop("transparency", None)
-            return rgb
-    except UnidentifiedImageError:
-        raise BadImage(f"cannot decode image {path}: unknown image format") from None
-    except (*UNDECODABLE, MemoryError) as error:
-        raise BadImage(f"cannot decode image {path}: {error}") from None
+    if image.info.get("transparency") is None:
+        return image
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: int | None) -> Any:

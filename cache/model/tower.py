@@ -35,8 +35,8 @@ class Tower:
     ) -> None:
         """Build the tower from the tensors of the model folder.
 
-        `fast` replaces modules by faster ones that round differently (fast_tower.py), if the family has such ones. It
-        is the default on GPUs only, so features computed on a CPU have the bits of the stock tower.
+        `fast` replaces modules by faster ones that round differently (fast_tower.py). It is the
+        default on GPUs only, so features computed on a CPU have the bits of the stock tower.
 
         Raises:
             ModelError: the tensors do not fit the configuration.
@@ -49,7 +49,7 @@ class Tower:
         """The most image tokens of a tower batch; a larger image is a batch by itself. On a CPU every image is."""
         self.module = _build(model_folder, dtype).to(self.device)
         fast = self.device.type == "cuda" if fast is None else fast
-        self._run = FastTower(self.module) if fast and self.family.has_fast_tower else self._run_stock
+        self._run = FastTower(self.module) if fast else self._run_stock
 
     @torch.inference_mode()
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from lookonce.claim_file import (
     EXPIRY_S,
+    IN_USE,
     ClaimFile,
     FolderClaim,
     Heart,
@@ -132,6 +133,19 @@ def using(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[No
         yield
 
 
+class Uses(contextlib.ExitStack):
+    """Uses of caches, as by `using`, from the call with each folder until the end of the block."""
+
+    def __init__(self, command: str, expiry_s: float = EXPIRY_S) -> None:
+        super().__init__()
+        self._command, self._expiry_s = command, expiry_s
+
+    def __call__(self, folder: Path) -> None:
+        """Use a cache, if there is one; raises CacheError if another process owns it."""
+        if folder.is_dir():
+            self.enter_context(using(folder, self._command, self._expiry_s))
+
+
 @contextlib.contextmanager
 def owning(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[Callable[[], None]]:
     """Own a cache within the block: no other process of ours uses it. Yields what to call before each change.
@@ -154,7 +168,7 @@ def owning(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[C
 
 
 def _in_use(folder: Path, path: Path, expiry_s: float) -> CacheError:
-    return CacheError(f"the cache {folder} is in use by {holder(path, expiry_s)}; wait until it has ended, or stop it")
+    return CacheError(f"the cache {folder} {IN_USE} {holder(path, expiry_s)}; wait until it has ended, or stop it")
 
 
 def read_work(path: Path) -> Work | None:

@@ -3,10 +3,9 @@
 Design: computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU
 time, more from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and
 settings, libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its
-files, because a version number would have to be raised by hand. The times include that of the last status change
-(ctime), which no program can set; a chmod costs computing the fingerprint again. As with images' stamps, a file that
-was modified just before is not trusted. Builds compute the fingerprint from the tower all the same. There is one small
-file for each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
+files, because a version number would have to be raised by hand. Files of the model are compared by their stamps, as
+images are (datasets/stamps.py). Builds compute the fingerprint from the tower all the same. There is one small file for
+each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
 
 The hash of the language model, by which a run recognises its own, is recorded in the same way: computing it reads all
 weights (16 GB for 8B), once for each training of a study.
@@ -20,13 +19,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import time as now
 from typing import Any
 
 import lookonce.families
 from lookonce.cache.constants import FORMAT_VERSION, PARSE_ERRORS
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.datasets.stamps import TICK_S
+from lookonce.datasets.stamps import Stamp, stamp
 from lookonce.environment import library_versions
 from lookonce.files import read_json, write_json
 from lookonce.hub import FILES
@@ -42,8 +40,8 @@ class Source:
     folder: Path
     """The model folder."""
     settings: dict[str, Any]
-    stamps: dict[str, list[int] | None]
-    """For each file of the model its bytes, mtime and ctime in nanoseconds; None if it was modified just now."""
+    stamps: dict[str, Stamp | None]
+    """For each file of the model; None if it was changed just now."""
     libraries: dict[str, str | None]
     code: str
     """The sha256 of the modules that compute fingerprints."""
@@ -52,12 +50,13 @@ class Source:
     def of(cls, folder: Path, settings: dict[str, Any]) -> Source:
         """`settings` are all values of the run file that change a fingerprint, except for the model."""
         files = sorted({path for pattern in FILES for path in folder.glob(pattern)})
-        stamps = {path.name: _stamp(path) for path in files}
+        stamps = {path.name: stamp(path) for path in files}
         code = hashlib.sha256(b"".join(path.read_bytes() for path in code_files()))
         return cls(folder, settings, stamps, library_versions(), code.hexdigest())
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"folder": self._real_folder}
+        stamps = {name: list(one) if one else None for name, one in self.stamps.items()}  # as JSON has them
+        return asdict(self) | {"folder": self._real_folder, "stamps": stamps}
 
     def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
         """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
@@ -113,11 +112,3 @@ def code_files() -> list[Path]:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _stamp(path: Path) -> list[int] | None:
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        if max(found.st_mtime, found.st_ctime) < now() - TICK_S:
-            return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-    return None

@@ -54,7 +54,7 @@ class Index:
 
     @classmethod
     def from_receipts(cls, folder: Path, fingerprint: str) -> Index:
-        """The index of the receipts in a cache folder; of several shards with an image the first counts."""
+        """The index of the receipts in a cache folder; of several shards with an image the last counts."""
         found = file_stats(folder / RECEIPTS, ".json")  # first, so that a receipt replaced meanwhile is noticed
         shards: list[str] = []
         failed: dict[str, Failure] = {}
@@ -208,17 +208,17 @@ SHARD_COLUMNS = ("shard_bytes", "shard_seconds")
 
 
 def _sorted(tables: list[Columns]) -> Columns:
-    """All rows sorted by key, each key once, from the first shard that has it."""
+    """All rows sorted by key, each key once, from the last shard that has it."""
     columns = {
         name: np.concatenate([table[name] for table in [EMPTY, *tables]]) for name in EMPTY if name not in SHARD_COLUMNS
     }
     words = columns["key"].view(">u8").astype(np.uint64)
     order = np.lexsort(words.T[::-1])  # stable: equal keys stay in the order of their shards
     words = words[order]
-    is_first = np.ones(len(words), bool)
-    is_first[1:] = (words[1:] != words[:-1]).any(axis=1)
-    kept = order[is_first]
-    return {name: column[kept] for name, column in columns.items()} | {"prefix": words[is_first, 0].copy()}
+    is_last = np.ones(len(words), bool)
+    is_last[:-1] = (words[1:] != words[:-1]).any(axis=1)
+    kept = order[is_last]
+    return {name: column[kept] for name, column in columns.items()} | {"prefix": words[is_last, 0].copy()}
 
 
 def _shard_columns(tables: list[Columns], stamps: Columns) -> Columns:

@@ -37,6 +37,8 @@ class PlannedImage:
     """The files in which the image was found; bytes are checked against the key when they are read."""
     stamps: tuple[Stamp | None, ...] = ()
     """The stamp of each file, taken before it was hashed; None where it is unknown."""
+    is_transparent: bool = False
+    """Whether the file marks a colour as transparent, which is painted white; unknown in plans of version 0.2."""
 
 
 @dataclass(frozen=True)
@@ -71,29 +73,32 @@ class Shard:
 
 def images_to_json(images: Sequence[PlannedImage]) -> dict[str, Any]:
     """Images as columns: one list for each field."""
+    transparent = [image.key for image in images if image.is_transparent]
     return {
         "keys": [image.key for image in images],
         "num_tokens": [image.num_tokens for image in images],
         "files": [list(image.files) for image in images],
         "stamps": [list(image.stamps) for image in images],
-    }
+    } | ({"transparent": transparent} if transparent else {})
 
 
 def images_from_json(value: dict[str, Any]) -> tuple[PlannedImage, ...]:
     """The images of `images_to_json`; stamps may be missing. Values of other types are a ValueError or a TypeError."""
-    keys, files = map(text_of, value["keys"]), (tuple(map(text_of, row)) for row in value["files"])
-    stamps = (tuple(map(_stamp, row)) for row in value.get("stamps", [()] * len(value["keys"])))
-    columns = zip(keys, map(natural, value["num_tokens"]), files, stamps, strict=True)
+    keys, files = [*map(text_of, value["keys"])], (tuple(map(text_of, row)) for row in value["files"])
+    stamps = (tuple(map(_stamp, row)) for row in value.get("stamps", [()] * len(keys)))
+    transparent = {*map(text_of, value.get("transparent", ()))}
+    marks = (key in transparent for key in keys)
+    columns = zip(keys, map(natural, value["num_tokens"]), files, stamps, marks, strict=True)
     return tuple(PlannedImage(*column) for column in columns)
 
 
 def _stamp(value: Any) -> Stamp | None:
     if value is None:
         return None
-    num_bytes, time_ns = value
-    if type(time_ns) is not int:  # it may be before 1970
-        raise ValueError(f"{time_ns!r} is not a time")
-    return natural(num_bytes), time_ns
+    num_bytes, *times = value
+    if any(type(time_ns) is not int for time_ns in times):  # it may be before 1970
+        raise ValueError(f"{times!r} are not times")
+    return (natural(num_bytes), times[0], times[1]) if len(times) == 2 else None
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ and one entry per image are kept in memory, some kilobytes for an image with nin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.archives import find_archive
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, encodable, findings_from
 from lookonce.datasets.audit.image_info import ImageInfo
@@ -29,12 +31,20 @@ from lookonce.datasets.audit.vocabulary import (
     find_constants,
     vocabularies,
 )
-from lookonce.datasets.images import Size
+from lookonce.datasets.images import Size, Trait
 from lookonce.datasets.malformed import by_kind
-from lookonce.text import count
+from lookonce.text import count, one_line
 
 NUM_KINDS = 10
 """The text shows this many kinds of malformed records."""
+TRAITS: dict[Trait, tuple[Level, str]] = {
+    "alpha": ("warning", "with an alpha channel, which is dropped: transparent pixels show the colour that they have"),
+    "transparent": ("warning", "with a transparent colour, which is painted white"),
+    "deep": ("warning", "with more than 8 bits a channel; values above 255 become 255, so convert them first"),
+    "animated": ("warning", "with several frames, of which only the first is used"),
+    "cmyk": ("note", "in CMYK, converted to RGB without their colour profile"),
+}
+"""How severe each trait of images is, and what becomes of it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ def audit(corpus: Corpus) -> Audit:
         *find_image_problems(corpus),
         *(leak.finding() for leak in leaks),
         *find_repeats(questions),
-        *find_texts(questions),
+        *find_texts(corpus, questions),
         *find_label_variants(answers),
         *find_misspellings({text: n.total() for text, n in answers.items()}, Counter(one.answer for one in questions)),
         *find_constants(answers),
@@ -158,25 +168,28 @@ def find_malformed(corpus: Corpus) -> list[Finding]:
         count=number,
         num_examples=NUM_KINDS,
     )
+    notes = [{"note": file.note} for file in corpus.files if file.note]
+    found += findings_from("columns", "note", notes, "columns of bytes are left out", lambda item: str(item["note"]))
     coerced = sum(file.num_coerced for file in corpus.files)
     says = f"{count(coerced, 'answer')} read from numbers or booleans, as `data.coerce_answers: true` does in a run"
     return found + ([Finding("coerced-answers", "note", coerced, says)] if coerced else [])
 
 
 def find_image_problems(corpus: Corpus) -> list[Finding]:
-    """Find images that are missing, broken or of an odd size, and copies under other names."""
-    images = corpus.images.values()
+    """Find images that are missing, broken, of an odd size or more than 8-bit RGB, and copies under other names."""
+    images = _without_repeats(corpus.images.values())
     origins = _origins(corpus)
 
-    def items(chosen: Iterable[ImageInfo], reason: str = "problem") -> list[Item]:
+    def items(reason_of: Callable[[ImageInfo], str]) -> list[Item]:
         return [
-            {"image": str(info.path), "place": origins[str(info.path)], "reason": getattr(info, reason)}
-            for info in chosen
+            {"image": str(info.path), "place": origins[str(info.path)], "reason": reason}
+            for info in images
+            if (reason := reason_of(info))
         ]
 
-    missing = items(info for info in images if info.is_missing)
-    broken = items(info for info in images if info.problem and not info.is_missing)
-    odd = items((info for info in images if info.oddity), "oddity")
+    missing = items(lambda info: info.problem if info.is_missing else "")
+    broken = items(lambda info: "" if info.is_missing else info.problem)
+    odd = items(lambda info: info.oddity)
     copies = _copies(images)
     return [
         *findings_from(
@@ -187,8 +200,9 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
             _example,
             num_examples=1 if len(missing) == len(images) else NUM_EXAMPLES,
         ),
-        *findings_from("images-broken", "error", broken, f"{count(len(broken), 'image')} cannot be decoded", _example),
+        *findings_from("images-broken", "error", broken, f"{count(len(broken), 'image')} cannot be encoded", _example),
         *findings_from("images-odd", "warning", odd, f"{count(len(odd), 'image')} of an odd size", _example),
+        *(finding for trait in TRAITS for finding in _with_trait(trait, items)),
         *findings_from(
             "copies",
             "note",
@@ -199,6 +213,12 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
     ]
 
 
+def _with_trait(trait: Trait, items: Callable[[Callable[[ImageInfo], str]], list[Item]]) -> list[Finding]:
+    level, says = TRAITS[trait]
+    found = items(lambda info: f"{info.format}, mode {info.mode}" if trait in info.traits else "")
+    return findings_from(f"images-{trait}", level, found, f"{count(len(found), 'image')} {says}", _example)
+
+
 def _missing(number: int, total: int) -> str:
     images = count(total, "image")
     what = f"none of {images} can be read" if number == total else f"{number:,} of {images} cannot be read"
@@ -206,7 +226,7 @@ def _missing(number: int, total: int) -> str:
 
 
 def _example(item: Item) -> str:
-    named = "" if item["image"] in item["reason"] else f"{item['image']}: "
+    named = "" if one_line(item["image"]) in one_line(item["reason"]) else f"{item['image']}: "
     return f"{named}{item['reason']} ({item['place']})"
 
 
@@ -218,6 +238,16 @@ def _origins(corpus: Corpus) -> dict[str, str]:
             for image in record.images:
                 found.setdefault(str(image), file.origin(record))
     return found
+
+
+def _without_repeats(images: Iterable[ImageInfo]) -> list[ImageInfo]:
+    """The images, with one of the rows of a parquet file that repeat an image."""
+    found: dict[tuple[Path, str], ImageInfo] = {}
+    for info in images:
+        archive = find_archive(info.path) if info.key else None
+        table = archive if archive and archive.suffix.lower() == ".parquet" else None
+        found.setdefault((table, info.key) if table else (info.path, ""), info)
+    return list(found.values())
 
 
 def _copies(images: Iterable[ImageInfo]) -> list[Item]:

@@ -27,6 +27,8 @@ class CorpusFile:
     """The records that cannot be read."""
     num_coerced: int = 0
     """Answers that are numbers or booleans, read as text."""
+    note: str = ""
+    """What of the file was left out."""
 
     @classmethod
     def read(cls, name: str, path: Path, image_root: Path | None, *, coerce_answers: bool) -> CorpusFile:
@@ -39,7 +41,7 @@ class CorpusFile:
         file = RecordsFile(path, image_root, coerce_answers=coerce_answers, broken=malformed)
         records = list(file)
         named = [one._replace(place=name + one.place.removeprefix(str(path))) for one in malformed]
-        return cls(name, path, records, named, file.num_coerced)
+        return cls(name, path, records, named, file.num_coerced, file.note())
 
     def origin(self, record: Record) -> str:
         """Return where the record is, with the short name of the file: "train.jsonl:12"."""
@@ -83,7 +85,7 @@ class Corpus:
 
     def identity(self, image: Path) -> str:
         """Return what identifies an image: its key, or its path if the image cannot be read."""
-        return self.images[image].key or f"path:{image}"
+        return self.images[image].key or f"path:{image!s}"
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from lookonce.text import one_line
+
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 """All levels, the most severe first."""
@@ -55,7 +57,7 @@ def findings_from(
     """Return one finding with its first few items as examples, or none if there are no items."""
     if not items:
         return []
-    examples = tuple(example(item) for item in items[:num_examples])
+    examples = tuple(one_line(example(item)) for item in items[:num_examples])
     return [Finding(code, level, len(items) if count is None else count, says, examples, tuple(items))]
 
 

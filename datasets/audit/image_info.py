@@ -1,6 +1,6 @@
 """What is known of each image: its bytes, its size, and what is wrong with it.
 
-Design: each file is read once and hashed, and its header is decoded, several files at a time; only a few files' bytes
+Design: each file is read once and hashed, and its header is read, several files at a time; only a few files' bytes
 are in memory at once. With `decode` the whole image is decoded, as the cache will do it, which finds truncated files
 and costs ten to a hundred times as much as a header. Threads are enough, since Pillow releases Python's lock while it
 decodes. Images come in the order of `ImageIndex.path_of`, in which a cache is planned.
@@ -13,18 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from PIL import ImageOps
 from tqdm import tqdm
 
 from lookonce.datasets.archives import by_archive
-from lookonce.datasets.images import UNDECODABLE, Size, bytes_key, open_image, read_many
-from lookonce.errors import ImageError
+from lookonce.datasets.images import Size, Trait, bytes_key, read_header, read_many
+from lookonce.datasets.images import decode as decode_image
+from lookonce.errors import BadImage, ImageError
 from lookonce.threads import threaded_map
 
 MIN_SIDE = 32
 """Smaller images are odd: 32 pixels are the side of one visual token of Qwen3-VL."""
-MAX_RATIO = 200
-"""The largest ratio of the longer side to the shorter that Qwen's image processor accepts."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,15 @@ class ImageInfo:
     """The sha256 of its bytes; empty if they cannot be read."""
     num_bytes: int = 0
     size: Size | None = None
-    """Width and height from the header."""
+    """Width and height from the header, as the image is shown; None if it cannot be encoded."""
     format: str = ""
     """The name that Pillow gives the format: JPEG, PNG, ..."""
     problem: str = ""
     """Why the image cannot be used; empty if nothing was found wrong with it."""
+    traits: tuple[Trait, ...] = ()
+    """What 8-bit RGB does not keep of it."""
+    mode: str = ""
+    """The name that Pillow gives its kind of pixels: RGB, L, ..."""
 
     @property
     def is_missing(self) -> bool:
@@ -53,8 +55,6 @@ class ImageInfo:
         width, height = self.size or (MIN_SIDE, MIN_SIDE)
         if min(width, height) < MIN_SIDE:
             return f"{width} x {height} pixels, less than {MIN_SIDE} on a side"
-        if max(width, height) > MAX_RATIO * min(width, height):
-            return f"{width} x {height} pixels, more than {MAX_RATIO} times as long as wide"
         return ""
 
 
@@ -91,14 +91,10 @@ def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInf
     if isinstance(data, ImageError):
         return ImageInfo(path, problem=str(data))
     key = bytes_key(data)
-    if not data:
-        return ImageInfo(path, key, problem=f"{path} is empty")
     try:
-        with open_image(data) as image:
-            size, kind = image.size, image.format or ""
-            if decode:
-                ImageOps.exif_transpose(image).convert("RGB")
-    except (*UNDECODABLE, MemoryError) as error:
-        reason = str(error) if decode and "cannot identify" not in str(error) else "it is of no known image format"
-        return ImageInfo(path, key, len(data), problem=f"cannot decode {path}: {reason}")
-    return ImageInfo(path, key, len(data), size, kind)
+        header = read_header(data, path)
+        if decode:
+            decode_image(data, path)
+    except BadImage as error:
+        return ImageInfo(path, key, len(data), problem=str(error))
+    return ImageInfo(path, key, len(data), header.size, header.format, traits=header.traits, mode=header.mode)

@@ -1,7 +1,8 @@
 """Records as single questions about images, which are identified by content.
 
 Two questions are the same if they have the same images in the same order, the same text before them (system text and
-earlier turns) and the same words.
+earlier turns) and the same words. Texts are in NFC, in which they are compared. What comes before a question is a
+hash that each turn continues, so that the memory of a conversation grows with its turns and not with their square.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import xxhash
+
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Record
+from lookonce.text import nfc
 
 
 class QuestionAnswer(NamedTuple):
@@ -24,8 +28,8 @@ class QuestionAnswer(NamedTuple):
     """What identifies the images; see `Corpus.identity`."""
     image_names: str
     """The names of the images' files, for messages."""
-    context: tuple[str | None, tuple[Turn, ...]]
-    """The system text and the earlier turns."""
+    before: int
+    """The hash of the system text and the earlier turns."""
     question: str
     answer: str
     references: tuple[str, ...] = ()
@@ -43,18 +47,17 @@ def list_questions(corpus: Corpus) -> list[QuestionAnswer]:
 
 
 def _of_record(file: CorpusFile, record: Record, corpus: Corpus) -> Iterator[QuestionAnswer]:
-    images = tuple(corpus.identity(image) for image in record.images)
-    for number, turn in enumerate(record.turns):
-        yield QuestionAnswer(
-            file.name,
-            file.origin(record),
-            images,
-            _names(record.images),
-            (record.system, record.turns[:number]),
-            turn.question,
-            turn.answer,
-            record.references,
-        )
+    images, names, origin = tuple(map(corpus.identity, record.images)), _names(record.images), file.origin(record)
+    references = tuple(map(nfc, record.references))
+    before = _hash(0, repr(record.system and nfc(record.system)))
+    for turn in (turn.in_nfc for turn in record.turns):
+        yield QuestionAnswer(file.name, origin, images, names, before, turn.question, turn.answer, references)
+        before = _hash(before, repr((turn.question, turn.answer)))
+
+
+def _hash(before: int, text: str) -> int:
+    """The hash of a text after what has the hash `before`."""
+    return int(xxhash.xxh3_128_intdigest(f"{before} {text}".encode()))
 
 
 def _names(images: tuple[Path, ...]) -> str:

@@ -21,7 +21,7 @@ def find_repeats(questions: Iterable[QuestionAnswer]) -> list[Finding]:
     """Find duplicates and contradictions."""
     groups: dict[object, list[QuestionAnswer]] = defaultdict(list)
     for one in questions:
-        groups[one.file, one.images, one.context, one.question].append(one)
+        groups[one.file, one.images, one.before, one.question].append(one)
     repeated = [(group, all_agree(group)) for group in groups.values() if len(group) > 1]
     contradictions = [_item(group) for group, agree in repeated if not agree]
     duplicates = [_item(group) for group, agree in repeated if agree]

@@ -23,10 +23,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from lookonce.datasets.curriculum.values import DifferentValues, as_text, texts_of
+from lookonce.datasets.formats.checks import CONTROL_TOKEN
 from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.settings import Section
-from lookonce.text import count, listed
+from lookonce.text import count, listed, nfc
 
 NOT_ANSWERED = "(not answered)"
 """What stands for an answer that is empty or was cut off."""
@@ -120,9 +121,12 @@ def with_context(
 
 
 def _with_answers(record: Record, earlier: Iterable[Record], form: ContextForm, answered: Answered) -> Record:
-    own = {turn.question for turn in record.turns}
-    turns = dict.fromkeys(turn for other in earlier for turn in answered(other) if turn.question not in own)
-    return replace(record, context=form.write(tuple(turns), record.turns[0].question))
+    own = {nfc(turn.question) for turn in record.turns}
+    turns: dict[Turn, Turn] = {}
+    for turn in (turn for other in earlier for turn in answered(other)):
+        if (compared := turn.in_nfc).question not in own:
+            turns.setdefault(compared, turn)
+    return replace(record, context=form.write(tuple(turns.values()), record.turns[0].question))
 
 
 def without_some(records: Sequence[Record], dropout: float, seed: int, keys_of: KeysOf) -> list[Record]:
@@ -140,8 +144,8 @@ def _draw(record: Record, seed: int, keys_of: KeysOf) -> float:
 
 
 def as_shown(text: str, ended: str | None) -> str:
-    """A model's answer as a context has it; an answer that is empty or was cut off is not shown."""
-    return text.strip() if ended != "length" and text.strip() else NOT_ANSWERED
+    """A model's answer as a context has it; one that is empty, was cut off or spells a special token is not shown."""
+    return text.strip() if ended != "length" and text.strip() and not CONTROL_TOKEN.search(text) else NOT_ANSWERED
 
 
 def counted(records: Sequence[Record], split: str) -> str:

@@ -14,10 +14,11 @@ from typing import Annotated
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm, Keys, KeysOf, as_shown, with_context
+from lookonce.datasets.formats.checks import is_utf8
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.text import read_jsonl
 from lookonce.errors import RecordsError
-from lookonce.text import count, listed, located, quoted
+from lookonce.text import count, listed, located, nfc, quoted
 
 NUM_NAMED = 3
 
@@ -70,8 +71,9 @@ class GivenAnswers:
             for place, value in read_jsonl(path):
                 row = _row(value, place)
                 answer = as_shown(row.predicted, row.ended)
-                known, other = self._answers.setdefault((row.image_keys, row.question), (answer, path))
-                if known != answer and other != path:
+                asked = row.image_keys, nfc(row.question)
+                known, other = self._answers.setdefault(asked, (answer, path))
+                if nfc(known) != nfc(answer) and other != path:
                     raise RecordsError(
                         f"{place} answers {quoted(row.question)} about the same image otherwise than {other}; "
                         "name files of different images in `data.context.answers`"
@@ -84,7 +86,7 @@ class GivenAnswers:
         return [Turn(turn.question, self._find(record, turn.question)) for turn in record.turns]
 
     def _find(self, record: Record, question: str) -> str:
-        asked = self._keys_of(record), question
+        asked = self._keys_of(record), nfc(question)
         if asked in self._answers:
             return self._answers[asked][0]
         self._missing[asked] = f"{quoted(question)} of {record.origin}"
@@ -106,7 +108,12 @@ class GivenAnswers:
 
 def _row(value: object, place: str) -> _Row:
     try:
-        return ROW.validate_python(value)
+        row = ROW.validate_python(value)
+        if not is_utf8(row.question + row.predicted):
+            raise RecordsError(
+                f"{place} holds half a character (a lone surrogate); answer again with: lookonce eval RUN"
+            )
+        return row
     except ValidationError as error:
         name = ".".join(map(str, error.errors()[0]["loc"]))
         raise RecordsError(

@@ -19,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
 from lookonce.settings import MAX_COUNT, Section, read_settings
-from lookonce.text import Notify, count, listed, quiet, quoted
+from lookonce.text import Notify, count, listed, nfc, quiet, quoted
 
 NUM_NAMED = 5
 """How many questions a message names."""
@@ -52,14 +52,14 @@ class QuestionStage(Section):
 class StageMap(Section):
     """The stage and category of each question."""
 
-    questions: dict[str, QuestionStage]
-    """By question text, which must be the same to the letter."""
+    questions: dict[Annotated[str, AfterValidator(nfc)], QuestionStage]
+    """By question text, which must be the same to the letter; Unicode's normal form does not count."""
     default: QuestionStage | None = None
     """For questions that the map lacks."""
 
     def find(self, question: str) -> QuestionStage | None:
         """The entry of a question; None if it has none."""
-        return self.questions.get(question, self.default)
+        return self.questions.get(nfc(question), self.default)
 
 
 def read_stage_map(path: Path) -> StageMap:
@@ -82,11 +82,11 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
     """
     stage_map = read_stage_map(path)
     unknown = Counter(
-        turn.question
+        question
         for some in records.values()
         for record in some
         for turn in record.turns
-        if turn.question not in stage_map.questions
+        if (question := nfc(turn.question)) not in stage_map.questions
     )
     if unknown and stage_map.default is None:
         raise RecordsError(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from lookonce.datasets.formats.record import Record
-from lookonce.text import listed, shown
+from lookonce.text import listed, nfc, shown
 
 MAX_NUMBER = 2**53
 """Larger integers are not exact as the floating-point numbers that other programs read."""
@@ -49,12 +49,12 @@ DifferentValues = Annotated[list[Value], AfterValidator(_are_different)]
 
 
 def as_text(value: Any) -> str:
-    """A value of metadata or of the run file as text."""
+    """A value of metadata or of the run file as text, in the form in which texts are compared."""
     if isinstance(value, str):
-        return value
+        return nfc(value)
     if type(value) is int or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return nfc(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def texts_of(record: Record, field: str) -> list[str]:

@@ -1,15 +1,30 @@
-"""Checks of a value that all record formats share, and how an error message shows the value."""
+"""Checks that all record formats share: of single values, and of a whole record; how a message shows a value.
+
+Design: a record that passes `check_record` can be tokenised, compared and written to any file, whatever its format was,
+so no command stops at it hours later. NaN and control characters pass: all files that lookonce writes can hold them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
+from lookonce.families.family import CONTROL_TOKENS
 
 Row = dict[str, Any]
 """One record as a file stores it: a JSON object, a CSV row or a parquet row."""
+PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
+"""Keys of Qwen's messages for the size of one image."""
+CONTROL_TOKEN = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
+MAX_DEPTH = 50
+"""The deepest nesting of metadata; Python's own limit when it writes JSON is several hundred."""
+PLAIN = {str, int, float, bool, type(None)}
+"""Types of metadata of which nothing need be checked if they are ASCII."""
 MAX_SHOWN = 200
 """A message shows this many characters of a value; an embedded image has a million."""
 
@@ -23,8 +38,77 @@ def text(value: Any, key: str, origin: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got {shown(value)}")
     if not value.isascii() and not is_utf8(value):
-        raise RecordsError(f"{origin}: `{key}` holds half a character (a lone surrogate): {ascii(value)[:MAX_SHOWN]}")
+        raise _not_utf8(f"`{key}`", value, origin)
     return value
+
+
+def _not_utf8(name: str, value: str, origin: str) -> RecordsError:
+    return RecordsError(f"{origin}: {name} holds half a character (a lone surrogate): {ascii(value)[:MAX_SHOWN]}")
+
+
+def check_record(record: Record) -> None:
+    """Check all texts of a record, its metadata and its image paths.
+
+    Raises:
+        RecordsError: a text contains a special token of a model, metadata is nested too deeply, or something cannot be
+            encoded as UTF-8.
+    """
+    origin = record.origin
+    for name, one in _texts(record) if may_have_marks(record) else ():
+        if "<" in one and (token := CONTROL_TOKEN.search(one)):
+            raise RecordsError(
+                f"{origin}: `{name}` contains {token[0]}, a special token of the model, got {shown(one)}; remove it, "
+                "since it would act as one"
+            )
+    for path in (origin, *map(str, record.images)):
+        if not path.isascii() and not is_utf8(path):
+            raise RecordsError(f"{origin}: the path {ascii(path)} is not UTF-8, in which results name it; rename it")
+    if not all(type(value) in PLAIN and f"{key}{value}".isascii() for key, value in record.metadata.items()):
+        check_values(record.metadata, origin)
+
+
+def may_have_marks(record: Record) -> bool:
+    """Whether a text has a character with which image marks and special tokens begin; most records have none."""
+    whole = "".join([one for turn in record.turns for one in (turn.question, turn.answer)])
+    if record.system or "references" in record.metadata:
+        whole += "".join([record.system or "", *record.references])
+    return "<" in whole or "[" in whole
+
+
+def _texts(record: Record) -> Iterator[tuple[str, str]]:
+    """The texts that are tokenised, or compared with what a model writes."""
+    if record.system:
+        yield "system", record.system
+    for turn in record.turns:
+        yield "question", turn.question
+        yield "answer", turn.answer
+    for one in record.references:
+        yield "references", one
+
+
+def check_values(values: Mapping[str, Any], origin: str) -> None:
+    """Check values by their names, such as metadata.
+
+    Raises:
+        RecordsError: one is nested too deeply, or has bytes, or a text or a key that cannot be encoded as UTF-8.
+    """
+    waiting: list[tuple[str, Any, int]] = [("metadata", values, 0)]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if isinstance(value, str):
+            if not value.isascii() and not is_utf8(value):
+                raise _not_utf8(f"`{name}`", value, origin)
+        elif isinstance(value, bytes):
+            raise RecordsError(f"{origin}: `{name}` holds bytes, which metadata cannot have; leave it out")
+        elif depth > MAX_DEPTH:
+            raise RecordsError(f"{origin}: `{name[:MAX_SHOWN]}` is nested more than {MAX_DEPTH} deep; leave it out")
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if not is_utf8(key):
+                    raise _not_utf8(f"a key of `{name}`", key, origin)
+                waiting.append((key if depth == 0 else f"{name}.{key}", item, depth + 1))
+        elif isinstance(value, list):
+            waiting += [(name, item, depth + 1) for item in value if type(item) not in (int, float)]
 
 
 def answer_text(value: Any, key: str, origin: str) -> str:
@@ -39,6 +123,19 @@ def answer_text(value: Any, key: str, origin: str) -> str:
             "`data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
         )
     return text(value, key, origin)
+
+
+def refuse_pixel_limits(value: Any, where: str, keys: Sequence[str] = PIXEL_LIMITS) -> None:
+    """Refuse sizes of single images; `where` begins the message, such as "train.jsonl:1: message 1 has".
+
+    Raises:
+        RecordsError: an object has one of the keys.
+    """
+    if isinstance(value, dict) and (given := [key for key in keys if value.get(key) is not None]):
+        raise RecordsError(
+            f"{where} `{given[0]}`, which would be lost, since all images of a run have the same limits; remove it "
+            "from the records, and set `cache.min_pixels` or `cache.max_pixels` in the run file"
+        )
 
 
 def is_number(value: Any) -> bool:
@@ -71,6 +168,19 @@ def need(row: Row, key: str, origin: str) -> Any:
     if key not in row:
         raise RecordsError(f"{origin}: expected the key `{key}`, got {sorted(row)}")
     return row[key]
+
+
+def texts_within(value: Any) -> Iterator[str]:
+    """All texts in a value at any depth, keys of objects among them."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
 
 
 def is_utf8(value: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lookonce.datasets.formats.checks import Row, is_number
+from lookonce.datasets.readers.image_column import ANSWER_NAMES
 
 Place = tuple[Any, Any]
 """An object and one of its keys, or a list and one of its positions."""
@@ -46,7 +47,12 @@ def _answers(row: Row, kind: str) -> Iterator[Place]:
 
 def _native(row: Row) -> Iterator[Place]:
     turns = _objects(row["turns"]) if "turns" in row else [row]
-    yield from (place for turn in turns for place in _present(turn, "answer"))
+    for turn in turns:
+        key = next((name for name in ANSWER_NAMES if name in turn), "answer")
+        answers = turn.get(key)
+        yield from (
+            ((answers, place) for place in range(len(answers))) if isinstance(answers, list) else _present(turn, key)
+        )
     metadata = row.get("metadata") if "turns" in row else row
     references = metadata.get("references") if isinstance(metadata, dict) else None
     if isinstance(references, list):

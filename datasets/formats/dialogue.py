@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.checks import Row, answer_text, kind, need, optional_text, text
+from lookonce.datasets.formats.checks import Row, answer_text, kind, need, optional_text, refuse_pixel_limits, text
 from lookonce.datasets.formats.image_refs import Finder
-from lookonce.datasets.formats.image_tags import MOVE_IMAGES, TAG, check_num_tags, remove_tags
+from lookonce.datasets.formats.image_tags import MOVE_IMAGES, NAMING_TAG, TAG, check_num_tags, remove_tags
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 
@@ -28,6 +28,7 @@ UNSUPPORTED = {
     "objects": "boxes of objects are not filled in; write them into the text",
 }
 """Keys that change what a record means, and the reason why a record is refused if their value is not empty."""
+OTHER_TAGS = {f"<{kind}>": UNSUPPORTED[kind] for kind in ("video", "audio")}
 
 
 class Message(NamedTuple):
@@ -62,6 +63,7 @@ def message_values(message: Any, number: int, keys: Sequence[str], origin: str) 
     """
     if not isinstance(message, dict):
         raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
+    refuse_pixel_limits(message, f"{origin}: message {number} has")
     if other := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
         raise RecordsError(f"{origin}: message {number} has `{other[0]}`, which would be lost; expected {list(keys)}")
     return [need(message, key, f"{origin}: message {number}") for key in keys]
@@ -103,10 +105,13 @@ def to_record(
 def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message], int]:
     without, num_tags, after_question = [], 0, False
     for number, message in enumerate(messages, start=1):
-        if message.has_tags and isinstance(message.content, str) and TAG in message.content:
+        content = message.content if message.has_tags and isinstance(message.content, str) else ""
+        if other := next((tag for tag in OTHER_TAGS if tag in content and message.role == USER), None):
+            raise RecordsError(f"{origin}: {other} in message {number}; {OTHER_TAGS[other]}")
+        if TAG in content and NAMING_TAG not in content:
             if message.role != USER or after_question:
                 raise RecordsError(f"{origin}: {TAG} in message {number}, of the {message.role}; {MOVE_IMAGES}")
-            question, num_tags = remove_tags(message.content, origin)
+            question, num_tags = remove_tags(content, origin)
             message = message._replace(content=question)
         after_question = after_question or message.role == USER
         without.append(message)

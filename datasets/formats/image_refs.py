@@ -19,13 +19,14 @@ import binascii
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from lookonce.datasets.formats.checks import kind, text
+from lookonce.datasets.formats.checks import kind, refuse_pixel_limits, text
+from lookonce.datasets.image_suffixes import SUFFIXES
 from lookonce.errors import RecordsError
-from lookonce.text import shell
+from lookonce.text import one_line, shell
 
 Keep = Callable[[bytes], Path]
 """Stores the bytes of an embedded image and returns its path."""
@@ -34,7 +35,15 @@ DATA = re.compile(r"data:([^,]*),", re.IGNORECASE)
 BASE64 = re.compile(r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
 """The encoded bytes of JPEG, PNG, GIF, WebP, TIFF or BMP files; a path with a suffix does not match."""
 ELSEWHERE = "move it there or give another image root"
+ID_FOLDERS, ID_SUFFIXES = ("", "images/"), ("", *(f".{suffix}" for suffix in SUFFIXES))
 OBJECT_KEYS = ("bytes", "path", "url", "image")
+
+
+class ImagePath(PosixPath):
+    """The path of an image, which messages show on one line: a name may hold line breaks, as data alone decides it."""
+
+    def __format__(self, spec: str) -> str:
+        return format(one_line(str(self)), spec)
 
 
 class Finder:
@@ -70,7 +79,21 @@ class Finder:
         found = self._known[name] = self._path(_local(name, origin))
         return found
 
+    def find_id(self, name: str) -> Path | None:
+        """The file that is called like an image's name in the dataset, with any suffix; None if there is none.
+
+        This is the only search on the disk: the root and its folder `images` are looked at.
+        """
+        if f"id {name}" not in self._known:
+            paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
+            found = next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None)
+            if found is None:
+                return None
+            self._known[f"id {name}"] = found
+        return self._known[f"id {name}"]
+
     def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
+        refuse_pixel_limits(reference, f"{origin}: an image has")
         if isinstance(data := reference.get("bytes"), str):
             return self._keep(_data_of_base64(data, origin), origin)
         given = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
@@ -90,11 +113,11 @@ class Finder:
         if name.startswith("/"):
             name = f"/{name.lstrip('/')}"
             if not self._is_fenced:
-                return Path(os.path.normpath(name))
+                return ImagePath(os.path.normpath(name))
         path = os.path.normpath(os.path.join(self._anchor, name))
         if path != self._anchor and not path.startswith(self._inside):
-            return Path(self._anchor, os.path.relpath(path, self._anchor))
-        return Path(path)
+            return ImagePath(self._anchor, os.path.relpath(path, self._anchor))
+        return ImagePath(path)
 
 
 def _local(name: str, origin: str) -> str:

@@ -6,21 +6,26 @@
     {"image_id": "a", "image_filename": "a.jpg", "question": "Is there text?", "answer": "yes", "stage": 1}
 
 Canonical can hold every record. Flat is one question about one image, and all other keys are metadata, so it is also
-the format of tables (CSV, parquet). Flat accepts several usual names for the image's column. Texts are read unchanged:
-`<image>` in them is a word.
+the format of tables (CSV, parquet). Flat accepts the usual names of columns (readers/image_column.py), `img_id` with a
+file of that name beside the records or in `images/` there, and a list under `answers`: its most frequent answer is
+trained on, and each of them is right. Texts are read unchanged: `<image>` in them is a word.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.formats.checks import Row, answer_text, items, kind, need, text
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.record import Record, Turn
+from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
 from lookonce.errors import RecordsError
 
-IMAGE_KEYS = ("image_filename", "file_name", "image_path", "image")
-"""The keys under which a flat record may have its image: the first one present counts, embedded bytes before names."""
+RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
+"""The first image column counts, and embedded bytes before names."""
 
 
 def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
@@ -51,16 +56,43 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image."""
-    need(row, "question", origin)
-    key = min((key for key in IMAGE_KEYS if key in row), key=lambda key: isinstance(row[key], str), default=None)
-    if key is None:
-        hint = "; lookonce data prepare finds images by `img_id`" if "img_id" in row else ""
-        raise RecordsError(f"{origin}: expected the key `{IMAGE_KEYS[0]}`, got {sorted(row)}{hint}")
-    need(row, "answer", origin)
-    image = finder.find(row[key], origin)
-    turn = _question_and_answer(row, origin)
-    metadata = {name: value for name, value in row.items() if name not in (key, "question", "answer")}
-    return Record((image,), (turn,), metadata=metadata, origin=origin)
+    asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
+    given = first_of(row, ANSWER_NAMES) or need(row, ANSWER_NAMES[0], origin)
+    named = [(isinstance(row[key], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
+    key = min(named)[2] if named else None
+    image = finder.find(row[key], origin) if key else _by_id(row, finder, origin)
+    answer, references = _answers(row[given], given, origin)
+    turn = Turn(text(row[asked], asked, origin), answer_text(answer, given, origin))
+    metadata = {name: value for name, value in row.items() if name not in (key, asked, given)}
+    return Record((image,), (turn,), metadata=references | metadata, origin=origin)
+
+
+def first_of(row: Row, names: Sequence[str]) -> str | None:
+    """The first of some keys that a row has."""
+    for name in names:
+        if name in row:
+            return name
+    return None
+
+
+def _by_id(row: Row, finder: Finder, origin: str) -> Path:
+    """The image of a row without its file name."""
+    key = first_of(row, IMAGE_ID_NAMES)
+    if key and (image := finder.find_id(text(str(row[key]), key, origin))):
+        return image
+    hint = f"; lookonce data prepare finds images by `{key}`, which none in the image root is called" if key else ""
+    raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {sorted(row)}{hint}")
+
+
+def _answers(value: Any, key: str, origin: str) -> tuple[Any, dict[str, Any]]:
+    """The answer to train on, and the references if there are several answers."""
+    if not isinstance(value, list) or key == ANSWER_NAMES[0]:
+        return value, {}
+    answers = [answer_text(one, key, origin) for one in value]
+    if not answers:
+        raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got an empty list")
+    ordered = [answer for answer, _ in Counter(answers).most_common()]
+    return ordered[0], {"references": ordered} if len(ordered) > 1 else {}
 
 
 def write_flat(record: Record, images: list[str]) -> Row:

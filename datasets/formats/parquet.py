@@ -3,18 +3,20 @@
 Design: a row is an object in any record format; a null is a key that the object does not have. A column of embedded
 images, a struct with `bytes` or binary, is not read with the records: the image of row 17 has the path
 `train.parquet/17`, which archives.py reads. Lists of embedded images have no such path; their bytes are read with their
-rows.
+rows. Other columns of bytes, such as a mask, are left out, since metadata cannot hold bytes; `left_out_columns`
+names them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lookonce.datasets.formats.checks import Row
 from lookonce.datasets.formats.text_files import Named, encode
-from lookonce.datasets.readers.image_column import ImageColumn, find_image_column
+from lookonce.datasets.readers.image_column import ImageColumn, byte_columns, find_image_column
 from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_rows, read_values
 from lookonce.datasets.readers.text import Broken, Rows, refuse
 from lookonce.errors import ImageError, RecordsError
@@ -23,13 +25,17 @@ from lookonce.text import first_line
 
 JSON_COLUMN = "metadata"
 """The column of canonical records that is JSON text: a column has one type, and metadata may have any."""
+CONVERSATIONS = {"turns", "conversations", "messages", "instruction"}
+"""One of these columns is in every format but that of tables."""
+REFERRING = ("image", "images", "messages", "conversations")
+"""The columns of these formats that may hold images among other values."""
 
 
 def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
     """A record per row, counted from 0 as in the paths of embedded images.
 
     Raises:
-        RecordsError: the file is damaged, or has several image columns and none is called `image`.
+        RecordsError: the file is damaged, or has several image columns without a usual name.
     """
     try:
         with open_parquet(path) as file:
@@ -58,6 +64,14 @@ def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
         raise RecordsError(f"cannot read {path}: {first_line(error)}; is it complete?") from None
 
 
+def left_out_columns(path: Path) -> list[str]:
+    """The columns of bytes that are not read, since they hold no images of the records; none of a damaged file."""
+    with contextlib.suppress(Exception), open_parquet(path) as file:  # it is reported when records are read
+        columns = _Columns.of(file)
+        return [name for name in file.schema_arrow.names if name not in (*columns.names, columns.image)]
+    return []
+
+
 class _Columns(NamedTuple):
     """Which columns of a file to read."""
 
@@ -72,9 +86,11 @@ class _Columns(NamedTuple):
     @classmethod
     def of(cls, file: Any) -> _Columns:
         schema, image = file.schema_arrow, find_image_column(file.schema_arrow)
-        name = image and image.name
+        name, of_bytes = image and image.name, byte_columns(schema)
+        referring = REFERRING if CONVERSATIONS & {*schema.names} else ()
         names = [field.name for field in schema if field.name != name]
-        has_lists = any("binary" in str(field.type) for field in schema if field.name != name)
+        names = [one for one in names if one not in of_bytes or one in referring]
+        has_lists = any(one in of_bytes for one in names)
         if image is None or not image.path_field or not _is_empty(file, image):
             return cls(names, name, image is not None, has_lists)
         return cls([*names, image.path_field], name, False, has_lists)

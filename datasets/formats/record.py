@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lookonce.text import nfc
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -14,6 +16,11 @@ class Turn:
 
     question: str
     answer: str
+
+    @property
+    def in_nfc(self) -> Turn:
+        """The turn with its texts in the form in which they are compared."""
+        return Turn(nfc(self.question), nfc(self.answer))
 
 
 @dataclass(frozen=True)
@@ -68,4 +75,4 @@ class Record:
         texts = self.metadata.get("references")
         if len(self.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             return ()
-        return tuple(texts) if texts and texts[0] == self.turns[0].answer else ()
+        return tuple(texts) if texts and nfc(texts[0]) == self.turns[0].in_nfc.answer else ()

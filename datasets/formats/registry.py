@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lookonce.datasets.formats.alpaca import read_alpaca, write_alpaca
-from lookonce.datasets.formats.checks import Row, kind
+from lookonce.datasets.formats.checks import Row, check_record, kind, refuse_pixel_limits
 from lookonce.datasets.formats.coerce import coerce_answers
 from lookonce.datasets.formats.image_refs import Finder
+from lookonce.datasets.formats.image_tags import read_marks
 from lookonce.datasets.formats.llava import read_conversations, write_llava, write_sharegpt
 from lookonce.datasets.formats.messages import read_messages, write_messages, write_openai, write_parts
 from lookonce.datasets.formats.native import read_canonical, read_flat, write_canonical, write_flat
 from lookonce.datasets.formats.record import Record
 from lookonce.datasets.formats.unanswered import add_placeholder, without_placeholder
+from lookonce.datasets.readers.file_kind import records_inside
+from lookonce.datasets.readers.image_column import QUESTION_NAMES
 from lookonce.errors import RecordsError
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
@@ -60,6 +64,26 @@ FORMATS: dict[FormatName, RecordFormat] = {
 }
 
 
+def read_row(format: FormatName, row: Row, finder: Finder, origin: str) -> Record:
+    """The `completed` record of a row in a format.
+
+    Raises:
+        RecordsError: the row does not follow the format, or no training can use it.
+    """
+    return completed(FORMATS[format].read(row, finder, origin), lambda name: finder.find(name, origin))
+
+
+def completed(record: Record, find: Callable[[str], Path]) -> Record:
+    """A record from any source with the image marks of its texts read, and checked; `find` gives the path of a name.
+
+    Raises:
+        RecordsError: no training can use it.
+    """
+    record = read_marks(record, find)
+    check_record(record)
+    return record
+
+
 def format_of(row: Row) -> FormatName | None:
     """Return the format of a record, recognised by its keys, or None."""
     if "turns" in row:
@@ -72,7 +96,7 @@ def format_of(row: Row) -> FormatName | None:
         return _format_of_messages(row)
     if "instruction" in row and "output" in row:
         return "alpaca"
-    return "flat" if "question" in row else None
+    return "flat" if any(name in row for name in QUESTION_NAMES) else None
 
 
 def _format_of_messages(row: Row) -> FormatName:
@@ -114,7 +138,9 @@ class Reader:
         found = format_of(value)
         self.format = self.format or found
         if found is None or self.format is None:
-            raise RecordsError(f"{origin}: expected {self._expected(value)}")
+            inner = records_inside(value)
+            hint = f"; its records are under `{inner}`: write one a line, with: jq -c '.{inner}[]' FILE > NEW.jsonl"
+            raise RecordsError(f"{origin}: expected {self._expected(value)}{hint if inner else ''}")
         if FORMATS[found].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
@@ -123,10 +149,11 @@ class Reader:
         return self._read_as(FORMATS[found], value, origin)
 
     def _read_as(self, format: RecordFormat, value: Row, origin: str) -> Record:
+        refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
         if self.coerce:
             self.num_coerced += coerce_answers(value, format.kind)
         is_open = self.unanswered and add_placeholder(value, format.kind)
-        record = format.read(value, self.finder, origin)
+        record = read_row(format.name, value, self.finder, origin)
         return without_placeholder(record) if is_open else record
 
     def _expected(self, value: Row) -> str:

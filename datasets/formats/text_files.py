@@ -20,7 +20,7 @@ Named = Iterable[tuple[str, Row]]
 """Rows to write, and what to call each in a message."""
 
 
-def read_table(path: Path, delimiter: str = ",", broken: Broken = refuse) -> Rows:
+def read_table(path: Path, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
     """A record per row of CSV; an empty cell is a key that the record does not have."""
     for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
         yield origin, {from_cell(name): from_cell(cell) for name, cell in cells.items() if cell}

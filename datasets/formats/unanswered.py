@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from lookonce.datasets.formats.checks import Row
 from lookonce.datasets.formats.record import Record, Turn
+from lookonce.datasets.readers.image_column import ANSWER_NAMES
 
 PLACEHOLDER = "unknown"
 
@@ -23,8 +24,10 @@ def add_placeholder(row: Row, kind: str) -> bool:
         return _add_message(row.get(kind))
     turns = row.get("turns", [row])
     last = turns[-1] if isinstance(turns, list) and turns else None
-    key = "output" if kind == "alpaca" else "answer"
-    if not isinstance(last, dict) or last.get(key) not in (None, ""):
+    if not isinstance(last, dict):
+        return False
+    key = "output" if kind == "alpaca" else next((name for name in ANSWER_NAMES if name in last), "answer")
+    if last.get(key) not in (None, "", []):
         return False
     last[key] = PLACEHOLDER
     return True

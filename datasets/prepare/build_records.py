@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.formats.registry import completed
 from lookonce.datasets.prepare.definition import Definition, QuestionSection
 from lookonce.datasets.prepare.duplicates import Duplicates, RecordRows, join_duplicates
 from lookonce.datasets.prepare.journal import IMAGES
@@ -24,6 +25,7 @@ from lookonce.datasets.prepare.sources import Source
 from lookonce.datasets.prepare.splits import PARTS, families, measure_leaks, split_by_image, split_by_lists
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import ImageError, SourceError, UsageError
+from lookonce.text import listed, nfc
 
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
@@ -51,9 +53,11 @@ def build_records(
 
     Raises:
         ImageError: no row has an image, or none has a requested variant.
-        SourceError: the rules leave out all rows.
+        SourceError: there are no rows, or the rules leave out all of them.
         UsageError: the requested split is impossible.
     """
+    if not rows:
+        raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
     rows = with_official_split(rows, definition)
     seen = [row for row in rows if row.key]
     if not seen:
@@ -97,13 +101,14 @@ def write_parts(folder: Path, built: BuiltRecords, definition: Definition) -> No
     for part, rows_of_records in built.parts.items():
         if rows_of_records:
             records = (make_record(rows, folder / IMAGES, definition) for rows in rows_of_records)
-            write_records(folder / f"{part}.jsonl", records)
+            named = (completed(record, lambda name: folder / IMAGES / Path(name).name) for record in records)
+            write_records(folder / f"{part}.jsonl", named)
 
 
 def make_record(rows: RecordRows, images: Path, definition: Definition) -> Record:
     """The record of some rows with the same image and question."""
     first = rows[0]
-    known = definition.questions.get(first.question, QuestionSection())
+    known = definition.questions.get(nfc(first.question), QuestionSection())
     found = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
     metadata = {name: value for name, value in found.items() if value not in ("", None)} | dict(first.metadata)
     metadata |= {"official_split": first.split} if first.split else {}
@@ -113,7 +118,8 @@ def make_record(rows: RecordRows, images: Path, definition: Definition) -> Recor
     if len(rows) > 1 or first.read_as:
         pairs = [row.as_read for row in rows]
         metadata["original"] = [{"question": question, "answer": answer} for question, answer in pairs]
-    return Record((images / first.image,), (Turn(first.question, first.answer),), metadata=metadata)
+    turn = Turn(first.question, first.answer)
+    return Record((images / first.image,), (turn,), metadata=metadata, origin=first.origin)
 
 
 # Parts.
@@ -137,7 +143,7 @@ def with_official_split(rows: Sequence[Row], definition: Definition) -> Sequence
     if section is None:
         return rows
     part_of = {value: part for part in PARTS for value in getattr(section, part)}
-    return [replace(row, split=part_of.get(text_of(row.metadata.get(section.column)), "")) for row in rows]
+    return [replace(row, split=part_of.get(nfc(text_of(row.metadata.get(section.column))), "")) for row in rows]
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:
@@ -233,13 +239,13 @@ def _count_images(rows: Iterable[Row], parts: Mapping[str, Sequence[RecordRows]]
 def _count_unknown(parts: Mapping[str, Sequence[RecordRows]], definition: Definition) -> int | None:
     if not definition.questions:
         return None
-    return sum(rows[0].question not in definition.questions for part in parts.values() for rows in part)
+    return sum(nfc(rows[0].question) not in definition.questions for part in parts.values() for rows in part)
 
 
 def _no_images(rows: Sequence[Row], definition: Definition, source: Source) -> ImageError:
     return ImageError(
         f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-        f"{_looked_for(definition.images, source)}"
+        f"{_looked_for(definition.image_patterns, source)}"
     )
 
 

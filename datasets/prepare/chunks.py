@@ -10,7 +10,7 @@ of a parquet file is not opened.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.image_suffixes import SUFFIXES
-from lookonce.datasets.prepare.definition import Definition, TextSection
-from lookonce.datasets.readers.image_column import image_columns
+from lookonce.datasets.prepare.definition import ColumnsSection, Definition, TextSection
+from lookonce.datasets.readers.image_column import byte_columns, image_columns
 from lookonce.datasets.readers.parquet import open_parquet, read_rows, row_group_starts
 from lookonce.datasets.readers.tar import DAMAGED, read_samples
-from lookonce.datasets.readers.text import decode_json, is_array, read_array, read_csv, read_head, read_jsonl
+from lookonce.datasets.readers.text import decode_json, is_array, is_json, read_array, read_csv, read_head, read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.text import first_line, one_line
 
@@ -70,20 +70,21 @@ def parquet_chunks(path: Path, name: str, definition: Definition) -> Iterator[Ch
     first = 0
     for last, end in enumerate(starts[1:]):
         if end - starts[first] >= CHUNK_ROWS or last == len(starts) - 2:
-            read = partial(
-                _read_row_groups, path, name, definition.columns.image, range(first, last + 1), starts[first]
-            )
+            read = partial(_read_row_groups, path, name, definition.columns, range(first, last + 1), starts[first])
             yield Chunk(f"{name}, row {starts[first]}", read, end - starts[first])
             first = last + 1
 
 
-def _read_row_groups(path: Path, name: str, columns: list[str], groups: range, first_row: int) -> Iterator[RawRow]:
+def _read_row_groups(path: Path, name: str, columns: ColumnsSection, groups: range, first: int) -> Iterator[RawRow]:
     with open_parquet(path) as file:
-        found = image_columns(file.schema_arrow)
-        image = next((found[column] for column in columns if column in found), None)
-        rows = enumerate(read_rows(file, groups=list(groups), image=image), first_row)
+        schema, found = file.schema_arrow, image_columns(file.schema_arrow)
+        image = next((found[column] for column in columns.names("image") if column in found), None)
+        kept = {image.name if image else "", *(one for some in columns.metadata.values() for one in some)}
+        unread = dict.fromkeys(one for one in byte_columns(schema) if one not in kept)
+        names = [one for one in schema.names if one not in unread]
+        rows = enumerate(read_rows(file, names, list(groups), image), first)
         for number, row in _named_errors(rows, name, Exception):  # as above
-            values = row.values | {image.name: row.image_path} if image else row.values
+            values = unread | row.values | ({image.name: row.image_path} if image else {})
             yield RawRow(values, row.image, f"{name}/{number}")
 
 
@@ -121,12 +122,12 @@ def _sample_rows(sample: dict[str, Any], origin: str, definition: Definition) ->
             f"{origin}: expected a .json member with its questions, got {sorted(set(sample) - {'__key__', '__url__'})}"
         )
     value = decode_json(sample["json"].decode("utf-8", "replace"), f"{origin}.json")
-    own_id = {definition.columns.image_id[0]: sample["__key__"].rpartition("/")[2]}
-    for values in _questions_in(value, definition.columns.question, f"{origin}.json"):
+    own_id = {definition.columns.names("image_id")[0]: sample["__key__"].rpartition("/")[2]}
+    for values in _questions_in(value, definition.columns.names("question"), f"{origin}.json"):
         yield RawRow(own_id | values, image, f"{origin}.json")
 
 
-def _questions_in(value: Any, question: list[str], origin: str) -> list[dict[str, Any]]:
+def _questions_in(value: Any, question: Sequence[str], origin: str) -> list[dict[str, Any]]:
     """One question, a list of them, or an object with such a list and the values that all of them share."""
     if isinstance(value, dict) and not set(question) & set(value):
         lists = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
@@ -143,7 +144,9 @@ def _questions_in(value: Any, question: list[str], origin: str) -> list[dict[str
 
 
 def csv_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """A CSV file with a header."""
+    """A CSV file with a header; JSON under such a name is read as JSON."""
+    if is_json(read_head(path)):
+        return json_chunks(path, name, definition)
     return _cut(name, (RawRow(values, None, origin) for origin, values in read_csv(path, name)))
 
 

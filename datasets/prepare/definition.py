@@ -11,15 +11,18 @@ import difflib
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce import settings
 from lookonce.datasets.curriculum.stage_map import Stage
+from lookonce.datasets.image_suffixes import SUFFIXES
 from lookonce.datasets.prepare.duplicates import Policy
-from lookonce.datasets.prepare.rules import Rule
+from lookonce.datasets.prepare.rules import Rule, Text
+from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
 from lookonce.errors import UsageError
 from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings
@@ -55,6 +58,14 @@ class Section(settings.Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
+USUAL_NAMES: dict[Any, Sequence[str]] = {
+    "question": QUESTION_NAMES,
+    "answer": ANSWER_NAMES,
+    "image": ("image", *IMAGE_NAMES),
+    "image_id": IMAGE_ID_NAMES,
+}
+
+
 class HubSection(Section):
     id: Annotated[str, AfterValidator(_is_owner_and_name)]
     """The dataset's name on the Hub, owner/name."""
@@ -65,7 +76,7 @@ class HubSection(Section):
 
 
 class ColumnsSection(Section):
-    """The names of columns; of several, the first that the source has is used."""
+    """The names of columns; of several, the first that the source has is used; by default the usual ones."""
 
     question: Names = ["question"]
     answer: Names = ["answer"]
@@ -77,6 +88,10 @@ class ColumnsSection(Section):
     """The official split of a row: train, val or test. Without this column, the file's name may say it."""
     metadata: dict[str, Names] = {}
     """Columns that records keep: the name in the record's metadata, and the column."""
+
+    def names(self, kind: Literal["question", "answer", "image", "image_id"]) -> Sequence[str]:
+        """The names of a kind of columns: those of the file, or without any the usual ones of all records."""
+        return getattr(self, kind) if kind in self.model_fields_set else USUAL_NAMES[kind]
 
     @model_validator(mode="after")
     def _names_are_free(self) -> ColumnsSection:
@@ -102,9 +117,9 @@ class OfficialSection(Section):
     """The official split, if a metadata column says it instead of the files' names or a column `split`."""
 
     column: str
-    train: list[str] = []
-    val: list[str] = []
-    test: list[str] = []
+    train: list[Text] = []
+    val: list[Text] = []
+    test: list[Text] = []
 
 
 class SharesSection(Section):
@@ -163,14 +178,22 @@ class Definition(Section):
     """Rows with the same image and question but different answers become one record with all answers as references
     (merge), one record each (keep), or none (drop)."""
     split: SplitSection = SplitSection()
-    questions: dict[str, QuestionSection] = {}
+    questions: dict[Text, QuestionSection] = {}
     """Metadata of questions, by their text after the rules."""
+
+    @property
+    def image_patterns(self) -> list[str]:
+        """Where images are: `images`, or without it the default with the other suffixes of images too."""
+        if "images" in self.model_fields_set:
+            return self.images
+        others = [f"{folder}{{image_id}}.{suffix}" for folder in ("images/", "") for suffix in SUFFIXES[1:]]
+        return [*self.images, *others]
 
     @property
     def used_columns(self) -> set[str]:
         """The names of all columns that are used."""
         columns = self.columns
-        names = [columns.question, columns.answer, columns.image, columns.image_id, columns.split]
+        names = [*map(columns.names, USUAL_NAMES), columns.split]
         patterns = " ".join([*self.images, *self.variants])
         return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lookonce.datasets.prepare.rows import Row
+from lookonce.text import nfc
 
 Policy = Literal["merge", "keep", "drop"]
 RecordRows = tuple[Row, ...]
@@ -41,7 +42,7 @@ def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRow
     """The rows of each record, in the order of their first rows."""
     by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        by_pair.setdefault((row.key, row.question), []).append(row)
+        by_pair.setdefault((row.key, nfc(row.question)), []).append(row)
     records: list[RecordRows] = []
     counts: Counter[str] = Counter()
     for alike in by_pair.values():
@@ -63,5 +64,5 @@ def _different(rows: list[Row]) -> list[Row]:
     """The first row of each answer."""
     first: dict[str, Row] = {}
     for row in rows:
-        first.setdefault(row.answer, row)
+        first.setdefault(nfc(row.answer), row)
     return list(first.values())

@@ -7,13 +7,14 @@ row whose image is not found is kept with the reason, so that it is counted like
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from lookonce.datasets.formats.checks import check_values
 from lookonce.datasets.image_suffixes import without_suffix
 from lookonce.datasets.prepare.chunks import Chunk, RawRow
 from lookonce.datasets.prepare.definition import Definition
@@ -31,7 +32,7 @@ NO_IMAGE = "no image was found"
 def extract(source: Source, definition: Definition, num_variants: int, journal: Journal) -> None:
     """Read all chunks that the journal lacks."""
     num_done, images, files = journal.done()
-    finder = ImageFinder(source.image_roots, definition.images)
+    finder = ImageFinder(source.image_roots, definition.image_patterns)
     with ImageStore(journal.images, images) as store:
         extraction = Extraction(definition, finder, store, num_variants, files)
         for number, (part, chunk) in enumerate(_with_progress(source, definition)):
@@ -88,20 +89,22 @@ class Extraction:
         """The row itself, and one for each augmented variant of its image that is found."""
         columns, values = self.definition.columns, raw.values
         self.columns |= values.keys()
-        image = text_of(_first(values, columns.image)).strip()
-        image_id = text_of(_first(values, columns.image_id)).strip()
+        image = text_of(_first(values, columns.names("image"))).strip()
+        image_id = text_of(_first(values, columns.names("image_id"))).strip()
         if not image_id and raw.image is None:
             image_id = without_suffix(image)
         named = {**values, "image": image, "image_id": image_id}
         row = Row(
-            question=text_of(_wanted(raw, columns.question, "question")),
-            answer=text_of(_wanted(raw, columns.answer, "answer")),
+            question=text_of(_wanted(raw, columns.names("question"), "question")),
+            answer=text_of(_wanted(raw, columns.names("answer"), "answer")),
             key="",
             image_id=image_id,
             split=part_of(text_of(_first(values, columns.split))) or part,
             metadata=self._metadata(values),
             origin=raw.origin,
         )
+        texts = {"question": row.question, "answer": row.answer, "image_id": image_id, "image": image}
+        check_values(dict.fromkeys(values) | texts | dict(row.metadata), raw.origin)
         if raw.image is not None:
             yield _Draft(self._with_image(row, self.store.add(raw.image, _stem(row, image))))
         else:
@@ -149,7 +152,7 @@ def _first(values: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next((values[name] for name in names if name in values), None)
 
 
-def _wanted(raw: RawRow, names: list[str], what: str) -> Any:
+def _wanted(raw: RawRow, names: Sequence[str], what: str) -> Any:
     if not any(name in raw.values for name in names):
         raise RecordsError(
             f"{raw.origin}: expected a column {' or '.join(f'`{name}`' for name in names)}, got {sorted(raw.values)}; "

@@ -23,9 +23,9 @@ from typing import Any
 from lookonce.claim_file import FolderClaim
 from lookonce.datasets.prepare.images import Stored, clear_leftovers
 from lookonce.datasets.prepare.rows import Row
-from lookonce.differences import differences
+from lookonce.differences import Difference, differences
 from lookonce.errors import UsageError
-from lookonce.files import write_json, write_text
+from lookonce.files import read_object, write_json, write_text
 from lookonce.text import count
 
 IMAGES = "images"
@@ -54,20 +54,23 @@ class Journal:
                 raise UsageError(f"{self.folder} is in use by {used_by}; wait until it has ended, or stop it")
             yield
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
-        """Begin, or resume with the same settings.
+    def begin(self, settings: Mapping[str, Any]) -> str:
+        """Begin, or resume what was begun with the same settings; returns a note if that was begun with others.
 
-        Raises:
-            UsageError: the folder holds a preparation with other settings.
+        What was not finished with other settings is removed: a try that failed does not refuse the next one.
         """
         path = self.work / "settings.json"
-        if path.exists():
-            check_settings(self.folder, json.loads(path.read_text(encoding="utf-8")), settings)
+        begun = read_object(path)
+        if begun and not differing_settings(begun, settings):
             if self.images.exists():
                 clear_leftovers(self.folder)
                 clear_leftovers(self.images)
-        else:
-            write_json(path, settings)
+            return ""
+        for part in self.work.glob("portion-*.json"):
+            part.unlink()
+        shutil.rmtree(self.images, ignore_errors=True)
+        write_json(path, settings)
+        return f"{self.folder} held an unfinished preparation with other settings, which is replaced" if begun else ""
 
     def done(self) -> tuple[int, list[Stored], dict[str, Stored]]:
         """The number of finished chunks, their images, and the image of each file of the source."""
@@ -127,18 +130,22 @@ class Journal:
         return self.work / f"portion-{number:05d}.json"
 
 
+def differing_settings(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Difference]:
+    """How settings differ from those that were written."""
+    return differences(found, json.loads(json.dumps(wanted, default=str)))  # as it is read back
+
+
 def check_settings(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to resume with other settings.
+    """Refuse a complete dataset of other settings.
 
     Raises:
         UsageError: they differ; names the keys.
     """
-    wanted = json.loads(json.dumps(wanted, default=str))  # as it is read back
-    differing = differences(found, wanted)
+    differing = differing_settings(found, wanted)
     if not differing:
         return
     shown = "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing[:5])
     raise UsageError(
-        f"{folder} holds a preparation with other settings, {count(len(differing), 'difference')}:\n{shown}\n"
+        f"{folder} was prepared with other settings, {count(len(differing), 'difference')}:\n{shown}\n"
         "Choose another folder, or remove this one"
     )

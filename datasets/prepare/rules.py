@@ -13,10 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from lookonce.datasets.prepare.rows import Row, text_of
 from lookonce.settings import Section
+from lookonce.text import nfc
+
+Text = Annotated[str, AfterValidator(nfc)]
+"""A text of a YAML file that is compared with those of rows."""
 
 NUM_EXAMPLES = 3
 """How many examples of each rule a report shows."""
@@ -82,8 +86,8 @@ class DropRows(_Rule):
     """Leave out rows whose question or answer is one of these; case and outer spaces are ignored."""
 
     rule: Literal["drop_rows"]
-    question: list[str] = []
-    answer: list[str] = []
+    question: list[Text] = []
+    answer: list[Text] = []
 
     def apply(self, row: Row) -> Row | None:
         return None if _is_one_of(row.question, self.question) or _is_one_of(row.answer, self.answer) else row
@@ -94,14 +98,14 @@ class KeepRows(_Rule):
 
     rule: Literal["keep_rows"]
     metadata: str
-    values: Annotated[list[str], Field(min_length=1)]
+    values: Annotated[list[Text], Field(min_length=1)]
 
     def apply(self, row: Row) -> Row | None:
-        return row if text_of(row.metadata.get(self.metadata)) in self.values else None
+        return row if nfc(text_of(row.metadata.get(self.metadata))) in self.values else None
 
 
 class _TextRule(_Rule):
-    """Changes the text of questions or of answers."""
+    """Changes the text of questions or of answers; a text that it does not change keeps its form of Unicode."""
 
     field: Annotated[Literal["question", "answer"], Field(alias="in")] = "answer"
 
@@ -109,7 +113,7 @@ class _TextRule(_Rule):
         raise NotImplementedError
 
     def apply(self, row: Row) -> Row | None:
-        before = row.question if self.field == "question" else row.answer
+        before = nfc(row.question if self.field == "question" else row.answer)
         after = self.change(before)
         return row if after == before else replace(row, **{self.field: after}, read_as=row.as_read)  # type: ignore[arg-type]
 
@@ -118,7 +122,7 @@ class ReplaceWords(_TextRule):
     """Replace whole words: `{wrong: right}`."""
 
     rule: Literal["replace_words"]
-    words: Annotated[dict[str, str], Field(min_length=1)]
+    words: Annotated[dict[Text, str], Field(min_length=1)]
 
     def change(self, text: str) -> str:
         return replace_words(text, self.words)
@@ -128,7 +132,7 @@ class ReplaceLabels(_TextRule):
     """Replace whole labels, or whole answers: `{wrong: right}`."""
 
     rule: Literal["replace_labels"]
-    labels: Annotated[dict[str, str], Field(min_length=1)]
+    labels: Annotated[dict[Text, str], Field(min_length=1)]
 
     def change(self, text: str) -> str:
         return replace_labels(text, self.labels)
@@ -147,7 +151,7 @@ class OrderLabels(_TextRule):
     """Put labels into one order: the given one, the others after them alphabetically."""
 
     rule: Literal["order_labels"]
-    order: list[str] = []
+    order: list[Text] = []
 
     def change(self, text: str) -> str:
         return order_labels(text, self.order)
@@ -169,7 +173,7 @@ Rule = Annotated[
 
 
 def _is_one_of(text: str, values: Iterable[str]) -> bool:
-    return bool(values) and text.strip().casefold() in {value.casefold() for value in values}
+    return bool(values) and nfc(text).strip().casefold() in {value.casefold() for value in values}
 
 
 # Applying rules.

@@ -23,7 +23,7 @@ from lookonce.datasets.prepare.journal import REPORT, WORK, Journal, check_setti
 from lookonce.datasets.prepare.sources import Source, download_source, find_source
 from lookonce.datasets.prepare.splits import PARTS
 from lookonce.errors import SourceError, UsageError
-from lookonce.files import write_json
+from lookonce.files import read_object, write_json
 from lookonce.hub import is_hub_name
 from lookonce.text import Notify, count, listed
 
@@ -86,7 +86,8 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     with journal.held():
         if complete := _find_complete(folder, settings, journal):  # by another process, since
             return complete
-        journal.begin(settings)
+        if note := journal.begin(settings):
+            notify(note)
         extract(source, definition, options.num_variants, journal)
         rows, columns = journal.read()
         built = build_records(rows, columns, definition, source, settings, lists)
@@ -101,8 +102,10 @@ def _find_complete(folder: Path, settings: dict[str, Any], journal: Journal) -> 
     """The complete dataset that the folder holds; None if it holds none."""
     if not (folder / REPORT).exists():
         return None
-    report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    check_settings(folder, report["settings"], settings)
+    report = read_object(folder / REPORT)
+    if not isinstance(recorded := report.get("settings"), dict):
+        raise UsageError(f"{folder / REPORT} is cut, or no report of lookonce data prepare; choose another folder")
+    check_settings(folder, recorded, settings)
     journal.clear()  # left if the process was killed after the report
     return Prepared(folder, report, is_new=False)
 

@@ -7,7 +7,6 @@ preparation, it is not resumed.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,11 +25,13 @@ from lookonce.datasets.prepare.chunks import (
 )
 from lookonce.datasets.prepare.definition import Definition, HubSection
 from lookonce.datasets.prepare.splits import part_of
+from lookonce.datasets.readers.file_kind import kind_of_file
 from lookonce.datasets.readers.tar import has_json
 from lookonce.errors import SourceError, UsageError
+from lookonce.files import files_below
 from lookonce.hub import download_dataset
 
-SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv",), "json": (".jsonl", ".json")}
+SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv", ".tsv"), "json": (".jsonl", ".json")}
 """File formats in order of preference, after text files if the definition has some."""
 READERS: dict[str, Reader] = {
     "text": text_chunks,
@@ -71,7 +72,9 @@ class Source:
     def chunks(self, definition: Definition) -> Iterator[tuple[str, Chunk]]:
         """The chunks of all files in order, each with the part of the split that its file's name says."""
         for name in self.files:
-            part = _part_of_file(name)
+            part, path = _part_of_file(name), self.root / name
+            if self.format in ("parquet", "csv", "json") and path.stat().st_size:
+                kind_of_file(path)
             for chunk in READERS[self.format](self.root / name, name, definition):
                 yield part, chunk
 
@@ -108,6 +111,8 @@ def find_source(
         raise UsageError(f"--image-root {image_root} is not a folder")
     if path.is_file():
         root, found = path.parent, {_format_of(path.name): [path.name]}
+        if "" in found:
+            kind_of_file(path)  # its error says what another file is
     else:
         root, found = path, _by_format(path, definition)
     found.pop("", None)
@@ -130,15 +135,13 @@ def find_source(
 def _by_format(folder: Path, definition: Definition) -> dict[str, list[str]]:
     """The names of all files below a folder that may hold rows, sorted, by their format."""
     found: dict[str, list[str]] = {}
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            relative = Path(parent, name).relative_to(folder).as_posix()
-            format = _format_of(name)
-            if definition.text and field_values(definition.text, relative):
-                format = "text"
-            if format and not name.startswith(".") and name not in NOT_ROWS:
-                found.setdefault(format, []).append(relative)
+    for path in files_below(folder):
+        relative = path.relative_to(folder).as_posix()
+        format = _format_of(path.name)
+        if definition.text and field_values(definition.text, relative):
+            format = "text"
+        if format and path.name not in NOT_ROWS:
+            found.setdefault(format, []).append(relative)
     if not any(has_json(folder / name) for name in found.get("tar", ())[:1]):
         found.pop("tar", None)
     return {format: sorted(names, key=_by_numbers) for format, names in found.items()}

@@ -24,6 +24,7 @@ from typing import Any
 
 from lookonce.datasets.image_suffixes import without_suffix
 from lookonce.datasets.prepare.rows import Row, text_of
+from lookonce.text import nfc
 
 PARTS = ("train", "val", "test")
 """The parts of a split."""
@@ -57,8 +58,8 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
 
     links: dict[tuple[str, ...], None] = {}  # many rows have the same links
     for row in rows:
-        named = (f"name {row.image_id}",) if row.image_id else ()
-        shared = (f"{column} {text_of(row.metadata[column])}" for column in together if column in row.metadata)
+        named = (f"name {nfc(row.image_id)}",) if row.image_id else ()
+        shared = (f"{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
         links[f"key {row.key}", *named, *shared] = None
     for first, *others in links:
         root = find(first)
@@ -97,8 +98,8 @@ def split_by_image(
 
 def split_by_lists(names: Iterable[str], lists: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """The part of each image by its name, with or without its suffix; empty for those that are in no list."""
-    part_of_name = {without_suffix(name): part for part, listed in lists.items() for name in listed}
-    return {name: part_of_name.get(without_suffix(name), "") for name in names}
+    part_of_name = {without_suffix(nfc(name)): part for part, listed in lists.items() for name in listed}
+    return {name: part_of_name.get(without_suffix(nfc(name)), "") for name in names}
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from lookonce.datasets.formats.checks import is_utf8
 from lookonce.errors import UsageError
 from lookonce.settings import load_values
-from lookonce.text import quoted
+from lookonce.text import nfc, quoted
 
 Candidates = dict[str, tuple[str, ...]]
-"""The candidates of each question text."""
+"""The candidates of each question text; both in NFC."""
 EXPECTED = 'a mapping of question texts to lists of answers, such as {"Is there text?": ["yes", "no"]}'
 
 
 def read_candidates(path: Path) -> Candidates:
-    """The candidates of each question, without spaces around them.
+    """The candidates of each question in NFC, without spaces around them.
 
     Raises:
         UsageError: the file is missing or not YAML; a list is empty, or has a candidate twice or one that is no text.
@@ -44,4 +45,6 @@ def _candidates(question: str, given: Any, name: str) -> tuple[str, ...]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: expected a text that is not empty, got {value!r}; write it in quotes")
-    return value
+    if not is_utf8(value):
+        raise UsageError(f"{where}: {value!r} holds half a character (a lone surrogate); correct it")
+    return nfc(value)

@@ -1,6 +1,7 @@
-"""Which column of a parquet file holds one image per row.
+"""The usual names of columns, and which column of a parquet file holds one image per row.
 
-Such a column is a struct with `bytes` and maybe `path`, as Hugging Face's Image feature writes it, or plain binary.
+An image column is a struct with `bytes` and maybe `path`, as Hugging Face's Image feature writes it, or plain binary.
+Other columns of bytes, such as masks, are not images of the question.
 """
 
 from __future__ import annotations
@@ -9,6 +10,16 @@ from typing import Any, NamedTuple
 
 from lookonce.errors import ImageError
 
+IMAGE_NAMES = (
+    *("image_filename", "file_name", "image_path", "image", "filename", "img", "img_path", "image_file", "img_file"),
+    *("image_name", "img_name", "picture", "photo"),
+)
+"""Names of the column with the image of a row: its file name or its bytes."""
+IMAGE_ID_NAMES = ("img_id", "image_id")
+"""Names of the column with the dataset's name for the image, after which its file may be named."""
+QUESTION_NAMES = ("question", "query", "problem", "prompt")
+ANSWER_NAMES = ("answer", "answers", "label", "response", "solution", "output", "target", "ground_truth")
+"""Names of the columns of a table of questions. Of each kind the first one counts that a row has."""
 MAX_IMAGE_BYTES = 1 << 30
 """The largest image file that is read, since a larger one could exhaust the memory."""
 
@@ -37,25 +48,36 @@ def image_columns(schema: Any) -> dict[str, ImageColumn]:
 
 
 def find_image_column(schema: Any) -> ImageColumn | None:
-    """The image column, or None if there is none; structs are preferred to plain binary columns.
+    """The column with the embedded image of a row, or None if there is none, or if another column names its file.
+
+    A column with a usual name is preferred to others, and a struct to plain binary.
 
     Raises:
-        ImageError: there are several and none is called `image`.
+        ImageError: there are several, none of which has a usual name.
     """
     every = image_columns(schema)
-    columns = {name: column for name, column in every.items() if column.is_struct} or every
-    if "image" in columns:
-        return columns["image"]
+    structs = {name: column for name, column in every.items() if column.is_struct}
+    for columns in (structs, every):
+        if name := next((name for name in ("image", *IMAGE_NAMES) if name in columns), None):
+            return columns[name]
+    if any(name in schema.names for name in IMAGE_NAMES):
+        return None
+    columns = structs or every
     if len(columns) > 1:
         raise ambiguous(schema)
     return next(iter(columns.values()), None)
+
+
+def byte_columns(schema: Any) -> list[str]:
+    """The names of all columns that hold bytes, at any depth."""
+    return [field.name for field in schema if "binary" in str(field.type)]
 
 
 def ambiguous(schema: Any) -> ImageError:
     """The error for a file that has no image column, or several."""
     return ImageError(
         "expected one image column (a struct with `bytes`, or binary), or several of which one is called `image`; "
-        f"the columns are {schema.names}"
+        f"the columns are {schema.names}; leave the others out, or call the one with the images `image`"
     )
 
 

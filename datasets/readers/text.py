@@ -3,7 +3,7 @@
 Design: JSONL and CSV are read line by line. The text of an array is in memory and one record at a time is decoded; its
 records are counted from 1 ("train.json: record 12"), since all of them may be on one line. Lines end at line feeds
 only; U+2028 and similar characters are part of a text. CSV is that of Python and spreadsheets (RFC 4180), with a
-header; all cells are texts.
+header; all cells are texts. Its separator is that of the header, since spreadsheets write semicolons in many countries.
 
 The first row that cannot be read is an error. A caller that wants to know all of them passes `broken`; reading then
 continues with the next row. After wrong JSON in an array, or wrong quotes in CSV, where the next row begins is unknown,
@@ -33,6 +33,8 @@ HEAD_BYTES = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECODE = json.JSONDecoder().raw_decode
 SPACE = re.compile(r"[ \t\r\n]*")
+SEPARATORS = (",", "\t", ";", "|")
+"""Separators of cells; the first is usual in .csv, the second in .tsv."""
 MAX_CELL_CHARACTERS = 1 << 30
 MAX_LINE_BYTES = 1 << 30
 """The longest line: a file of nothing but zeros may be a terabyte long and take no place on the disk."""
@@ -56,6 +58,11 @@ def read_head(path: Path) -> bytes:
 def is_array(head: bytes) -> bool:
     """Whether a JSON file that begins with these bytes holds an array, not one object per line."""
     return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file that begins with these bytes holds JSON: an array or an object."""
+    return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"[", b"{"))
 
 
 def refuse(origin: str, error: RecordsError) -> None:
@@ -85,11 +92,17 @@ def _check_length(line: bytes | str, origin: str) -> None:
         raise RecordsError(f"{origin}: the line is longer than {MAX_LINE_BYTES:,} bytes; is this a text file?")
 
 
+def not_utf8(place: str, error: UnicodeDecodeError, kind: str) -> RecordsError:
+    """The error of a file, or a line of one, that is not in UTF-8."""
+    advice = "convert one that was written on Windows with: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+    return RecordsError(f"{place} cannot be read ({error}); expected a {kind} file in UTF-8; {advice}")
+
+
 def _decode_text(line: bytes, origin: str) -> str:
     try:
         return line.removesuffix(b"\n").decode()
     except UnicodeDecodeError as error:
-        raise RecordsError(f"{origin}: cannot be read ({error}); expected a JSONL file in UTF-8") from None
+        raise not_utf8(f"{origin}:", error, "JSONL") from None
 
 
 def decode_json(text: str, origin: str) -> Any:
@@ -112,7 +125,10 @@ def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> 
     if (num_bytes := path.stat().st_size) > MAX_ARRAY_BYTES:
         limit = f"expected at most {MAX_ARRAY_BYTES:,}"
         raise RecordsError(f"{name} has {num_bytes:,} bytes, {limit}; write one record a line, as JSONL")
-    text = path.read_text(encoding="utf-8-sig")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(name, error, "JSON") from None
     position, number = _skip_space(text, _skip_space(text, 0) + 1), 0
     is_open = text[position : position + 1] != "]"
     while is_open:
@@ -150,14 +166,20 @@ def _skip_space(text: str, position: int) -> int:
     return match.end()
 
 
-def read_csv(path: Path, name: str | None = None, delimiter: str = ",", broken: Broken = refuse) -> Rows:
-    """The cells of each row by the names in the header; blank lines are skipped."""
+def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
+    """The cells of each row by the names in the header; blank lines are skipped.
+
+    `delimiter` is by default the one that separates the header.
+    """
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     name, start = name or str(path), 1
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
         try:
-            header = next(rows, [])
+            first = next(filter(str.strip, iter(partial(file.readline, HEAD_BYTES), "")), "")
+            delimiter = delimiter or separator_of(first, SEPARATORS[path.suffix.lower() == ".tsv"])
+            file.seek(0)
+            rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
+            header = next(filter(None, rows), [])
             _check_header(header, name)
             start = rows.line_num + 1
             for cells in rows:
@@ -168,6 +190,23 @@ def read_csv(path: Path, name: str | None = None, delimiter: str = ",", broken: 
                     broken(origin, _wrong_number(header, cells, origin))
         except csv.Error as error:
             broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({error})"))
+        except UnicodeDecodeError as error:
+            raise not_utf8(name, error, "CSV") from None
+
+
+def separator_of(header: str, usual: str) -> str:
+    """The separator of a table with this header: the usual one, unless only another one separates anything."""
+    if len(cells_of(header, usual)) > 1:
+        return usual
+    return max((usual, *SEPARATORS), key=lambda separator: len(cells_of(header, separator)))
+
+
+def cells_of(line: str, separator: str) -> list[str]:
+    """The cells of a line; none if it is not one of a table."""
+    try:
+        return next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:
+        return []
 
 
 def _lines(file: TextIO, name: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """A small tokenizer with Qwen's special tokens and a chat template of the same structure.
 
 It is a byte-level BPE trained on the sample's own questions and answers, so that a word is about one token and
-sequences stay short; any other text is encoded byte by byte. Real tokenizers differ only in their vocabulary: the code
-that turns records into tokens is the same for both.
+sequences stay short; any other text is encoded byte by byte. Its normaliser, its pattern and its decoder are those of
+Qwen's tokenizers, which also have tokens that are not special, such as `<think>`. The code that turns records into
+tokens is the same for both.
 """
 
 from __future__ import annotations
@@ -11,27 +12,12 @@ import itertools
 import json
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lookonce.datasets.sample.questions import NORMAL_QUESTION, QUESTIONS
 from lookonce.datasets.sample.scene import LESIONS
+from lookonce.families.family import SPECIAL_TOKENS
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
 NUM_WORD_TOKENS = 640
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -87,6 +73,7 @@ def _corpus() -> list[str]:
 
 def _train(corpus: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"),

@@ -8,13 +8,13 @@ bytes in every repetition; so they have a file of their own.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lookonce.environment import device_name
+from lookonce.run.folder import read_form
 
 
 @dataclass
@@ -36,8 +36,12 @@ class AnsweringCost:
 
     @classmethod
     def read(cls, path: Path) -> AnsweringCost:
-        """The cost in a file; without figures if there is none, as in runs of earlier versions."""
-        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+        """The cost in a file; without figures if there is none.
+
+        Raises:
+            RunFolderError: the file is broken.
+        """
+        return read_form(path, cls, "write it again with: lookonce eval RUN") if path.exists() else cls()
 
     @contextlib.contextmanager
     def measure(self, num_questions: int) -> Iterator[None]:

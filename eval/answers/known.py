@@ -8,7 +8,7 @@ be the one before, so it does not count.
 
 from __future__ import annotations
 
-from lookonce.errors import RecordsError
+from lookonce.errors import RecordsError, RunFolderError
 from lookonce.eval.answers.baselines import as_asked
 from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.cost import AnsweringCost
@@ -27,7 +27,10 @@ def known_predictions(folder: RunFolder, questions: Questions, choice: Choice | 
     path = folder.predictions(questions.name)
     if not path.exists() or is_begun(path.parent, questions.name):
         return None
-    cost = AnsweringCost.read(folder.answering(questions.name))
+    try:
+        cost = AnsweringCost.read(folder.answering(questions.name))
+    except RunFolderError:
+        return None
     if cost.identity != questions.identity(folder):
         return None
     if choice and cost.candidates != choice.identity(cost.identity):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from lookonce.eval.scores.headline import Baseline, BaselineAnswers
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import hash_file
-from lookonce.run.folder import RunFolder, environment
+from lookonce.run.folder import Environment, RunFolder
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
@@ -202,7 +202,7 @@ class Questions:
 
 def on_this_machine(identity: str) -> str:
     """An identity of answers with the same bits: libraries and hardware included."""
-    return hashlib.sha256(json.dumps([identity, environment()], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([identity, asdict(Environment.this())], sort_keys=True).encode()).hexdigest()
 
 
 def _bar(total: int, *, disable: bool | None) -> Any:

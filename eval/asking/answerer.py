@@ -32,13 +32,12 @@ from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.talk import Talk
 from lookonce.eval.decoding.waves import Room
 from lookonce.files import hash_file
-from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.frozen.choice import model_settings
-from lookonce.train.model.load import PRECISIONS, check_adapter, load_trained, load_untuned
+from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
 
 Results = dict[int, Answer | LookonceError]
 """The answer to each question by its number, or why it has none."""
@@ -88,8 +87,8 @@ class Answerer:
             return cls(RunInputs.of_model(find_untuned(Path(run))), None)
         folder, run_file = find_run(Path(run), needs_run=True)
         inputs = RunInputs.of_model(run_file)
-        check_adapter(folder.adapter)
-        identity = model_identity(inputs.model_folder.folder, folder.recorded_inputs())
+        folder.check_adapter()
+        identity = inputs.model_identity(folder.recorded_inputs())
         folder.check_inputs(identity | {"cache": inputs.fingerprint.sha256})
         return cls(inputs, folder.adapter)
 
@@ -162,7 +161,7 @@ class Answerer:
         files = sorted(self.adapter.glob("adapter_*")) if self.adapter else []
         settings: dict[str, Any] = {
             "adapter": {path.name: hash_file(path) for path in files},
-            "model": model_identity(inputs.model_folder.folder, {}),
+            "model": inputs.model_identity(),
             "cache": inputs.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split", "candidates", "frozen"}),
             "precision": model_settings(run),

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lookonce.datasets.image_suffixes import IMAGE_SUFFIX, SUFFIXES
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import RecordsError, UsageError
+from lookonce.files import files_below
 
 if TYPE_CHECKING:
     from lookonce.eval.answers.dialogues import Asked
@@ -52,17 +54,27 @@ def ask_each(prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], syst
 def match_images(patterns: Iterable[str]) -> list[Path]:
     """The files that patterns such as `folder/*.jpg` match, sorted, each once; `**` matches any number of folders.
 
+    A folder stands for the images in it and in its subfolders, by their suffixes.
+
     Raises:
-        UsageError: a pattern matches no file.
+        UsageError: a pattern matches no file, or a folder has no image.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
         name = os.path.expanduser(pattern)
         if os.path.isdir(name):
-            raise UsageError(f"{pattern} is a folder; name its images, for example '{os.path.join(pattern, '*.jpg')}'")
-        matches = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+            matches = sorted(str(path) for path in files_below(Path(name)) if IMAGE_SUFFIX.search(path.name))
+            problem = (
+                f"is a folder without images: no name in it or in its subfolders ends in .{', .'.join(SUFFIXES)}; name "
+                "another folder, or a pattern of files"
+            )
+        else:
+            matches = (
+                [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+            )
+            problem = "matches no file; put the pattern into quotes, and check the folder"
         if not matches:
-            raise UsageError(f"--images {pattern} matches no file; put the pattern into quotes, and check the folder")
+            raise UsageError(f"--images {pattern} {problem}")
         found |= dict.fromkeys(map(Path, matches))
     return list(found)
 

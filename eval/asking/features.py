@@ -38,11 +38,15 @@ class LiveFeatures:
         self._inputs = inputs
         self._encoded: dict[str, ImageFeatures] = {}
 
+    @property
+    def _is_built(self) -> bool:
+        return (self._inputs.cache_folder / MANIFEST).exists()
+
     @cached_property
     def _cache(self) -> VisionCache | None:
         """The run's cache, if it is built; it may lack any image."""
         options, inputs = self._inputs.run.cache, self._inputs
-        if not (inputs.cache_folder / MANIFEST).exists():
+        if not self._is_built:
             return None
         return find_cache(options.dir, inputs.fingerprint, check=options.check)
 
@@ -57,10 +61,10 @@ class LiveFeatures:
         Raises:
             CacheError: another process repairs it.
         """
-        if self._cache is None:
+        if not self._is_built:
             yield
         else:
-            with using(self._cache.folder, "lookonce predict", self._inputs.run.cache.claim_s):
+            with using(self._inputs.cache_folder, "lookonce predict", self._inputs.run.cache.claim_s):
                 yield
 
     def encode(self, images: ImageIndex, keys: Collection[str]) -> dict[str, ImageError]:

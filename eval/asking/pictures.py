@@ -13,7 +13,10 @@ Shown = Picture | tuple[Picture, ...]
 
 
 class PictureFiles:
-    """Writes images of Pillow to files, unchanged: then they are read, named and encoded like all others."""
+    """Writes images of Pillow to files: then they are read, named and encoded like all others.
+
+    They are written as RGB, as transformers reads the file of such an image. PNG notes a transparent colour.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -23,6 +26,6 @@ class PictureFiles:
         if not isinstance(picture, Image.Image):
             return Path(picture)
         self._num_written += 1
-        path = self._folder / f"{self._num_written}.bmp"
-        ImageOps.exif_transpose(picture).convert("RGB").save(path)
+        path = self._folder / f"{self._num_written}.png"
+        ImageOps.exif_transpose(picture).convert("RGB").save(path, compress_level=0)
         return path

@@ -21,7 +21,7 @@ from lookonce.eval.comparison.metric import Metric, is_exact_match_poor, score_e
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
-from lookonce.text import count, listed, quoted
+from lookonce.text import count, listed, nfc, quoted
 
 Asked = tuple[tuple[str, ...], str, int]
 """Images, question, turn."""
@@ -87,7 +87,7 @@ def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Pred
     """The predictions by their keys, in their order."""
     same: dict[Asked, list[int]] = {}
     for number, one in enumerate(predictions):
-        asked = (one.image_keys if has_keys else one.images, one.question, one.turn)
+        asked = (one.image_keys if has_keys else one.images, nfc(one.question), one.turn)
         same.setdefault(asked, []).append(number)
     keys: dict[int, Key] = {}
     for asked, numbers in same.items():
@@ -98,7 +98,7 @@ def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Pred
 
 def _told_apart(one: Prediction) -> tuple[list[str], list[str], str]:
     """What tells a question from another with the same text; own answers before it are others in each run."""
-    return sorted(_references(one)), [turn.question for turn in one.earlier], one.origin
+    return sorted(_references(one)), [nfc(turn.question) for turn in one.earlier], one.origin
 
 
 def _differences(
@@ -119,7 +119,7 @@ def _differences(
 
 
 def _references(one: Prediction) -> set[str]:
-    return {text.strip() for text in (one.answer, *one.references)}
+    return {nfc(text).strip() for text in (one.answer, *one.references)}
 
 
 def _examples(predictions: Sequence[Prediction]) -> str:

@@ -28,6 +28,7 @@ def score_each(predictions: Sequence[Prediction], metric: Metric) -> tuple[list[
     if metric == "exact_match":
         return [float(one.is_right) for one in predictions], [float(one.is_majority_right) for one in predictions]
     overlap = cache(word_overlap)  # the same answer to the same question is scored once
+    predictions = [one.in_nfc for one in predictions]
     right = [(one.answer, *one.references) for one in predictions]
     model, majority = (
         [overlap(given, references).f1 for given, references in zip(answers, right, strict=True)]

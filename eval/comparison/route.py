@@ -15,7 +15,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.comparison.join import in_one_order
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.text import count, listed
+from lookonce.text import count, listed, nfc
 
 Label = Literal["stage", "category", "source"]
 """The labels of a question that are in its prediction."""
@@ -27,9 +27,9 @@ def route(runs: Mapping[str, Run], by: Label) -> list[Prediction]:
     Raises:
         UsageError: the runs answered different questions, or questions have a label without a run.
     """
-    rows = dict(zip(runs, in_one_order(list(runs.values())), strict=True))
-    labels = [getattr(one, by) for one in next(iter(rows.values()))]
-    check_labels(labels, list(runs), by)
+    rows = dict(zip(map(nfc, runs), in_one_order(list(runs.values())), strict=True))
+    labels = [getattr(one.in_nfc, by) for one in next(iter(rows.values()))]
+    check_labels(labels, list(rows), by)
     return [rows[label][number] for number, label in enumerate(labels)]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lookonce.datasets.formats.record import Record
 from lookonce.eval.scores.prediction import Prediction
+from lookonce.text import nfc
 
 TrainingAnswers = Mapping[str, AbstractSet[str]]
 """The answers of the training records to each question."""
@@ -48,11 +49,12 @@ class Counts:
 
 
 def training_answers(records: Iterable[Record]) -> dict[str, set[str]]:
-    """The answers to each question in some records, with all references."""
+    """The answers to each question in some records, with all references; both in NFC."""
     answers: dict[str, set[str]] = {}
     for record in records:
         for turn in record.turns:
-            answers.setdefault(turn.question, set()).update(text.strip() for text in (turn.answer, *record.references))
+            texts = (nfc(text).strip() for text in (turn.answer, *record.references))
+            answers.setdefault(nfc(turn.question), set()).update(texts)
     return answers
 
 

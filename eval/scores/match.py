@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from lookonce.text import nfc
+
 LENIENT = "lenient (substring or 0.7 similarity, as in earlier publications)"
 SIMILARITY = 0.7
 MAX_SIMILAR = 300
@@ -33,8 +35,8 @@ class Overlap(NamedTuple):
 
 
 def exact(given: str, references: Sequence[str]) -> bool:
-    """Whether the answer equals a reference, apart from spaces around it."""
-    return given.strip() in {text.strip() for text in references}
+    """Whether the answer equals a reference, apart from spaces around it and Unicode's normal form."""
+    return nfc(given).strip() in {nfc(text).strip() for text in references}
 
 
 def exact_lower(given: str, references: Sequence[str]) -> bool:

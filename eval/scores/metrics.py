@@ -21,9 +21,11 @@ from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, sco
 from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore, Headline
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.bootstrap import MIN_CLUSTERS, Interval
-from lookonce.text import count, rows, table
+from lookonce.run.folder import RunFolder, read_form
+from lookonce.text import count, rows, shell, table
 
 __all__ = ["Evaluation", "Score"]
+
 
 IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
 """Figures that are in the file of the metrics and not in the text."""
@@ -62,18 +64,19 @@ class Evaluation:
 
         `training` are the answers of the training records, `sizes` those of images by key.
         """
-        groups = {name: scores_by(predictions, name) for name in GROUPINGS}
-        headline = Headline.of(predictions, baselines or {})
+        compared = [one.in_nfc for one in predictions]
+        groups = {name: scores_by(compared, name) for name in GROUPINGS}
+        headline = Headline.of(compared, baselines or {})
         return cls(
             predictions=predictions,
-            overall=score(predictions),
+            overall=score(compared),
             interval=headline.interval,
             baselines=headline.baselines,
             candidates=headline.candidates,
             groups=groups,
-            figures=figures(predictions, groups, sizes or {}),
-            counts=Counts.of(predictions, training),
-            calibration=Calibration.of(predictions),
+            figures=figures(compared, groups, sizes or {}),
+            counts=Counts.of(compared, training),
+            calibration=Calibration.of(compared),
         )
 
     @property
@@ -149,3 +152,30 @@ class Evaluation:
             "calibration": self.calibration and asdict(self.calibration),
             "text_metrics": self.text_metrics,
         }
+
+
+@dataclass(frozen=True)
+class WrittenMetrics:
+    """The fields of metrics/SPLIT.json that are read again."""
+
+    overall: Score
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
+
+
+def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
+    """What `Evaluation.to_json` gave for a split or a baseline of it; empty if that was not evaluated.
+
+    Raises:
+        RunFolderError: the file is broken; names it.
+    """
+    path = folder.metrics(name)
+    if not path.exists():
+        return {}
+    split, _, baseline = name.partition("-")
+    again = shell("lookonce", "eval", folder.folder, "--split", split, *(["--baselines"] if baseline else []))
+    advice = f"write it again with: {again}"
+    read_form(path, WrittenMetrics, advice)
+    return read_form(path, dict[str, Any], advice)

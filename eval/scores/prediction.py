@@ -1,8 +1,8 @@
 """Predictions: one answered question each, written to JSONL and read from it.
 
-Design: an answer is right if it equals the reference apart from spaces around it; lenient metrics, for which "no"
-matches "none", have spoiled published numbers. A record with several `references` in its metadata, which `lookonce data
-prepare` makes from rows with different answers, has several right answers.
+Design: an answer is right if it equals the reference apart from spaces around it and Unicode's normal form; lenient
+metrics, for which "no" matches "none", have spoiled published numbers. A record with several `references` in its
+metadata, which `lookonce data prepare` makes from rows with different answers, has several right answers.
 
 A row has all that a score or a judge needs without the records: image keys, by which runs are compared, the labels of
 the record, and the prompt. Its keys are described in docs/predictions.md. A row of earlier versions has no `version`
@@ -25,8 +25,9 @@ from lookonce.datasets.formats.checks import is_utf8
 from lookonce.datasets.formats.record import Turn
 from lookonce.datasets.readers.text import read_jsonl
 from lookonce.errors import RecordsError
+from lookonce.eval.scores.match import exact
 from lookonce.files import write_text
-from lookonce.text import located, quoted
+from lookonce.text import located, nfc, quoted
 
 VERSION = 1
 """The version of the rows that are written."""
@@ -108,7 +109,14 @@ class Prediction:
 
     def accepts(self, given: str) -> bool:
         """Whether an answer is right."""
-        return given.strip() in {text.strip() for text in (self.answer, *self.references)}
+        return exact(given, (self.answer, *self.references))
+
+    @property
+    def in_nfc(self) -> Prediction:
+        """The prediction with its texts as they are compared; a file has them as they were written."""
+        texts: dict[str, Any] = {name: nfc(text) for name in TEXTS if (text := getattr(self, name)) is not None}
+        earlier, context = (tuple(turn.in_nfc for turn in turns) for turns in (self.earlier, self.context))
+        return replace(self, **texts, references=tuple(map(nfc, self.references)), earlier=earlier, context=context)
 
     def to_json(self) -> dict[str, Any]:
         """The row in a predictions file; keys without a value are left out, also a log-probability that is NaN."""
@@ -120,6 +128,11 @@ class Prediction:
         return {"version": VERSION} | kept | {"right": self.is_right}
 
 
+TEXTS = (
+    *("question", "answer", "predicted", "majority", "majority_in_context", "candidate", "system"),
+    *("source", "category", "stage"),
+)
+"""Keys whose values are single texts to compare."""
 OPTIONAL = {
     *("references", "source", "category", "stage", "system", "earlier", "earlier_answers", "majority_in_context"),
     *("context", "context_answers"),

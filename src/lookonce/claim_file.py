@@ -30,9 +30,13 @@ import psutil
 from lookonce.environment import machine
 from lookonce.files import naming_full_disk, read_json, temporary_name
 
+IN_USE = "is in use by"
+"""What stands in each message that another process holds a claim."""
 EXPIRY_S = 180
 """Longer than network filesystems cache file times (60 s on NFS by default)."""
 HEARTBEATS_PER_EXPIRY = 9
+TICK_S = 2
+"""The resolution of the coarsest filesystem clocks."""
 CLAIM_BYTES = 1024
 """Every claim file is padded to this size, so that it can be rewritten in place."""
 
@@ -172,6 +176,11 @@ class FolderClaim:
         self._heart.start()
         return ""
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether `take` has got the claim."""
+        return self._file is not None
+
     def is_lost(self) -> bool:
         """Whether another process has taken over what this one had taken."""
         if self._file is None or self._file.is_held():
@@ -204,7 +213,6 @@ def holder(path: Path, expiry_s: float) -> str:
     text = f"`{content.get('command', 'lookonce')}`: process {process.pid} on {process.host}{job}, since {since}"
     if process.machine == machine():
         return text
-    silent_s = max(silent_s, 0.0)
     return f"{text} (its heartbeat is {silent_s:.0f} s old; if it was killed, its claim ends after {expiry_s:g} s)"
 
 
@@ -249,15 +257,22 @@ def read_process_file(path: Path, make: Callable[..., Content]) -> Content | Non
 
 
 def age(path: Path) -> float:
-    """Seconds since a file was modified, by the filesystem's clock."""
+    """Seconds since a file was modified, by the filesystem's clock.
+
+    A time in the future, by which a dead claim would last as long as that clock was ahead, is set to now: a living
+    holder writes its own at the next heartbeat.
+    """
     pulse = temporary_name(path.parent / "pulse")
     try:
         pulse.touch()
-        return pulse.stat().st_mtime - path.stat().st_mtime
+        found = pulse.stat().st_mtime - path.stat().st_mtime
+        if found < -TICK_S:
+            os.utime(path)
+        return max(found, 0.0)
     except FileNotFoundError:
         raise
     except OSError:  # a read-only folder or a full disk
-        return time.time() - path.stat().st_mtime
+        return max(time.time() - path.stat().st_mtime, 0.0)
     finally:
         with contextlib.suppress(OSError):
             pulse.unlink()

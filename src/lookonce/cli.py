@@ -52,6 +52,7 @@ from lookonce.commands.status import status
 from lookonce.commands.train import train
 from lookonce.errors import LookonceError, Stopped, UsageError, explain_system_error
 from lookonce.signals import RESUME, exit_on_signal
+from lookonce.text import printable
 from lookonce.version import __version__
 
 RESUMABLE = (
@@ -99,7 +100,7 @@ class Commands(click.Group):
 def _say(message: str) -> None:
     """Print the message of an error; a terminal that is closed gets none, and the exit code stays."""
     with contextlib.suppress(OSError):
-        click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+        click.echo(f"{click.style('Error:', fg='red')} {printable(message)}", err=True)
 
 
 def _advice() -> str:

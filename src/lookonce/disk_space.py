@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lookonce.errors import DiskFull, LookonceError
@@ -57,8 +57,8 @@ def disk_full(
 
 
 @contextlib.contextmanager
-def full_disk_named(folder: Path, num_bytes: int, what: str, advice: str) -> Iterator[None]:
-    """Within the block, a full disk is an error that says how many bytes are missing for `what`.
+def full_disk_named(folder: Path, num_bytes: int, what: str, advice: Callable[[], str]) -> Iterator[None]:
+    """Within the block, a full disk is an error that says how many bytes are missing for `what`, and the `advice`.
 
     Libraries raise their own errors: torch.save a RuntimeError, safetensors a SafetensorError, without the system's
     reason. So after any error but ours, the disk is asked whether it takes `num_bytes` in `folder`.
@@ -74,7 +74,7 @@ def full_disk_named(folder: Path, num_bytes: int, what: str, advice: str) -> Ite
         refused = error if isinstance(error, OSError) and is_full(error) else _refusal(folder, num_bytes)
         if refused is None:
             raise
-        raise disk_full(folder, num_bytes, refused, what, advice) from error
+        raise disk_full(folder, num_bytes, refused, what, advice()) from error
 
 
 def _refusal(folder: Path, num_bytes: int) -> OSError | None:

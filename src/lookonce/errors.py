@@ -16,6 +16,7 @@
     |- TrainingError            training diverged, ran out of memory, could not be captured, or is not exact here;
     |                           or its best checkpoint is damaged
     `- RunFolderError           the output folder holds another run or other files
+       `- FolderInUse           another process uses it
     Stopped                     a signal asked the process to stop; exit code 75: run the same command again
 
 A message says what is wrong, the value, what is allowed, and the command to run next. Our own invariants are
@@ -135,6 +136,10 @@ class TrainingError(LookonceError):
 
 class RunFolderError(LookonceError):
     """The output folder holds another run or other files."""
+
+
+class FolderInUse(RunFolderError):
+    """Another process uses the run folder."""
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -86,6 +86,18 @@ def naming_full_disk(path: Path, num_bytes: int = 0, temporary: Path | None = No
         raise NoRoom(code, path, needed) from error
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files in a folder and its subfolders, through links, each folder once; hidden names are left out."""
+    seen = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
+
+
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no other process on any machine chooses."""
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from lookonce.errors import UsageError, explain_os_error
 from lookonce.files import read_limited
-from lookonce.text import shown
+from lookonce.text import nfc, shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
 SCALARS = (str, int, Path)
@@ -113,7 +113,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     """PyYAML's safe loader, which refuses a key that is there twice; PyYAML itself keeps the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        keys = Counter(nfc(key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key in (key for key, number in keys.items() if number > 1):
             problem = f"the key {key!r} is there twice"
             raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)

@@ -1,4 +1,4 @@
-"""Text for people: numbers, tables, bar charts, lists, and texts from data cut to fit."""
+"""Text for people: numbers, tables, bar charts, lists, and texts from data cut to fit; the form to compare texts in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 import shlex
 import shutil
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 Notify = Callable[[str], None]
 """Takes a note for the user: what is being done, or what is unusual about it."""
@@ -16,6 +18,14 @@ Notify = Callable[[str], None]
 
 def quiet(note: str) -> None:
     """`Notify` that drops the notes."""
+
+
+def nfc(text: str) -> str:
+    """The text in Unicode's normal form C, in which texts are compared.
+
+    The tokenizers of Qwen normalise to NFC, so a model never writes another form; files of macOS and of PDF exports do.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def size(num_bytes: float) -> str:
@@ -132,7 +142,29 @@ def shown(text: str, width: int = MAX_SHOWN) -> str:
 
 def one_line(text: str) -> str:
     """A text from data on one line, with escapes for characters that cannot be printed."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def printable(text: str) -> str:
+    """A text of several lines for a terminal or a log, with escapes for other characters that cannot be printed.
+
+    Texts and names from data may have control characters, which could move the cursor, colour what follows, or turn
+    the direction of a line.
+    """
+    return "\n".join("\t".join(map(one_line, line.split("\t"))) for line in text.split("\n"))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, with escapes for what JSON itself would leave as it is and cannot be printed."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return "\n".join(
+        line if line.isprintable() else "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
+        for line in text.split("\n")
+    )
+
+
+def _escaped(char: str) -> str:
+    return char if char.isprintable() else ascii(char)[1:-1]
 
 
 def quoted(text: str, width: int = MAX_SHOWN) -> str:

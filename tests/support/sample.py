@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets import stamps
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
@@ -146,6 +148,12 @@ def backdate() -> Callable[[Path, float], None]:
         os.utime(path, (touched, touched))
 
     return backdate
+
+
+@pytest.fixture
+def files_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were just written have stamps that are trusted; no program can set the time of a status change."""
+    monkeypatch.setattr(stamps, "now", lambda: time.time() + 10)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.identity import answers_identity
 from lookonce.run.start_adapter import start_identity
+from support.answers import look_finished
+from support.answers import look_trained as look_folder_trained
 
 if TYPE_CHECKING:
     from lookonce.study.expand import StudyRun
@@ -47,8 +49,7 @@ def look_trained() -> Callable[[StudyRun], None]:
         one.folder.claim(one.run, start_identity(one.run, {}) | answers_identity(one.run.data.context))
         one.folder.adapter.mkdir()
         (one.folder.adapter / "adapter_model.safetensors").write_text(f"weights of {one.name}")
-        figures = {"num_steps": 4, "first_step": 0, "num_samples": 32, "num_too_long": 0, "seconds": 3.2}
-        write_json(one.folder.trained, figures | {"wait_share": 0.0})
+        look_folder_trained(one.folder, wait_share=0.0)
 
     return make
 
@@ -62,6 +63,6 @@ def look_complete(look_trained) -> Callable[[StudyRun, list[Prediction]], None]:
         write_predictions(one.folder.predictions("val"), rows)
         write_json(one.folder.metrics("val"), Evaluation.of(rows).to_json())
         write_json(one.folder.answering("val"), {"num_answered": len(rows), "seconds": 1.5})
-        write_json(one.folder.folder / "summary.json", {"cache_bytes": 12_000})
+        look_finished(one.folder)
 
     return make

@@ -6,6 +6,9 @@ prompt. So no template has to be known in advance, and token boundaries are thos
 answers and the end token after each answer are supervised. An `Example` keeps one placeholder token per image, which is
 expanded when a batch is made; this keeps tens of thousands of examples small. One conversation takes 0.2 ms; the folder
 `chat` makes the same tokens of many.
+
+To render the prompt of every turn takes the square of the turns. So of a long conversation the prompts of the first and
+the last turns are rendered, and between them each turn must be written around its texts as the second one was.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from lookonce.train.data.chat.template import explained, failure_of
 
 THINKING = "enable_thinking"
 """The variable by which chat templates of Qwen know whether the model should think before it answers."""
+EDGE = 8
+"""How many turns at each end of a long conversation have their prompts rendered."""
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
 
@@ -136,8 +141,7 @@ class ChatTokenizer:
         self._check_texts(record)
         messages = to_messages(record)
         text = self.render(messages, origin=record.origin)
-        spans = [self._answer_span(messages[:end], text, record) for end in answer_ends(messages)[num_given:]]
-        return self._tokenize(text, spans, record)
+        return self._tokenize(text, self._answer_spans(messages, text, record, num_given), record)
 
     def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The example of a record with these tokens."""
@@ -194,6 +198,29 @@ class ChatTokenizer:
             "with the model"
         )
 
+    def _answer_spans(
+        self, messages: list[dict[str, Any]], text: str, record: Record, num_given: int
+    ) -> list[tuple[int, int]]:
+        """Character offsets in `text` of each answer that is not given, and its end token."""
+        ends, turns = answer_ends(messages)[num_given:], record.turns[num_given:]
+        spans: list[tuple[int, int]] = []
+        for number, end in enumerate(ends):
+            is_at_edge = number < EDGE or number >= len(ends) - EDGE
+            span = None if is_at_edge else self._following_span(spans, turns[1], turns[number], text)
+            spans.append(span or self._answer_span(messages[:end], text, record))
+        return spans
+
+    def _following_span(
+        self, spans: Sequence[tuple[int, int]], second: Turn, turn: Turn, text: str
+    ) -> tuple[int, int] | None:
+        """The span of the answer of a turn if it is written as the second one; `spans` are those before it."""
+        before, found, after = text[spans[0][1] : spans[1][0]].partition(second.question)
+        start = spans[-1][1] + len(before) + len(turn.question) + len(after)
+        written = before + turn.question + after + turn.answer + self.tokenizer.eos_token
+        if not found or not text.startswith(written, spans[-1][1]):
+            return None
+        return start, start + len(turn.answer) + len(self.tokenizer.eos_token)
+
     def _answer_span(self, messages: list[dict[str, Any]], text: str, record: Record) -> tuple[int, int]:
         """Character offsets in `text` of the last of `messages`, an answer, and its end token."""
         prompt, answer = self.render(messages[:-1], True, record.origin), messages[-1]["content"]
@@ -228,13 +255,16 @@ class ChatTokenizer:
             )
         starts, ends = np.array(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
         supervised = np.zeros(len(token_ids), dtype=np.bool_)
-        for start, end in spans:
-            if start not in starts:
+        if spans:
+            span_starts, span_ends = np.array(spans, dtype=np.int64).T
+            if len(absent := np.flatnonzero(~np.isin(span_starts, starts))):
+                start, end = spans[absent[0]]
                 raise RecordsError(
                     f"{record.origin}: no token begins where answer {text[start:end]!r} does; answers must not begin "
                     "with spaces or line breaks, which belong to the prompt's last token"
                 )
-            supervised |= (starts >= start) & (ends <= end)
+            last = np.searchsorted(span_starts, starts, "right") - 1  # the last answer that begins before each token
+            supervised = (last >= 0) & (ends <= span_ends[last])
         return token_ids, supervised
 
 

@@ -4,8 +4,9 @@ Design: Trainer writes a checkpoint file by file into the folder that it stays i
 first, and is written when all other files are on the disk: a checkpoint without its content was interrupted and is
 ignored, and one whose files no longer agree with it is damaged and passed over. Trainer would delete old checkpoints
 before the new one is on the disk, and the newest one first if the clock was set back, so they are deleted here.
-A checkpoint of an earlier version has no checksums and is used as it is. Cost: an fsync a file, and reading each file
-once after it was written (from memory) and once before it is loaded; half a second a gigabyte, and what the disk takes.
+
+Cost: an fsync a file, and reading each file once after it was written (from memory) and once before it is loaded; half
+a second a gigabyte, and what the disk takes.
 """
 
 from __future__ import annotations
@@ -24,14 +25,22 @@ from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunFolder, is_complete,
 from lookonce.text import Notify, listed, shown
 from lookonce.train.loop.trainer_state import read_state
 
+NEEDED = (STATE, "adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
+"""Files without which no training is resumed."""
+LOADED = ("adapter_*", "*.pt", "*.pth", "*.safetensors", "*.bin")
+"""Files that Trainer, PEFT or PyTorch may load from a checkpoint."""
 OTHER_BYTES = 1_000_000
 """More than the files of a checkpoint take that are neither weights nor optimizer state."""
 MAKE_ROOM = (
     "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
     "lookonce train RUN.yaml --resume"
 )
-KEPT = f"All checkpoints are whole: {MAKE_ROOM}"
-"""What to do if the disk is full while something else is written."""
+
+
+def kept(folder: RunFolder) -> str:
+    """Which checkpoint a training continues from if the disk is full, and what to do."""
+    before = folder.last_checkpoint
+    return f"{f'{before.name} is whole' if before else 'There is no checkpoint yet'}: {MAKE_ROOM}"
 
 
 def find_checkpoint(folder: RunFolder, notify: Notify) -> Path | None:
@@ -106,15 +115,14 @@ def _changed(files: list[str]) -> str:
 
 
 def damaged_files(checkpoint: Path) -> list[str]:
-    """The files of a checkpoint that are missing, unreadable or changed; none if it has no checksums."""
-    path = checkpoint / CHECKSUMS
-    if not path.exists():
-        return []
+    """The files of a checkpoint that are missing, unreadable, changed, or loaded without a checksum."""
     try:
-        recorded = dict(read_json(path))
+        recorded = dict(read_json(checkpoint / CHECKSUMS))
     except (OSError, ValueError, TypeError):
         return [CHECKSUMS]
-    return [str(name) for name, checksum in recorded.items() if _checksum(checkpoint, name) != checksum]
+    changed = [str(name) for name, checksum in recorded.items() if _checksum(checkpoint, name) != checksum]
+    loaded = {path.name for pattern in LOADED for path in checkpoint.glob(pattern)} | {*NEEDED}
+    return changed + sorted(loaded - recorded.keys())
 
 
 def _checksum(checkpoint: Path, name: str) -> str | None:
@@ -133,10 +141,8 @@ def saving(checkpoint: Path, num_bytes: int) -> Iterator[None]:
     Raises:
         DiskFull: there is no room; what was written is deleted.
     """
-    before = RunFolder(checkpoint.parent.parent).last_checkpoint
-    kept = f"{before.name} is whole" if before else "There is no checkpoint yet"
-    what = f"{checkpoint.name} of {checkpoint.parent.parent}"
-    with full_disk_named(checkpoint.parent.parent, num_bytes, what, f"{kept}: {MAKE_ROOM}"):
+    folder = checkpoint.parent.parent
+    with full_disk_named(folder, num_bytes, f"{checkpoint.name} of {folder}", lambda: kept(RunFolder(folder))):
         delete(checkpoint)
         try:
             checkpoint.mkdir(parents=True)

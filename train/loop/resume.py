@@ -50,10 +50,11 @@ class Start:
         """Where the training of `run` in its folder starts.
 
         Raises:
-            RunFolderError: with `train.best`, the best checkpoint so far is missing.
+            RunFolderError: the adapter has changed, or with `train.best` the best checkpoint so far is missing.
         """
         is_trained = not restart and folder.trained.exists() and not folder.has_other_length(run)
         if is_trained:
+            folder.check_adapter()
             return cls(True, folder.last_checkpoint)
         checkpoint = None if restart else find_checkpoint(folder, notify)
         if checkpoint and run.train.best:

@@ -1,10 +1,13 @@
 """Gradient checkpointing: activations that the backward pass computes again instead of storing them.
 
 Design: PyTorch's checkpoint is inside of a compiled layer, where the compiler only notes what not to store. So a layer
-stays one graph, its passes can be captured as CUDA graphs, and dropout is the same again, since its seed is stored. The
-same operations are computed again, so loss and gradients do not change; those that no gradient needs are left out, such
-as a layer's last product. `train.gradient_checkpointing: true` is for whole layers. `selective` is for MLPs, which have
-half of a layer's products and most of its activations; attention is stored.
+stays one graph, its passes can be captured as CUDA graphs, and dropout is the same in both passes, since its seed is
+stored. The same operations are computed again, so loss and gradients do not change; those that no gradient needs are
+left out, such as a layer's last product. `train.gradient_checkpointing: true` is for whole layers. `selective` is for
+MLPs, which have half of a layer's products and most of its activations; attention is stored.
+
+With dropout a compiled layer that is checkpointed as a whole draws other random numbers than one that is not: the
+compiler numbers the draws of each graph by itself. The gradients are those of its own loss.
 
 Layers that are not compiled keep and set random states, so their passes cannot be captured. With FSDP, the hooks that
 gather and free a layer's weights are outside of its forward method, as they must be.

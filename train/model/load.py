@@ -181,25 +181,12 @@ def _is_quantised(module: torch.nn.Module) -> bool:
     return not all(map(torch.is_floating_point, (*module.parameters(), *module.buffers())))
 
 
-def check_adapter(adapter: Path) -> None:
-    """Check that there is a trained adapter in the folder.
-
-    Raises:
-        RunFolderError: there is none.
-    """
-    if not (adapter / "adapter_config.json").exists():
-        raise RunFolderError(
-            f"no trained adapter in {adapter}; finish the training with: lookonce train RUN.yaml --resume"
-        )
-
-
 def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:
     """The model without its tower and with a trained adapter, on the best device, in evaluation mode.
 
     Raises:
-        RunFolderError: there is no adapter in the folder.
+        RunFolderError: it is an adapter of another type, or has no weights in safetensors.
     """
-    check_adapter(adapter)
     model = _load_to_answer(model_folder, run)
     config = PeftConfig.from_pretrained(str(adapter))
     if not isinstance(config, LoraConfig):

@@ -14,7 +14,7 @@ from lookonce.errors import RecordsError
 from lookonce.eval.answers.candidates.conversations import CandidateConversations
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.scores.counts import training_answers
-from lookonce.text import Notify, count, quoted
+from lookonce.text import Notify, count, nfc, quoted
 
 OfQuestion = dict[int, tuple[str, ...]]
 """The candidates of each question that has some, by its number."""
@@ -27,7 +27,7 @@ def candidates_of(questions: Questions, notify: Notify) -> OfQuestion:
         UsageError: the file of candidates is missing or wrong.
         RecordsError: a candidate contains special tokens.
     """
-    texts = [record.turns[turn].question for record, turn in questions.asked]
+    texts = [nfc(record.turns[turn].question) for record, turn in questions.asked]
     known = _known(questions)
     known_here = {text: known[text] for text in dict.fromkeys(texts) if text in known}
     _check(known_here, questions.session.chat_tokenizer.special_tokens)

@@ -24,6 +24,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_key
 from lookonce.errors import CacheError, FeaturesMissing, UsageError
 from lookonce.files import atomic_write
+from lookonce.run.claim import claimed_around
 from lookonce.text import count, rows, size
 
 EMBEDS, GRIDS = "image_embeds", "image_grid_thw"
@@ -93,7 +94,8 @@ def export_embeds(cache: VisionCache, images: Sequence[Path], target: Path) -> E
             "are distinguished by their bytes. Add it to the records, then: lookonce cache build RUN.yaml"
         )
     tensors = image_embeds(cache, keys)
-    with atomic_write(target, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    with claimed_around(target, "lookonce adapter embeds"), atomic_write(target, num_bytes) as temporary:
         save_file(tensors, temporary, metadata=_metadata(cache, keys))
     embeds = tensors[EMBEDS]
     return Exported(

@@ -37,6 +37,9 @@ LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 """The linear layers of a decoder layer that vLLM has under these names, or packed."""
 EXPERTS = ".experts"
 WEIGHTS = (".lora_A.weight", ".lora_B.weight")
+LINEAR_ATTENTION = "https://github.com/vllm-project/vllm/issues/49354"
+EXPERT_WEIGHTS = "https://github.com/vllm-project/vllm/pull/41384"
+"""Reports that vLLM takes an adapter without a message and answers as if it were not there."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,9 @@ def check_for_vllm(place: Path) -> Check:
     """
     folder, run = find_trained(place)
     config, names = _read(folder.adapter)
-    rules = rules_for(config, names, _family(run))
-    return Check(folder.adapter, rules, serve_command(run, folder.adapter, config), _notes(run))
+    family = _family(run)
+    rules, notes = rules_for(config, names, family), [*_warnings(names, family), *_notes(run)]
+    return Check(folder.adapter, rules, serve_command(run, folder.adapter, config), notes)
 
 
 def _read(adapter: Path) -> tuple[dict[str, Any], list[str]]:
@@ -114,7 +118,7 @@ def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -
     strange = [name for name in names if not name.endswith(WEIGHTS)]
     modules = {name.rsplit(".", 3)[1] for name in names if name.endswith(WEIGHTS) and EXPERTS not in name}
     unknown = sorted(modules - LINEAR)
-    experts = sum(EXPERTS in name and name.endswith(WEIGHTS) for name in names) // 2
+    experts = _has_experts(names)
     whole = "the expert tensors as PEFT names them" if experts else "none"
     return [
         Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
@@ -137,10 +141,37 @@ def serve_command(run: RunFile, adapter: Path, config: Mapping[str, Any]) -> str
     words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(rank)]
     words += ["--revision", run.model.revision] if run.model.revision else []
     words += ["--lora-modules", f"{adapter.absolute().parent.name}={adapter}"]
-    sizes = {"min_pixels": run.cache.min_pixels, "max_pixels": run.cache.max_pixels}
-    if sizes := {name: value for name, value in sizes.items() if value}:
-        words += ["--mm-processor-kwargs", json.dumps(sizes)]
+    if run.cache.min_pixels or run.cache.max_pixels:
+        words += ["--mm-processor-kwargs", json.dumps({"size": _pixel_limits(run)})]
     return shell(*words)
+
+
+def _pixel_limits(run: RunFile) -> dict[str, int]:
+    """The limits of the run's images, under transformers' names: it drops `min_pixels` and `max_pixels`."""
+    from lookonce.cache.model.pixels import ImageProcessor
+    from lookonce.hub import locate
+
+    folder = locate(run.model.path, run.model.revision, is_local=True)
+    settings = ImageProcessor(folder, "pil", run.cache.min_pixels, run.cache.max_pixels).settings
+    return {"shortest_edge": settings["min_pixels"], "longest_edge": settings["max_pixels"]}
+
+
+def _has_experts(names: Sequence[str]) -> bool:
+    return any(EXPERTS in name and name.endswith(WEIGHTS) for name in names)
+
+
+def _warnings(names: Sequence[str], family: Family) -> list[str]:
+    """Where vLLM was seen to answer as if there were no adapter."""
+    ignored = {}
+    if "linear_attention" in family.layer_types:
+        ignored[f"all LoRA weights of {family.name}, which has linear attention"] = LINEAR_ATTENTION
+    if _has_experts(names):
+        ignored["the LoRA weights of experts"] = EXPERT_WEIGHTS
+    return [
+        f"warning: vLLM was reported to ignore {what}, without a message ({source}); compare some answers with those "
+        "of `lookonce predict`, or merge the adapter"
+        for what, source in ignored.items()
+    ]
 
 
 def _notes(run: RunFile) -> list[str]:

@@ -221,12 +221,14 @@ def _stock_loop(
     dtype: torch.dtype,
 ) -> float:
     """Seconds of a straightforward loop with stock parts; the first image warms up and does not count."""
+    from transformers.image_utils import load_image
+
     start = time.perf_counter()
     for number, image in enumerate([wanted[0], *wanted]):
         if number == 1:
             start = time.perf_counter()
         with Image.open(io.BytesIO(read_bytes(images.path_of[image.key]))) as file:
-            inputs = processor.stock(images=[file.convert("RGB")], return_tensors="pt")
+            inputs = processor.stock(images=[load_image(file)], return_tensors="pt")
         with torch.inference_mode():
             output = stock(
                 inputs["pixel_values"].to(stock.device, dtype),

@@ -33,7 +33,7 @@ def check(
     from lookonce.checks.memory import check_memory
     from lookonce.checks.model import check_model
     from lookonce.checks.output import check_output
-    from lookonce.checks.records import check_context, check_records
+    from lookonce.checks.records import check_context, check_records, count_records
     from lookonce.checks.settings import check_settings
     from lookonce.checks.start import check_start
     from lookonce.checks.tokens import check_tokens
@@ -42,7 +42,7 @@ def check(
     records, of_records = check_records(run, most)
     model, of_model = check_model(run)
     images, of_images = check_images(run, records, model)
-    results += [*check_settings(run), *of_records, *of_model, *of_images]
+    results += [*check_settings(run), *count_records(records, images.keys), *of_records, *of_model, *of_images]
     results += check_context(run, records, images.keys)
     results += check_tokens(run, records, model, images)
     results += check_disk(run, model, images, records.is_complete)

@@ -20,8 +20,8 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.checks.model import CheckedModel
 from lookonce.checks.records import CheckedRecords
 from lookonce.checks.report import Result
-from lookonce.datasets.images import bytes_key, image_size, read_many
-from lookonce.errors import CacheError, ImageError, LookonceError
+from lookonce.datasets.images import bytes_key, read_header, read_many
+from lookonce.errors import BadImage, CacheError, ImageError, LookonceError
 from lookonce.run.config import RunFile
 from lookonce.run.model_ref import fingerprint_of, source_of
 from lookonce.text import count, first_line, listed, located
@@ -40,9 +40,16 @@ class CheckedImages:
     tokens: dict[Path, int] = field(default_factory=dict)
     """The tokens of each image, unless its size is unknown."""
     keys: dict[Path, str] = field(default_factory=dict)
-    """The image key of each of these."""
+    """The image key of each image that is planned or was read."""
     to_encode: list[Path] = field(default_factory=list)
     """Images that the cache lacks, one path for each content."""
+
+    def distinct(self, paths: Iterable[Path]) -> list[Path]:
+        """One path for each content: a parquet file may have an image in many rows."""
+        found: dict[str, Path] = {}
+        for path in paths:
+            found.setdefault(self.keys.get(path, str(path)), path)
+        return list(found.values())
 
 
 def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> tuple[CheckedImages, list[Result]]:
@@ -61,16 +68,20 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
     elif origin_of:
         results.append(state)
     if unusable:
-        results.append(_unusable(run, records, unusable, origin_of))
+        results.append(_unusable(run, records, found, unusable, origin_of))
     elif origin_of:
-        results.append(Result("ok", "images", f"{count(len(origin_of), 'image')}: in the cache, or can be read"))
+        number = count(len(found.distinct(origin_of)), "image")
+        results.append(Result("ok", "images", f"{number}: in the cache, or can be read"))
     return found, results
 
 
-def _unusable(run: RunFile, records: CheckedRecords, unusable: dict[Path, str], origin_of: dict[Path, str]) -> Result:
-    named = [f"{first_line(ImageError(reason))} (used by {origin_of[path]})" for path, reason in unusable.items()]
+def _unusable(
+    run: RunFile, records: CheckedRecords, found: CheckedImages, unusable: dict[Path, str], origin_of: dict[Path, str]
+) -> Result:
+    paths = found.distinct(unusable)
+    named = [f"{first_line(ImageError(unusable[path]))} (used by {origin_of[path]})" for path in paths]
     num_records = sum(any(path in unusable for path in record.images) for record in records.all())
-    number = f"{count(len(unusable), 'image')} of {count(num_records, 'record')}"
+    number = f"{count(len(paths), 'image')} of {count(num_records, 'record')}"
     what = f"{number} cannot be used: {listed(named, NUM_NAMED)}"
     if run.data.skip_unusable:
         return Result("warning", "images", what, SKIPPED)
@@ -116,8 +127,10 @@ def _by_plan(cache: VisionCache, paths: Iterable[Path], found: CheckedImages, un
 
 def _find(cache: VisionCache, key: str, path: Path, found: CheckedImages, unusable: dict[Path, str]) -> bool:
     """Whether the cache has an image, or knows that it cannot be encoded."""
+    if key:
+        found.keys[path] = key
     if key in cache:
-        found.tokens[path], found.keys[path] = cache.entry(key)[1].num_tokens, key
+        found.tokens[path] = cache.entry(key)[1].num_tokens
     elif key in cache.failed and not cache.failed[key].retry:
         unusable[path] = f"{path} is quarantined: {cache.failed[key].reason}"
     return path in found.tokens or path in unusable
@@ -137,13 +150,17 @@ def _on_disk(
         if isinstance(data, ImageError):
             unusable[path] = str(data)
             continue
-        key, image = bytes_key(data), image_size(data)
+        key = found.keys[path] = bytes_key(data)
         if cache and _find(cache, key, path, found, unusable):
             continue
-        if image is None:
-            unusable[path] = f"{path} is not an image that can be read"
+        try:
+            size = read_header(data, path).size
+            if model.processor:
+                model.processor.check_size(size, path)
+        except BadImage as error:
+            unusable[path] = str(error)
             continue
         found.to_encode += [] if key in keys else [path]
         keys.add(key)
-        if model.processor and (num_tokens := num_kept(planned_tokens(model.processor, image), keep)):
-            found.tokens[path], found.keys[path] = num_tokens, key
+        if model.processor and (num_tokens := num_kept(planned_tokens(model.processor, size), keep)):
+            found.tokens[path] = num_tokens

@@ -32,6 +32,8 @@ class CheckedRecords:
     by_split: dict[str, list[Record]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     is_complete: bool = True
     """Whether all records were read, and not only the first of each file."""
+    readable: dict[str, list[Record]] = field(default_factory=dict)
+    """The records of each split without mistakes, before some are left out."""
 
     def all(self) -> Iterator[Record]:
         return chain.from_iterable(self.by_split.values())
@@ -51,18 +53,19 @@ class CheckedRecords:
 
 def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
     """Read the records of all splits, at most `most` of each file; None for all."""
-    records, results = CheckedRecords(), []
+    records = CheckedRecords()
+    results: list[Result] = []
     data = run.data
     is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.lesson_order)
     most = None if is_selective else most
     for split in SPLITS:
-        problems = []
+        problems: list[Result] = []
         for path in getattr(data, split):
-            problems += _read(run, path, split, records, most)
+            problems += _read(run, path, split, records, most, results)
         results += problems
         if records.by_split[split] and not problems:
-            results.append(Result("ok", "records", _summary(split, records)))
-    if is_selective and all(result.level == "ok" for result in results):
+            records.readable[split] = records.by_split[split]
+    if is_selective and not results:
         results += _select(run, records)
     return records, results
 
@@ -94,13 +97,17 @@ def _refused(error: LookonceError) -> Result:
     return Result("error", "records", value, do)
 
 
-def _summary(split: str, records: CheckedRecords) -> str:
-    found = records.by_split[split]
-    num_images = len({path for record in found for path in record.images})
-    return f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}"
+def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:
+    """The number of records of each split without mistakes, and of images, by their `keys` where these are known."""
+    for split, found in records.readable.items():
+        num_images = len({keys.get(path, str(path)) for record in found for path in record.images})
+        yield Result("ok", "records", f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}")
 
 
-def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None) -> list[Result]:
+def _read(
+    run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None, notes: list[Result]
+) -> list[Result]:
+    """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
     broken: list[str] = []
     file = RecordsFile(
         path,
@@ -115,7 +122,8 @@ def _read(run: RunFile, path: Path, split: str, records: CheckedRecords, most: i
         records.is_complete &= most is None or next(found, None) is None
     except RecordsError as error:
         broken.append(str(error))
-    if not path.is_file():
+    notes += [Result("ok", "records", note)] if (note := file.note()) else []
+    if not path.exists():
         value = f"data.{split}: no records file at {located(path)}"
         return [Result("error", "records", value, f"correct `data.{split}`, or start in the folder of the path")]
     if not broken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from functools import partial
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lookonce.commands.options import PATH, check_launch, notify, only_results_on_stdout, remember_run_file
+from lookonce.commands.options import PATH, check_launch, notify, only_results_on_stdout, remember_run_file, say
 from lookonce.errors import LookonceError, UsageError
+from lookonce.text import json_text
 
 if TYPE_CHECKING:
     from lookonce.eval.asking.conversation import Conversation
@@ -79,10 +79,10 @@ def _answer(conversation: Conversation, line: str, as_json: bool) -> None:
         raise UsageError(f"{line} is not a command; there are: {COMMANDS}")
     elif line:
         streams = sys.stdout.isatty() and not as_json
-        answer = conversation.ask(line, partial(click.echo, nl=False) if streams else lambda text: None)
+        answer = conversation.ask(line, partial(say, nl=False) if streams else lambda text: None)
         how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
         row = {"question": line, "answer": answer.text} | how
-        click.echo("" if streams else json.dumps(row, ensure_ascii=False) if as_json else answer.text)
+        say("" if streams else json_text(row) if as_json else answer.text)
 
 
 def _words(text: str) -> list[str]:

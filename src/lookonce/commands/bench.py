@@ -100,10 +100,12 @@ def _opened(
 ) -> RunInputs:
     """The inputs of a run, or synthetic ones whose cache is built."""
     from lookonce.bench.synthetic import data_folder, make_run
+    from lookonce.cache.store.claims import Uses
     from lookonce.run.inputs import RunInputs
 
     if run:
-        return RunInputs.open(run, skip_unusable=True)
+        use_cache = click.get_current_context().with_resource(Uses("lookonce bench", run.cache.claim_s))
+        return RunInputs.open(run, skip_unusable=True, use=use_cache)
     assert model
     if environment.num_ranks() > 1:
         raise UsageError(

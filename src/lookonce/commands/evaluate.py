@@ -90,10 +90,12 @@ def evaluate(
     named = tuple(name for name, is_chosen in chosen.items() if is_chosen)
     with only_results_on_stdout():
         from lookonce.eval.run import evaluate_run
-        from lookonce.files import read_object
 
     if run_dir.is_file():
         remember_run_file(run_dir, assignments)
+    from lookonce.eval.scores.metrics import read_metrics
+    from lookonce.run.folder import RunFolder
+
     done = evaluate_run(
         run_dir,
         split,
@@ -105,6 +107,6 @@ def evaluate(
     if done:  # on the first rank
         evaluation, path = done
         notify(f"predictions: {path}")
-        metrics = path.parent.parent / "metrics"
-        beside = {key: read_object(metrics / f"{path.stem}-{key}.json") for key in evaluation.baselines}
+        folder = RunFolder(path.parent.parent)
+        beside = {key: read_metrics(folder, f"{path.stem}-{key}") for key in evaluation.baselines}
         emit(evaluation.to_json(), evaluation.text({key: one for key, one in beside.items() if one}), as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sys
@@ -16,7 +15,7 @@ import click
 from lookonce.environment import launch_note
 from lookonce.errors import UsageError
 from lookonce.settings import MAX_SEED
-from lookonce.text import shell
+from lookonce.text import json_text, printable, shell
 
 if TYPE_CHECKING:
     from lookonce.run.config import RunFile
@@ -161,9 +160,9 @@ def only_results_on_stdout() -> Iterator[None]:
         yield
 
 
-def emit(value: Any, text: str, as_json: bool) -> None:
-    """Print a result to stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str) if as_json else text)
+def emit(value: Any, text: str, as_json: bool, *, indent: int | None = 2) -> None:
+    """Print a result to stdout, as JSON or as text."""
+    say(json_text(value, indent) if as_json else text)
 
 
 def check_launch() -> None:
@@ -178,4 +177,9 @@ def check_launch() -> None:
 
 def notify(note: str) -> None:
     """Print a note to stderr."""
-    click.echo(with_run_file(note), err=True)
+    say(with_run_file(note), err=True)
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a text. All commands print here, so that no name or text from data can control a terminal."""
+    click.echo(printable(text), err=err, nl=nl)

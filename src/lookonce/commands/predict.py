@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
 from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError, UsageError
+from lookonce.text import count
 
 if TYPE_CHECKING:
     from lookonce.eval.asking.answerer import Answerer
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Images to ask each question about, in quotes, such as 'folder/*.jpg'; repeat it for several patterns.",
+    help="Images to ask each question about: a folder, with its subfolders, or a pattern in quotes, such as "
+    "'folder/*.jpg'; repeat it for several.",
 )
 @click.option(
     "--image", "images", multiple=True, type=PATH, help="An image file, cached or not; several are shown together."
@@ -69,6 +72,7 @@ def predict(
       lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
       lookonce predict runs/pairs --image before.jpg --image after.jpg --question "What was removed?"
       lookonce predict runs/sample --images 'frames/*.jpg' --question "Is there text?" -o answers.csv
+      lookonce predict runs/sample --images frames --question "Is there text?" -o answers.jsonl
       lookonce predict runs/sample --records q.jsonl -o answers.jsonl
       lookonce predict run.yaml --records q.jsonl -o untuned.jsonl --untuned
     """
@@ -91,6 +95,7 @@ def predict(
         from lookonce.eval.asking.asked import ask_each, match_images, read_questions
         from lookonce.eval.asking.predict import predict as answer_all
         from lookonce.eval.asking.rows import check_output
+        from lookonce.run.claim import claimed_around
 
     if run_dir.is_file():
         remember_run_file(run_dir)
@@ -102,12 +107,16 @@ def predict(
     else:
         if not patterns and not images:
             notify("no --image given; asking without an image")
-        asked = ask_each([(path,) for path in match_images(patterns)] if patterns else [images], questions, system)
-    answerer = Answerer.open(run_dir, untuned=untuned)
-    if len(questions) == 1 and not patterns and not output:
-        _answer_one(answerer, images, questions[0], system, as_json)
-        return
-    report = answer_all(answerer, asked, broken, output, notify)
+        found = match_images(patterns)
+        if found:
+            notify(f"asking about {count(len(found), 'image')}")
+        asked = ask_each([(path,) for path in found] or [images], questions, system)
+    with claimed_around(output, "lookonce predict") if output else nullcontext():
+        answerer = Answerer.open(run_dir, untuned=untuned)
+        if len(questions) == 1 and not patterns and not output:
+            _answer_one(answerer, images, questions[0], system, as_json)
+            return
+        report = answer_all(answerer, asked, broken, output, notify)
     emit(report.to_json(), report.text(), as_json)
     for note in report.notes():
         notify(note)

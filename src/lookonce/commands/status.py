@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -22,6 +21,7 @@ from lookonce.commands.options import (
     notify,
     read_run,
     remember_run_file,
+    say,
     with_run_file,
 )
 from lookonce.text import table
@@ -119,20 +119,20 @@ def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_
             for (path, _, state), command in zip(states, commands, strict=True)
         ]
         value = values[0] if len(values) == 1 else values
-        return click.echo(json.dumps(value, indent=None if is_watched else 2, ensure_ascii=False, default=str))
+        return emit(value, "", as_json=True, indent=None if is_watched else 2)
     if is_watched and not sys.stdout.isatty():
         for path, _, state in states:
-            click.echo(f"{path}: {state.line()}" if len(states) > 1 else state.line())
+            say(f"{path}: {state.line()}" if len(states) > 1 else state.line())
         return None
     if is_watched:
         click.clear()
     if len(states) > 1:
         from lookonce.status.report import HEADER
 
-        return click.echo(table(HEADER, [state.row() for _, _, state in states]))
+        return say(table(HEADER, [state.row() for _, _, state in states]))
     _, run, state = states[0]
     plot = _plot(run.output) if is_watched and state.training.state != "another run" else ""
-    return click.echo(f"{with_run_file(state.text())}\n\n{plot}next: {commands[0]}")
+    return say(f"{with_run_file(state.text())}\n\n{plot}next: {commands[0]}")
 
 
 def _plot(output: Path) -> str:

@@ -19,6 +19,21 @@ from lookonce.errors import ModelError
 
 VLLM_LORA = "https://github.com/vllm-project/vllm/pull/24727"
 """The change by which vLLM serves LoRA adapters of several families."""
+IMAGE_IN_PROMPT = r"(?:<\|vision_start\|>)?(?:<\|image_pad\|>)+(?:<\|vision_end\|>)?"
+"""A regular expression of what stands for one image in a prompt."""
+SPECIAL_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>"),
+    *("<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+"""The special tokens that the tokenizers of all families have, in the order of their ids."""
+CONTROL_TOKENS = (
+    *SPECIAL_TOKENS,
+    *("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"),
+    *("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>"),
+)
+"""The special tokens of any family's tokenizer. In a text they would act as such, whatever the text means by them.
+`<think>` and `<tool_call>` are not among them: a model writes these as ordinary text."""
 TINY_TEXT = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -59,8 +74,6 @@ class Family:
     """The key of `vision_config` with the size of the tower's output."""
     has_deepstack: bool = False
     """Whether the tower also returns levels that the first decoder layers add."""
-    has_fast_tower: bool = False
-    """Whether `FastTower` computes what the tower does; else the stock tower is used on a GPU too."""
     has_short_last_layer: bool = False
     """Whether the last decoder layer is computed as in train/model/last_layer.py."""
     experts: tuple[str, ...] = ()

@@ -55,7 +55,6 @@ QWEN3_VL = Family(
         ),
     },
     has_deepstack=True,
-    has_fast_tower=True,
     has_short_last_layer=True,
     vllm_lora=VLLM_LORA,
 )

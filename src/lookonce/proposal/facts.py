@@ -1,8 +1,9 @@
 """What a first run file is proposed from: the records, their images, the model and the machine.
 
-Design: the training records are all read, since their order would bias a sample of the questions an image has. Sizes of
-images and lengths of texts come from at most a thousand records, spread over all. The model need not be on this
-machine: then a byte of text counts as one token, the most that its tokenizer makes of it.
+Design: the training records are all read, since their order would bias a sample of the questions an image has. So are
+the images in the rows of parquet files, which may repeat one in each row: that takes about as long as reading the file.
+Sizes of images and lengths of texts come from at most a thousand records, spread over all. The model need not be on
+this machine: then a byte of text counts as one token, the most that its tokenizer makes of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from lookonce.cache.build.planner import planned_tokens
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.checks.template import without_thinking
-from lookonce.datasets.images import image_size, read_many
+from lookonce.datasets.images import count_images, image_size, read_many
 from lookonce.datasets.records import Record
 from lookonce.disk_space import free_bytes
 from lookonce.environment import gpu_gb
@@ -56,7 +57,7 @@ class Facts:
 
     num_records: int
     num_images: int
-    """Image files that the training records show."""
+    """Images that the training records show: files, members of tar files, and distinct images in parquet files."""
     sampled: tuple[Sampled, ...]
     num_unreadable: int
     """Images of the sampled records that cannot be read."""
@@ -104,7 +105,7 @@ def find_facts(run: RunFile, gpu_memory_gb: float | None = None) -> Facts:
     )
     return Facts(
         num_records=len(records),
-        num_images=len({path for record in records for path in record.images}),
+        num_images=count_images({path for record in records for path in record.images}),
         sampled=sampled,
         num_unreadable=num_unreadable,
         has_tokenizer=counter is not None,

@@ -139,7 +139,7 @@ def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[n
     form, groups = run.settings.data.context, {ALL: np.ones(len(rows), dtype=np.bool_)}
     if form.by in GROUPINGS:
         for value in map(as_text, form.order):
-            groups[f"{form.by} {value}"] = np.array([getattr(one, form.by) == value for one in rows])
+            groups[f"{form.by} {value}"] = np.array([getattr(one.in_nfc, form.by) == value for one in rows])
     return {name: is_in_Q for name, is_in_Q in groups.items() if is_in_Q.any()}
 
 

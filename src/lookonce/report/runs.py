@@ -8,23 +8,24 @@ loaded. A predictions file outside a run folder has answers only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lookonce.errors import UsageError
+from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.comparison.runs import Run, find_predictions, read_runs, short_names
 from lookonce.eval.scores.headline import BASELINES
-from lookonce.eval.scores.metrics import Evaluation
-from lookonce.files import read_object
+from lookonce.eval.scores.metrics import Evaluation, read_metrics
 from lookonce.report.data import DataFacts
 from lookonce.report.scores import RunScores, score_run
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.folder import AGAIN, RECORD, Environment, RunFolder, read_form
 from lookonce.run.log_file import Curves, read_curves, read_lines
 from lookonce.status.report import TrainingPhase
 from lookonce.status.status import find_training
+from lookonce.status.summary import Summary
 from lookonce.text import listed
 
 
@@ -60,7 +61,7 @@ class ReportedRun:
         """The evaluation of the answers as JSON; computed again if it was written by an earlier version."""
         if self.known_metrics is not None:
             return self.known_metrics
-        written = read_object(self.folder.metrics(self.split)) if self.folder else {}
+        written = read_metrics(self.folder, self.split) if self.folder else {}
         if self.answers is None or "baselines" in written:
             return written
         return Evaluation.of(self.answers.predictions).to_json()
@@ -71,7 +72,7 @@ class ReportedRun:
         if self.folder is None:
             return {}
         known = [key for key in BASELINES if key in self.metrics.get("baselines", {})]
-        return {key: read_object(self.folder.metrics(f"{self.split}-{key}")) for key in known}
+        return {key: read_metrics(self.folder, f"{self.split}-{key}") for key in known}
 
     @cached_property
     def curves(self) -> Curves:
@@ -83,11 +84,13 @@ class ReportedRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        return self.known_summary or self._file("summary.json")
+        if self.known_summary or not (self.folder and self.folder.is_finished):
+            return self.known_summary or {}
+        return Summary.read(self.folder).to_json()
 
     @cached_property
     def trained(self) -> dict[str, Any]:
-        return self._file("trained.json")
+        return asdict(self.folder.read_trained()) if self.folder and self.folder.trained.exists() else {}
 
     @cached_property
     def training(self) -> TrainingPhase | None:
@@ -102,11 +105,13 @@ class ReportedRun:
 
     @cached_property
     def answering(self) -> dict[str, Any]:
-        return read_object(self.folder.answering(self.split)) if self.folder else {}
+        return asdict(AnsweringCost.read(self.folder.answering(self.split))) if self.folder else {}
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return self._file("environment.json")
+        if not (self.folder and (path := self.folder.folder / "environment.json").exists()):
+            return {}
+        return asdict(read_form(path, Environment, AGAIN))
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -118,9 +123,6 @@ class ReportedRun:
         if self.known_data:
             return self.known_data
         return DataFacts.read(self.settings, str(self.inputs.get("cache", ""))) if self.settings else DataFacts()
-
-    def _file(self, name: str) -> dict[str, Any]:
-        return read_object(self.folder.folder / name) if self.folder else {}
 
 
 def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedRun]:

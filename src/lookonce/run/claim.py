@@ -10,17 +10,20 @@ moment, it keeps the folder, and this one is refused.
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from lookonce.cache.store.claims import using
-from lookonce.claim_file import EXPIRY_S, FolderClaim, Process, holder, is_living, read_process_file
+from lookonce.cache.store.claims import Uses
+from lookonce.claim_file import EXPIRY_S, IN_USE, FolderClaim, Process, holder, is_living, read_process_file
 from lookonce.disk_space import free_bytes
-from lookonce.errors import RunFolderError
+from lookonce.errors import FolderInUse, RunFolderError
 from lookonce.files import is_full
-from lookonce.run.folder import CLAIM, RunFolder
+from lookonce.run.folder import CLAIM, RECORD, RunFolder
 from lookonce.text import size
 
 TRAIN = "lookonce train"
+POLL_S = 0.1
 
 
 class RunClaim:
@@ -31,20 +34,21 @@ class RunClaim:
         self.folder, self._command, self._expiry_s = folder, command, expiry_s
         self._claim = self._unclaimed()
         self._is_new = False
-        self._caches = contextlib.ExitStack()
+        self.use_cache = Uses(command, expiry_s)
+        """Claims a cache until this claim is released."""
 
     def __enter__(self) -> RunClaim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._caches.close()
+        self.use_cache.close()
         self._claim.__exit__()
         if self._is_new:
             with contextlib.suppress(OSError):  # not empty
                 self.folder.rmdir()
 
-    def take(self) -> None:
-        """Claim the folder, which is made if it does not exist.
+    def take(self, patience_s: float = 0.0) -> None:
+        """Claim the folder, which is made if it does not exist; waits up to `patience_s` while another process uses it.
 
         Raises:
             RunFolderError: another process uses it, or it cannot be written to.
@@ -52,23 +56,22 @@ class RunClaim:
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
         self._is_new = not self.folder.exists()
+        deadline = time.monotonic() + patience_s
         try:
-            used_by = self._claim.take()
+            while (used_by := self._claim.take()) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
         except OSError as error:
             how = f"make room ({size(free_bytes(self.folder))} are free there)" if is_full(error) else "allow it"
             raise RunFolderError(
                 f"cannot write to {self.folder} ({error.strerror}); {how}, or choose another `output`"
             ) from None
         if used_by:
-            raise RunFolderError(f"{self.folder} is in use by {used_by}; wait until it has ended, or stop it")
+            raise FolderInUse(f"{self.folder} {IN_USE} {used_by}; wait until it has ended, or stop it")
 
-    def use_cache(self, folder: Path) -> None:
-        """Use a cache until this claim is released.
-
-        Raises:
-            CacheError: a repair or a garbage collection is changing it.
-        """
-        self._caches.enter_context(using(folder, self._command, self._expiry_s))
+    @property
+    def is_taken(self) -> bool:
+        """Whether this process has taken the claim; another one may have taken over since."""
+        return self._claim.is_taken
 
     def is_lost(self) -> bool:
         """Whether another process has taken over."""
@@ -104,6 +107,25 @@ class RunClaim:
 
     def _unclaimed(self) -> FolderClaim:
         return FolderClaim(self.folder / CLAIM, self._command, self._expiry_s)
+
+
+@contextlib.contextmanager
+def claimed_around(output: Path, command: str) -> Iterator[None]:
+    """Claim, within the block, the run folder in which a file or folder is to be written, if it lies in one.
+
+    Raises:
+        RunFolderError: another process uses the run folder, or its record is broken.
+    """
+    around = next((folder for folder in output.absolute().parents if (folder / RECORD).exists()), None)
+    if around is None:
+        yield
+        return
+    with RunClaim(around, command, RunFolder(around).read_run().cache.claim_s) as owner:
+        try:
+            owner.take()
+        except FolderInUse as error:
+            raise FolderInUse(f"{output} cannot be written: {error}, or name a place outside of that folder") from None
+        yield
 
 
 def find_trainer(folder: Path, expiry_s: float) -> Process | None:

@@ -22,21 +22,24 @@ steps-N/            the results of a shorter training, before it was extended
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from lookonce.differences import Difference, differences
 from lookonce.environment import library_version, library_versions
 from lookonce.errors import RunFolderError
-from lookonce.files import TEMPORARY_MARK, read_json, read_object, write_json, write_text
+from lookonce.files import TEMPORARY_MARK, hash_file, read_json, write_json, write_text
 from lookonce.run.absolute import with_absolute_paths
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.removed import without_removed_keys
 from lookonce.run.sections.evaluation import EvalSection
 from lookonce.run.sections.paths import RECORDED
-from lookonce.text import located, shown
+from lookonce.text import listed, located, shell, shown
 from lookonce.version import commit
 
 CLAIM = "claim.json"
@@ -69,10 +72,21 @@ DECIDE_BEST = {
 """Keys that may not change after all, by `train.best`, because they decide which checkpoint is the result."""
 LENGTH = {"train.epochs", "train.steps"}
 """Keys that `lookonce train --resume` may raise, if the learning rates allow it."""
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
+"""The files that PEFT saves of an adapter: weights and shape."""
 AGAIN = "train again with: lookonce train RUN.yaml --restart"
 """What to do about a folder whose files are broken."""
+Form = TypeVar("Form")
 EXTEND = "Extend it, if its learning rates allow that, with: lookonce train RUN.yaml --resume. Or choose"
 """The beginning of the advice if only they differ."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of run.json."""
+
+    run: dict[str, Any]
+    inputs: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,8 @@ class Trained:
     """Duration since `first_step`."""
     wait_share: float
     """Share of the step time since `first_step` that was spent waiting for data."""
+    adapter: dict[str, str]
+    """The xxh3 of each file of the adapter, by name."""
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each piece of work before `first_step`."""
 
@@ -105,6 +121,7 @@ class RunFolder:
         self.curves = folder / "curves.svg"
         self.progress = folder / "progress.json"
         self.report = folder / "report.html"
+        self.summary = folder / "summary.json"
 
     def predictions(self, split: str) -> Path:
         return self.folder / "predictions" / f"{split}.jsonl"
@@ -124,7 +141,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        return (self.folder / "summary.json").exists()
+        return self.summary.exists()
 
     @property
     def holds_work(self) -> bool:
@@ -194,12 +211,28 @@ class RunFolder:
         read = {name: value for name, value in identity.items() if value is not None}
         write_json(self._record, _identity(run, read))
         write_text(self.folder / "run.yaml", run.to_yaml())
-        write_json(self.folder / "environment.json", environment())
+        write_json(self.folder / "environment.json", asdict(Environment.this()))
+
+    def check_adapter(self) -> None:
+        """Check that the folder holds the adapter that was trained in it.
+
+        Raises:
+            RunFolderError: no training has ended here, or a file of its adapter is missing, damaged or another one.
+        """
+        if not self.trained.exists():
+            train = shell("lookonce", "train", self.folder / "run.yaml", "--resume")
+            raise RunFolderError(f"{self.folder} holds no trained adapter; finish the training with: {train}")
+        recorded, found = self.read_trained().adapter, adapter_hashes(self.adapter)
+        changed = [name for name in ADAPTER_FILES if found.get(name) != recorded.get(name, "")]
+        if changed:
+            raise RunFolderError(
+                f"{self.adapter} is not the adapter that was trained in {self.folder}: missing, damaged or replaced: "
+                f"{listed(changed)}; restore it from a copy, or {AGAIN}"
+            )
 
     def recorded_inputs(self) -> dict[str, Any]:
         """The hashes of the recorded run's inputs; empty if there is none."""
-        inputs = read_object(self._record).get("inputs")
-        return inputs if isinstance(inputs, dict) else {}
+        return read_form(self._record, Record, AGAIN).inputs if self._record.exists() else {}
 
     def check_inputs(self, identity: dict[str, Any]) -> None:
         """Check that the run's inputs are still those of the training; `identity` may hold some of the entries.
@@ -235,10 +268,7 @@ class RunFolder:
         Raises:
             RunFolderError: the file is broken.
         """
-        try:
-            return Trained(**read_json(self.trained))
-        except (ValueError, TypeError) as error:
-            raise RunFolderError(f"{self.trained} is broken: {shown(repr(error))}; {AGAIN}") from None
+        return read_form(self.trained, Trained, AGAIN)
 
     def read_run(self) -> RunFile:
         """The run file that this folder belongs to.
@@ -246,14 +276,46 @@ class RunFolder:
         Raises:
             RunFolderError: this is not a run folder.
         """
-        try:
-            recorded = without_removed_keys(read_json(self._record)["run"])
-            return RunFile.model_validate(recorded, context=RECORDED)
-        except FileNotFoundError:
+        if not self._record.exists():
             where = located(self.folder)
-            raise RunFolderError(f"{where} is not a run folder; make one with: lookonce train RUN.yaml") from None
+            raise RunFolderError(f"{where} is not a run folder; make one with: lookonce train RUN.yaml")
+        recorded = read_form(self._record, Record, AGAIN).run
+        try:
+            return RunFile.model_validate(without_removed_keys(recorded), context=RECORDED)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(f"{self._record} is broken: {error}; {AGAIN}") from None
+
+
+def read_form(path: Path, form: type[Form], advice: str) -> Form:
+    """The value in a JSON file of a run folder, in a form that pydantic knows, such as a dataclass.
+
+    Fields of a later version that the form lacks are left out. `advice` says how the file is written again.
+
+    Raises:
+        RunFolderError: the file is missing, empty, cut, or has another form.
+        OSError: it cannot be read.
+    """
+    try:
+        return TypeAdapter(form).validate_python(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        reason = "it is missing" if first["type"] == "missing" else first["msg"]
+        what = f"`{name}`: {reason}" if name else reason
+    except FileNotFoundError:
+        what = "it is missing"
+    except ValueError as error:
+        what = f"it is not JSON ({shown(str(error))})" if path.stat().st_size else "it is empty"
+    raise RunFolderError(f"{path} is broken: {what}; {advice}")
+
+
+def adapter_hashes(folder: Path) -> dict[str, str]:
+    """The xxh3 of each file of an adapter that can be read, by name."""
+    found = {}
+    for name in ADAPTER_FILES:
+        with contextlib.suppress(OSError, ValueError):
+            found[name] = hash_file(folder / name)
+    return found
 
 
 def step_of(checkpoint: Path) -> int:
@@ -263,15 +325,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written completely, and not deleted in part."""
-    state, checksums = checkpoint / STATE, checkpoint / CHECKSUMS
+    """Whether a checkpoint was written to its end, and not deleted in part; its files are not compared.
+
+    The checksums are empty while it is written, and Trainer's state is deleted first.
+    """
+    checksums = checkpoint / CHECKSUMS
     try:
-        if checksums.exists():
-            return state.exists() and checksums.stat().st_size > 0
-        read_json(state)  # of an earlier version, whose last file was the state
-    except (OSError, ValueError):
+        return (checkpoint / STATE).exists() and not (checksums.exists() and checksums.stat().st_size == 0)
+    except OSError:  # a name that is too long
         return False
-    return True
 
 
 def _harmless(run: RunFile) -> set[str]:
@@ -288,13 +350,22 @@ def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
     return {"run": run.model_dump(mode="json"), "inputs": inputs}
 
 
-def environment() -> dict[str, Any]:
-    """Versions and hardware, recorded with the run."""
-    import torch
+@dataclass(frozen=True)
+class Environment:
+    """Versions and hardware: the content of environment.json."""
 
-    return {
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "cpu_threads": torch.get_num_threads(),
-        "libraries": library_versions() | {"bitsandbytes": library_version("bitsandbytes")},
-        "commit": commit(),
-    }
+    gpus: list[str] = field(default_factory=list)
+    cpu_threads: int = 0
+    libraries: dict[str, str | None] = field(default_factory=dict)
+    commit: str | None = None
+
+    @classmethod
+    def this(cls) -> Environment:
+        import torch
+
+        return cls(
+            gpus=[torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+            cpu_threads=torch.get_num_threads(),
+            libraries=library_versions() | {"bitsandbytes": library_version("bitsandbytes")},
+            commit=commit(),
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lookonce.cache.build.estimate import Estimate, estimate
@@ -46,9 +47,17 @@ Once = Callable[[Callable[[], Any]], Any]
 Timed = Callable[[str], AbstractContextManager[Any]]
 
 
+Use = Callable[[Path], object]
+"""Claims a cache, before anything in it is read, so that nothing is removed from it meanwhile."""
+
+
 def at_once(function: Callable[[], Found]) -> Found:
     """`Once` for a single process."""
     return function()
+
+
+def unclaimed(folder: Path) -> None:
+    """`Use` of a command that reads a cache at one moment, or claims it by itself."""
 
 
 def untimed(name: str) -> AbstractContextManager[Any]:
@@ -64,14 +73,17 @@ class RunInputs(RunRecords):
     """The files and settings that the fingerprint was computed from."""
     model_folder: ModelFolder
     processor: ImageProcessor
+    use: Use = field(default=unclaimed, compare=False)
 
     @classmethod
-    def open(cls, run: RunFile, *, trust_plan: bool = False, skip_unusable: bool = False) -> RunInputs:
+    def open(
+        cls, run: RunFile, *, trust_plan: bool = False, skip_unusable: bool = False, use: Use = unclaimed
+    ) -> RunInputs:
         """Read the records, open the model, hash the images and the tower.
 
         `trust_plan`: images that the cache's plan names are not read; their keys are taken from the plan.
         `skip_unusable`: give records contexts and leave some out as training does, if the run file asks for it; a build
-        tries all images.
+        tries all images. `use` claims the cache.
 
         Raises:
             LookonceError: records, images or model are missing or broken.
@@ -81,19 +93,20 @@ class RunInputs(RunRecords):
         source = source_of(run)  # before reading, so that a change meanwhile is noticed later
         model_folder, processor, fingerprint = open_model(source)
         source.write_note(run.cache.dir, fingerprint)
+        use(run.cache.dir / fingerprint.folder_name)
         if skip_unusable:
             records = leave_out_unusable(records, find_unusable(run, fingerprint, records), notes.append)
         images = find_images(run, fingerprint, records, trust_plan=trust_plan)
-        found = cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+        found = cls(run, fingerprint, records, images, source, model_folder, processor, use, notes=tuple(notes))
         return in_context(found) if skip_unusable else found
 
     @classmethod
-    def from_cache(cls, run: RunFile, once: Once = at_once, timed: Timed = untimed) -> RunInputs:
+    def from_cache(cls, run: RunFile, once: Once = at_once, timed: Timed = untimed, use: Use = unclaimed) -> RunInputs:
         """Read the records and open the model; take the rest from the cache, so that training needs nothing else.
 
         Image keys come from the cache's plan (`cached_images`), and the fingerprint from what was recorded for these
         files of the model, so neither images nor the tower are read. `once` calls a function on the first rank and
-        returns its result on all. `timed` times a part of the work, by its name.
+        returns its result on all. `timed` times a part of the work, by its name. `use` claims the cache.
 
         Raises:
             LookonceError: records, model or cache are missing or broken, or the plan lacks images.
@@ -104,12 +117,13 @@ class RunInputs(RunRecords):
         source = source_of(run)
         with timed("find image keys"):
             fingerprint = once(lambda: fingerprint_of(source, run.cache.dir))
+            use(run.cache.dir / fingerprint.folder_name)
             unusable = once(lambda: find_unusable(run, fingerprint, records))
             records = leave_out_unusable(records, unusable, notes.append)
             images = once(lambda: cached_images(run, fingerprint, records, notes.append))
         with timed("open model folder"):
             model_folder, processor, _ = open_model(source, fingerprint)
-        found = cls(run, fingerprint, records, images, source, model_folder, processor, notes=tuple(notes))
+        found = cls(run, fingerprint, records, images, source, model_folder, processor, use, notes=tuple(notes))
         return in_context(found)
 
     @classmethod
@@ -182,6 +196,8 @@ class RunInputs(RunRecords):
             CacheError: the cache does not exist, or it lacks images; names the first one and a record with it.
         """
         options, keys = self.run.cache, self.images.path_of
+        if options.stage:
+            self.use(options.stage / self.fingerprint.folder_name)
         staged = find_staged(options.stage, self.fingerprint, keys, check=options.check) if options.stage else None
         cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
         missing = {path for path, key in self.images.key_of.items() if key not in cache} | self.images.unusable.keys()
@@ -208,8 +224,12 @@ class RunInputs(RunRecords):
             ImageError: an image cannot be read.
         """
         self._refuse_unusable()
+        return self.model_identity(recorded) | self.cheap_identity()
+
+    def model_identity(self, recorded: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """The hash of the language model alone, which is kept beside the caches: computing it reads all weights."""
         known = partial(self.source.known_hash, self.run.cache.dir)
-        return model_identity(self.model_folder.folder, recorded or {}, known) | self.cheap_identity()
+        return model_identity(self.model_folder.folder, recorded or {}, known)
 
     def _refuse_unusable(self) -> None:
         for record in self.all_records():

@@ -164,6 +164,8 @@ def read_split(run: RunFile, split: str, notify: Notify = quiet) -> Iterator[Rec
         file = RecordsFile(path, data.image_root, format=data.format, coerce_answers=data.coerce_answers)
         yield from file
         num_coerced += file.num_coerced
+        if note := file.note():
+            notify(note)
     if num_coerced:
         what = count(num_coerced, f"{split} answer")
         notify(f"{what} read as text from numbers or booleans (`data.coerce_answers`)")

@@ -50,6 +50,7 @@ def find_start(run: RunFile) -> RunFolder | None:
     folder = _folder_of(start)
     if not folder.trained.exists():
         raise RunFolderError(_not_trained(start, folder))
+    folder.check_adapter()
     if found := shape_differences(run.lora, folder.read_run().lora):
         lines = [f"  {key}: this run {mine!r}, that one {theirs!r}" for key, mine, theirs in found]
         raise UsageError(

@@ -9,7 +9,6 @@ gone. It costs about 0.1 ms per image, half of it for the images' stamps, which 
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from lookonce.datasets.records import Record
 from lookonce.environment import program
 from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.answers.partial import unfinished
-from lookonce.eval.scores.metrics import Score
+from lookonce.eval.scores.metrics import Score, read_metrics
 from lookonce.run.claim import find_trainer
 from lookonce.run.config import RunFile
 from lookonce.run.folder import LENGTH, RunFolder
@@ -208,9 +207,15 @@ def _state(progress: Progress, is_silent: bool) -> TrainingState:
 
 
 def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
-    """The scores of all evaluations in a run folder, by split; the split `first` comes first."""
-    paths = sorted((folder.folder / "metrics").glob("*.json"), key=lambda path: (path.stem != first, path.stem))
-    return {path.stem: Score(**json.loads(path.read_text())["overall"]) for path in paths}
+    """The scores of all evaluations in a run folder, by split; the split `first` comes first.
+
+    Raises:
+        RunFolderError: a file of them is broken.
+    """
+    names = sorted(
+        (path.stem for path in (folder.folder / "metrics").glob("*.json")), key=lambda name: (name != first, name)
+    )
+    return {name: Score(**read_metrics(folder, name)["overall"]) for name in names}
 
 
 def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) -> dict[str, tuple[int, int]]:

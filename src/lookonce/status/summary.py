@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lookonce.environment import program, shorten
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.statistics.bootstrap import Interval
-from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.folder import RunFolder, Trained, read_form
 from lookonce.run.log_file import read_curves
 from lookonce.text import count, duration, rows, shell, size
 
@@ -58,9 +57,12 @@ class Summary:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
-        """The summary of a finished run; keys of earlier versions are ignored, and keys they lack have a default."""
-        values = json.loads((folder.folder / "summary.json").read_text())
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+        """The summary of a finished run.
+
+        Raises:
+            RunFolderError: the file is broken.
+        """
+        return read_form(folder.summary, cls, "remove it, and write it again with: lookonce train RUN.yaml --resume")
 
     def scores(self) -> dict[str, float | None]:
         """The figures by which runs are compared; None if not measured."""

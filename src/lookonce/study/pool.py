@@ -1,7 +1,8 @@
 """Run jobs in processes of their own, one on each GPU or several on the CPU, until all of them have ended.
 
 Design: each process is an ordinary command with its output in a log file, so what happens to one concerns only the jobs
-that wait for it: they are skipped with the reason, and the others finish. SIGTERM and SIGUSR1 are passed on to the
+that wait for it: they are skipped with the reason, and the others finish. What another process uses, such as the same
+command on another machine, is no failure: its job waits, and others go on. SIGTERM and SIGUSR1 are passed on to the
 processes, which save their state and end with 75; nothing is started after that. If this process is killed, Linux sends
 SIGTERM to its children. The processes are looked at five times a second.
 """
@@ -19,12 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from lookonce.claim_file import IN_USE
 from lookonce.errors import Stopped
 from lookonce.signals import handle_signals
 from lookonce.study.jobs import Job, by_urgency, can_start
 from lookonce.text import Notify, duration, shown
 
 INTERVAL_S = 0.2
+RETRY_S = 5.0
+"""How long a job waits before it tries again to get what another process uses."""
 ERROR = "Error: "
 """The beginning of a command's error message."""
 PR_SET_PDEATHSIG = 1
@@ -98,6 +102,8 @@ class Pool:
         self._signals: list[int] = []
         """Signals that have come and are not passed on yet."""
         self._waited: set[str] = set()
+        self._tried: dict[str, float] = {}
+        """When jobs were last refused, because another process used what they write."""
         self.outcome = Outcome()
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
@@ -132,7 +138,7 @@ class Pool:
     def _start(self) -> None:
         """Start what can be started, the most urgent first."""
         for job in list(self._waiting):
-            if not self._free or not can_start(job, self.outcome.done):
+            if not self._free or not can_start(job, self.outcome.done) or self._is_too_soon(job):
                 continue
             if job.is_done():
                 self.outcome.done.append(job.name)
@@ -144,6 +150,10 @@ class Pool:
             else:
                 self._running.append(self._begin(job, self._free.pop(0)))
             self._waiting.remove(job)
+
+    def _is_too_soon(self, job: Job) -> bool:
+        """Whether a job has just been refused, because another process used what it writes."""
+        return time.monotonic() - self._tried.get(job.name, -RETRY_S) < RETRY_S
 
     def _begin(self, job: Job, slot: Slot) -> Running:
         on = f" on {slot.name}" if slot.name else ""
@@ -173,6 +183,13 @@ class Pool:
             elif code == Stopped.exit_code or (self._signal and code == -self._signal):
                 self.outcome.stopped.append(name)
                 self._notify(f"{name}: stopped after {took}, and can be continued")
+            elif one.job.is_done():  # by another process, which used the folder when this one tried to
+                self.outcome.done.append(name)
+                self._notify(f"{name}: done by another process{self._describe(name)}")
+            elif one.job.used_by() or IN_USE in _last_error(one.job.log):
+                self._tried[name] = time.monotonic()
+                self._waiting.append(one.job)
+                self._notify(f"{name}: {_last_error(one.job.log)}; this study waits for it, other jobs continue")
             else:
                 self.outcome.failed[name] = reason = _reason(code, one.job.log)
                 self._notify(f"{name}: failed after {took}: {reason}")
@@ -219,8 +236,13 @@ def _reason(code: int, log: Path) -> str:
     """Why a process failed: the signal that killed it, or its last error."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}, see {log}"
+    return f"{shown(_last_error(log)) or f'exit code {code}'}, see {log}"
+
+
+def _last_error(log: Path) -> str:
+    """The last error message in a log, without what stands before it; empty if there is none."""
     errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(ERROR)]
-    return f"{shown(errors[-1].removeprefix(ERROR)) if errors else f'exit code {code}'}, see {log}"
+    return errors[-1].removeprefix(ERROR) if errors else ""
 
 
 def _end_with_parent() -> None:

@@ -18,12 +18,16 @@ from lookonce.eval.comparison.runs import Run, find_predictions
 from lookonce.eval.scores.metrics import Evaluation, Score
 from lookonce.eval.scores.prediction import label, read_predictions, write_predictions
 from lookonce.files import write_json
+from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import read_splits
 from lookonce.status.status import find_scores
 from lookonce.study.expand import StudyRun
 from lookonce.study.file import StudyFile
 from lookonce.study.state import read_state
+
+PATIENCE_S = 30.0
+"""How long to wait for another process that writes the same page or answers, which takes a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class RoutedRun:
         Raises:
             UsageError: questions have a label without a run, or the runs answered different questions.
         """
+        with RunClaim(self.folder.folder, "lookonce study") as owner:
+            owner.take(patience_s=PATIENCE_S)
+            self._write()
+
+    def _write(self) -> None:
         answers = {
             value: Run(one.arm, read_predictions(find_predictions(one.folder, self.split)), one.arm, one.seed)
             for value, one in self.runs.items()

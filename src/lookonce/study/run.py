@@ -26,7 +26,7 @@ from lookonce.study.file import read_study
 from lookonce.study.jobs import Job
 from lookonce.study.pool import Outcome, Pool, slots
 from lookonce.study.routing import RoutedRun, routed_runs, write_routed
-from lookonce.study.state import Runs, in_chains, read_state, refuse_outdated
+from lookonce.study.state import Runs, differs, in_chains, read_state, refuse_outdated
 from lookonce.text import Notify
 
 
@@ -118,7 +118,7 @@ def _job(one: StudyRun, cost: float, build: str, is_outdated: bool, missing: Col
         one.log,
         cost,
         tuple(name for name in (build, *one.needs) if name in {build, *missing}),
-        (lambda: False) if is_outdated else (lambda: read_state(one).is_complete),
+        lambda: read_state(one).is_complete and not (is_outdated and differs(one)),
         partial(_used_by, one),
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lookonce.differences import Difference
 from lookonce.errors import UsageError
 from lookonce.eval.scores.metrics import Score
 from lookonce.report.contexts import asked_beside
@@ -59,9 +60,14 @@ def find_outdated(runs: Runs) -> dict[str, str]:
             continue
         if reason := _lacks(one, runs, found):
             found[one.name] = reason
-        elif changed := one.folder.differences(one.run, _needed(one)):
+        elif changed := differs(one):
             found[one.name] = listed([f"{name}: now {now!r}, trained with {then!r}" for name, now, then in changed])
     return found
+
+
+def differs(one: StudyRun) -> list[Difference]:
+    """How the record in a run's folder differs from the study file."""
+    return one.folder.differences(one.run, _needed(one))
 
 
 def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:

@@ -30,7 +30,7 @@ from lookonce.run.records import HELD_OUT
 from lookonce.run.startup import Startup
 from lookonce.status.summary import Summary, summarise
 from lookonce.text import Notify, first_line, quiet, shell
-from lookonce.train.loop.checkpoints import KEPT, OTHER_BYTES
+from lookonce.train.loop.checkpoints import OTHER_BYTES, kept
 from lookonce.train.model.frozen.choice import frozen_of_answers
 from lookonce.train.model.load import load_trained
 from lookonce.train.train import Training, open_training
@@ -88,7 +88,8 @@ def _train(
             return None
         notify(f"{run.output} is already trained; the summary below was written then (--restart trains again)")
         return Summary.read(RunFolder(run.output))
-    small_files = full_disk_named(run.output, OTHER_BYTES, f"the files of {run.output}", KEPT)
+    what, folder = f"the files of {run.output}", training.folder
+    small_files = full_disk_named(run.output, OTHER_BYTES, what, lambda: kept(folder))
     with training.heartbeat() as heartbeat, training.tracking() as trackers, small_files:
         model = training.run(heartbeat, trackers, _accuracy(training))
         if not ranks.is_first:
@@ -101,7 +102,7 @@ def _train(
         summary = summarise(training.session.inputs, training.session.cache, training.folder.read_trained(), evaluation)
         owner.check()
         summary = replace(summary, report=_report(training, summary))
-        write_json(training.folder.folder / "summary.json", summary.to_json())
+        write_json(training.folder.summary, summary.to_json())
         trackers.log_scores(summary.scores(), summary.num_steps)
     return summary
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merging.merge import Merged, merge
@@ -21,9 +22,8 @@ from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
-from lookonce.files import write_json
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.folder import RunFolder
 from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.train.model.load import add_lora, load_without_tower
@@ -58,7 +58,7 @@ class Site:
         identity = model_identity(model, {}) | {"cache": inputs.fingerprint.sha256}
         folder.claim(run, identity)
         random_adapter(inputs).save_pretrained(str(folder.adapter))
-        write_json(folder.trained, asdict(Trained(1, 0, 8, 0, 1.0, 0.0)))
+        look_trained(folder)
         return folder.folder
 
     def merge(self, run: Path, name: str = "merged", **options: Any) -> Merged:
@@ -224,6 +224,7 @@ def test_an_adapter_with_tensors_of_another_kind_is_refused(site):
     tensors = load_file(path)
     extra = next(iter(tensors)).replace("lora_A.weight", "lora_magnitude_vector")
     save_file(tensors | {extra: torch.ones(3)}, path)
+    look_trained(RunFolder(run))
     with pytest.raises(ModelError, match=r"has tensors that cannot be merged: \S*lora_magnitude_vector"):
         site.merge(run)
     assert not (site.folder / "merged").exists()

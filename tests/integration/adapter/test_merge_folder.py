@@ -17,13 +17,13 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merging.folder import MergeFolder
 from lookonce.adapter.merging.merge import Merged, merge
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
-from lookonce.files import write_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.identity import model_identity
@@ -90,7 +90,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, make_run_in: Callable[..., Ru
     inputs, trained = RunInputs.of_model(run), RunFolder(run.output)
     trained.claim(run, model_identity(folder / "model", {}) | {"cache": inputs.fingerprint.sha256})
     random_lora(inputs).save_pretrained(str(trained.adapter))
-    write_json(trained.trained, {})
+    look_trained(trained)
     return folder
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import yaml
 from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard, snapshot_download
 from peft import PeftModel
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
@@ -131,6 +132,12 @@ def test_the_code_on_the_card_answers_as_the_run_did(hub, trained, sample, stock
     code = code.replace(BASE, str(sample / "model")).replace(NAME, downloaded).replace("image.jpg", line["images"][0])
     code = code.replace('"QUESTION"', json.dumps(line["question"])).replace('device_map="auto"', 'device_map="cpu"')
     monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name: stock_processor(Path(name)))
+    try:
+        AutoImageProcessor.from_pretrained(sample / "model", backend="pil")
+    except ImportError:  # some versions of transformers have it only where torchvision is installed
+        image_processor = stock_processor(sample / "model").image_processor
+        stand_in = SimpleNamespace(from_pretrained=lambda name, backend: image_processor)
+        monkeypatch.setattr("transformers.AutoImageProcessor", stand_in)
     printed: list[str] = []
     exec(code, {"print": printed.append})
     assert printed == [line["predicted"]]
@@ -271,7 +278,7 @@ def test_names_and_runs_that_cannot_be_uploaded_are_named(hub, trained, make_run
     assert "its name on the Hub is not known; name it: --base-model OWNER/NAME" in unknown.stderr
     untrained = RunFolder(tmp_path / "untrained")
     untrained.claim(make_run(), {})
-    assert "is not trained yet; train it with: lookonce train" in push(untrained).stderr
+    assert "holds no trained adapter; finish the training with: lookonce train" in push(untrained).stderr
     nothing = run("adapter", "push", tmp_path / "none", NAME)
     assert nothing.exit_code == 1 and "is not a run folder" in nothing.stderr
     assert hub.asked == []

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,3 +53,103 @@ def test_the_command_exits_with_0_for_as_many_bad_images_as_allowed(run_file: st
     done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
     assert done.exit_code == code, done.output
     assert "3 images could not be encoded" in done.stdout
+
+
+def claiming(width: int, height: int) -> bytes:
+    """A PNG that claims this size."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + file.getvalue()[24:29]
+    return file.getvalue()[:12] + header + struct.pack(">I", zlib.crc32(header)) + file.getvalue()[33:]
+
+
+UNUSABLE = {
+    "empty.jpg": (b"", "cannot decode image {}: unknown image format (the file is empty)"),
+    "text.jpg": (b"no image", "cannot decode image {}: unknown image format"),
+    "program.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "an EPS file is a program"),
+    "long.png": (claiming(4020, 20), "{}: absolute aspect ratio must be smaller than 200, got 201.0"),
+    "tall.png": (claiming(20, 4020), "{}: absolute aspect ratio must be smaller than 200, got 201.0"),
+    "huge.png": (claiming(20_000, 20_000), "cannot decode image {}: Image size (400000000 pixels) exceeds limit"),
+    "none.png": (claiming(0, 20), "cannot decode image {}: "),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_check_audit_and_clean_give_the_reason_of_the_build_from_the_header(make_run, tmp_path, name):
+    content, expected = UNUSABLE[name]
+    (tmp_path / name).write_bytes(content)
+    Image.effect_noise((64, 64), 90).save(tmp_path / "plain.png")
+    rows = [{"image_filename": image, "question": "Is it?", "answer": "yes"} for image in ("plain.png", name)]
+    records = tmp_path / "records.jsonl"
+    records.write_text("\n".join(map(json.dumps, rows)))
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(make_run(data={"train": str(records), "val": [], "test": []}).to_yaml())
+
+    def output_of(*words: str | Path) -> dict:
+        return json.loads(CliRunner().invoke(main, [*map(str, words), "--json"]).stdout)
+
+    checked = [result["value"] for result in output_of("check", run_file)["results"] if result["what"] == "images"]
+    findings = {one["code"]: one["items"] for one in output_of("data", "audit", records)["findings"]}
+    cleaned = output_of("data", "clean", records, tmp_path / "clean.jsonl", "--headers-only")["images"]
+    [reason] = output_of("cache", "build", run_file)["quarantined"].values()
+    assert expected.format(tmp_path / name) in reason
+    assert [reason] == [item["reason"] for item in findings["images-broken"]] == [one["reason"] for one in cleaned]
+    assert len(checked) == 1 and reason in checked[0]
+
+
+DEFINITION = "name: mine\nsplit: {by: image, seed: 1, shares: {val: 0, test: 0}}\n"
+REPEATED = {
+    "in one sample": ["a.jpg", "a.json", "a.jpg"],
+    "after a second run": ["a.jpg", "a.json", "b.jpg", "b.json", "a.jpg", "a.json"],
+    "with another beginning": ["a.jpg", "a.json", "b.jpg", "b.json", "./a.jpg"],
+    "the questions": ["b.jpg", "b.json", "a.jpg", "a.json", "a.json"],
+    "with a suffix in capitals": ["a.jpg", "a.json", "a.JPG"],
+}
+
+
+def write_tar(path: Path, names: Iterable[str]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for number, name in enumerate(names):
+            file = io.BytesIO(json.dumps({"question": "Is it?", "answer": "yes"}).encode())
+            if not name.endswith("json"):
+                Image.effect_noise((64, 48 + number), 90).save(file := io.BytesIO(), "JPEG")
+            member = tarfile.TarInfo(name)
+            member.size = len(file.getvalue())
+            tar.addfile(member, io.BytesIO(file.getvalue()))
+
+
+@pytest.mark.parametrize("names", REPEATED.values(), ids=REPEATED)
+def test_a_tar_file_with_a_member_twice_is_refused_with_the_command_that_packs_it_again(tmp_path, monkeypatch, names):
+    monkeypatch.chdir(tmp_path)
+    write_tar(Path("in.tar"), names)
+    Path("mine.yaml").write_text(DEFINITION)
+    done = CliRunner().invoke(main, ["data", "prepare", "mine.yaml", "out", "--source", "in.tar"])
+    assert done.exit_code == 1 and "in.tar has the member" in done.stderr, done.output
+    if "a.JPG" in names:
+        assert "'a.jpg' and 'a.JPG' of one name; remove one of them" in done.stderr
+        return
+    twice = "a.json" if names.count("a.json") == 2 and names.count("a.jpg") == 1 else "a.jpg"
+    assert f"in.tar has the member {twice!r} twice; pack it again" in done.stderr
+    command = done.stderr.strip().partition("the last of each name: ")[2]
+    subprocess.run(command, shell=True, check=True)  # as a user would
+    done = CliRunner().invoke(main, ["data", "prepare", "mine.yaml", "again", "--source", "NEW.tar"])
+    assert done.exit_code == 0, done.output
+
+
+def test_an_image_that_a_tar_file_has_twice_is_named_by_every_command(make_run, tmp_path):
+    write_tar(tmp_path / "in.tar", ["a.jpg", "b.jpg", "a.jpg"])
+    rows = [{"image_filename": f"in.tar/{name}", "question": "Is it?", "answer": "yes"} for name in ("a.jpg", "b.jpg")]
+    records, run_file = tmp_path / "records.jsonl", tmp_path / "run.yaml"
+    records.write_text("\n".join(map(json.dumps, rows)))
+    run_file.write_text(make_run(data={"train": str(records), "val": [], "test": []}).to_yaml())
+    for words in (
+        ["data", "audit", records, "--json"],
+        ["data", "clean", records, tmp_path / "clean.jsonl", "--json"],
+        ["data", "tar", records, tmp_path / "tars"],
+        ["check", run_file, "--json"],
+        ["cache", "build", run_file],
+    ):
+        done = CliRunner().invoke(main, [*map(str, words)])
+        assert "in.tar has the member 'a.jpg' twice; pack it again" in done.output, (words, done.output)
+        assert "tar -xf " in done.output and "b.jpg twice" not in done.output and "Traceback" not in done.output
+    assert "in.tar/b.jpg" in (tmp_path / "clean.jsonl").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -69,15 +68,15 @@ SOURCES = {"folder": write_folder, "tar": write_tars, "parquet": write_parquet, 
 
 
 @pytest.fixture
-def make_source(make_run: Callable[..., RunFile], files: dict[str, bytes], tmp_path: Path) -> MakeSource:
+def make_source(
+    make_run: Callable[..., RunFile], files: dict[str, bytes], tmp_path: Path, files_are_old: None
+) -> MakeSource:
     """Makes a run on the files in one of `SOURCES`, with its own cache."""
 
     def make(source: str, **changes: object) -> RunFile:
         root = tmp_path / source
         root.mkdir()
         names = SOURCES[source](root, files)
-        for path in root.iterdir():
-            os.utime(path, (path.stat().st_mtime - 60,) * 2)  # otherwise too new for its stamp to be trusted
         lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
         (root / "records.jsonl").write_text("\n".join(lines))
         data = {"train": str(root / "records.jsonl"), "val": [], "test": []}

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from lookonce.cache.model import content_hash
 from lookonce.cache.model.tower import Tower
 from lookonce.cli import main
 from lookonce.datasets.images import image_key
@@ -132,6 +133,7 @@ def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are
     lookonce("predict", run_file(engine), *asking, "-o", tmp_path / "cached.jsonl")
     assert not encoded
     elsewhere = run_file(engine, cache={"dir": tmp_path / "nowhere"})
+    asking[1] = str(sample / "images")  # the folder stands for the same images
     done = lookonce("predict", elsewhere, *asking, "-o", tmp_path / "live.jsonl", "--json")
     assert (tmp_path / "live.jsonl").read_bytes() == (tmp_path / "cached.jsonl").read_bytes()
     num_files = len(list((sample / "images").glob("*.jpg")))
@@ -139,6 +141,7 @@ def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are
     assert sum(encoded) == summary["num_images"] == 64 < num_files
     assert 100 < max(in_memory) <= 300
     assert summary["num_answered"] == num_files and not summary["skipped"]
+    assert f"asking about {num_files} images" in done.stderr
     assert not (tmp_path / "nowhere").exists() and not list(tmp_path.glob("*partial*"))
 
 
@@ -289,3 +292,28 @@ def test_a_cache_with_a_damaged_shard_is_not_read(trained, run_file, built, samp
     place = run_file(cache={"dir": tmp_path / "caches"})
     done = lookonce("predict", place, "--records", sample / "train.jsonl", "--json", code=1)
     assert "checksum" in done.stderr and "lookonce cache repair" in done.stderr
+
+
+def test_starting_reads_the_weights_for_their_hash_once(trained, sample, tmp_path, monkeypatch):
+    """The hash of the language model is kept beside the caches, for asking as for training."""
+    monkeypatch.setattr("lookonce.datasets.stamps.now", lambda: float("inf"))
+    settings = trained.model_copy(update={"cache": trained.cache.model_copy(update={"dir": tmp_path / "caches"})})
+    shutil.copytree(trained.cache.dir, settings.cache.dir)
+    shutil.rmtree(settings.cache.dir / "fingerprints", ignore_errors=True)
+    (tmp_path / "run.yaml").write_text(settings.to_yaml())
+    hashed, real = [], content_hash.hash_language_model
+
+    def hash_language_model(folder: Path) -> str:
+        hashed.append(folder)
+        return real(folder)
+
+    monkeypatch.setattr(content_hash, "hash_language_model", hash_language_model)
+    words = ["--image", str(next((sample / "images").iterdir())), "--question", "Is there text?"]
+    for command in (
+        ["predict", *words],
+        ["predict", *words, "-o", str(tmp_path / "answers.jsonl")],
+        ["ask", *words[1:2]],
+    ):
+        result = CliRunner().invoke(main, [command[0], str(tmp_path / "run.yaml"), *command[1:]], input="")
+        assert result.exit_code == 0, result.output
+    assert len(hashed) == 1

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.sample import stock_answer
@@ -16,7 +15,6 @@ from support.sample import stock_answer
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.model.tower import Tower
 from lookonce.checks.check import check
-from lookonce.cli import main
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
@@ -102,15 +100,7 @@ def test_a_check_finds_nothing_wrong_and_says_what_has_no_lora_weights(trained, 
     assert ("; lora.experts: true gives the experts some" in adapter) == has_experts, adapter
 
 
-def test_a_build_on_a_gpu_says_that_it_uses_the_stock_tower(trained, site, tmp_path, monkeypatch):
-    monkeypatch.setattr("lookonce.commands.cache.build.gpu_gb", lambda: 80.0)
-    (tmp_path / "run.yaml").write_text(trained["shared"].to_yaml())
-    result = CliRunner().invoke(main, ["cache", "build", f"{tmp_path}/run.yaml", "--set", f"cache.dir={tmp_path}"])
-    assert result.exit_code == 0
-    assert ("by transformers' own tower" in result.stderr) != site.family.has_fast_tower, result.stderr
-
-
-def test_the_fast_tower_is_used_where_it_agrees(trained):
+def test_the_fast_tower_agrees_with_the_stock_one(trained):
     """Several images of different sizes at once, and each alone with the stock tower."""
     model_folder = RunInputs.of_model(trained["shared"]).model_folder
     grids = [(1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 8, 10)]

@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_between_checkpoints_is_named_too(trainings, meanwhi
         ballast.append(small_disk.fill(leave=0))
 
     meanwhile(6, fill)
-    with pytest.raises(DiskFull, match=r"no room for the files of .*run: .* are missing. All checkpoints are whole"):
+    with pytest.raises(DiskFull, match=r"no room for the files of .*run: .* are missing. checkpoint-4 is whole"):
         train(run, **QUIET)
     ballast[0].unlink()
     monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_at_the_adapter_is_named_too(trainings, meanwhile, m
     run = unstarted(trainings, output=str(small_disk.folder / "run"))
     ballast = []
     meanwhile(-1, print, lambda folder: folder.name == "checkpoint-12" and ballast.append(small_disk.fill(20_000)))
-    with pytest.raises(DiskFull, match=r"no room for .*adapter: .* bytes\) are missing. All checkpoints are whole"):
+    with pytest.raises(DiskFull, match=r"no room for .*adapter: .* bytes\) are missing. checkpoint-12 is whole"):
         train(run, **QUIET)
     ballast[0].unlink()
     monkeypatch.undo()

@@ -48,7 +48,7 @@ IN_THE_START = "a random moment before the first step"
 IN_A_STEP = "a random moment in a step or soon after it"
 MOMENTS = [
     IN_THE_START,
-    ("lookonce.run.folder.environment", 1, "before"),  # the run is recorded, without its environment
+    ("lookonce.run.folder:Environment.this", 1, "before"),  # the run is recorded, without its environment
     ("lookonce.train.train:Training._load_model", 1, "after"),
     ("torch.save", 1, "half"),  # the optimizer in the first checkpoint
     (f"{TRAINER}._save_rng_state", 1, "before"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.cache.store import fingerprint_notes
+from lookonce.cache.store.fingerprint_notes import NOTES
 from lookonce.cache.store.manifest import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
@@ -23,25 +24,18 @@ pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync")
 NAMES = ("a.png", "b.png", "c.png")
 
 
-def age(folder: Path) -> None:
-    """Make files older: the stamp of one that was just written is not trusted."""
-    for path in folder.iterdir():
-        os.utime(path, (time.time() - 60,) * 2)
-
-
 def write_records(path: Path, names: tuple[str, ...]) -> None:
     lines = [{"image_filename": f"images/{name}", "question": "Is it?", "answer": "yes"} for name in names]
     path.write_text("\n".join(map(json.dumps, lines)))
 
 
 @pytest.fixture
-def frames(site, tmp_path) -> Path:
+def frames(site, tmp_path, files_are_old) -> Path:
     """A folder of images, and `records.jsonl` about them."""
     folder = tmp_path / "images"
     folder.mkdir()
     for number, name in enumerate(NAMES):
         site.noise(f"images/{name}", number)
-    age(folder)
     write_records(tmp_path / "records.jsonl", NAMES)
     return folder
 
@@ -52,10 +46,8 @@ def run(make_run, frames, tmp_path):
 
 
 @pytest.fixture
-def built_inputs(run, monkeypatch) -> RunInputs:
-    """The run's inputs, hashed and built; the model's files count as old, so their fingerprint is recorded."""
-    later = time.time() + 10
-    monkeypatch.setattr(fingerprint_notes, "now", lambda: later)
+def built_inputs(run) -> RunInputs:
+    """The run's inputs, hashed and built."""
     inputs = RunInputs.open(run)
     inputs.build()
     return inputs
@@ -84,7 +76,7 @@ def test_images_need_not_exist(run, frames, built_inputs, monkeypatch):
 
 
 def test_without_a_recorded_fingerprint_the_tower_is_read(run, built_inputs):
-    for note in (run.cache.dir / fingerprint_notes.NOTES).iterdir():
+    for note in (run.cache.dir / NOTES).iterdir():
         note.unlink()
     assert RunInputs.from_cache(run).fingerprint == built_inputs.fingerprint
 
@@ -158,10 +150,40 @@ def test_a_build_records_the_stamp_of_a_touched_file_once(run, frames, built_inp
     assert RunInputs.from_cache(run).images.key_of == built_inputs.images.key_of
 
 
+@pytest.mark.parametrize("how", ["cp -a", "chmod"])
+def test_a_copied_tree_is_hashed_once_more_and_a_build_records_it(run, frames, built_inputs, monkeypatch, how):
+    """Sizes and modification times are those that were planned, and do not count alone."""
+    before = {path.name: path.stat().st_mtime_ns for path in frames.iterdir()}
+    if how == "chmod":
+        for path in frames.iterdir():
+            path.chmod(0o600)
+    else:
+        subprocess.run(["cp", "-a", frames, frames.with_name("copy")], check=True)
+        shutil.rmtree(frames)
+        frames.with_name("copy").rename(frames)
+    assert before == {path.name: path.stat().st_mtime_ns for path in frames.iterdir()}
+    inputs = RunInputs.from_cache(run)
+    assert inputs.images.key_of == built_inputs.images.key_of
+    assert inputs.notes[0].startswith("3 images hashed, because the cache's plan does not name the files or they have")
+    assert RunInputs.open(run).build().num_encoded == 0
+    no_reading(monkeypatch)
+    assert RunInputs.from_cache(run).notes == ()
+
+
+def test_an_edit_that_keeps_size_and_modification_time_is_noticed(run, frames, built_inputs):
+    path, before = frames / "a.png", (frames / "a.png").stat()
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(FeaturesMissing, match="does not know 1 of 3 images, the first being .*a.png"):
+        RunInputs.from_cache(run)
+
+
 def test_of_a_file_with_several_contents_the_last_counts(run, frames, built_inputs, site):
     for seed in (99, 1, 98):
         site.noise("images/b.png", seed)
-        age(frames)
         inputs = RunInputs.open(run)
         inputs.build()
     shutil.rmtree(frames)

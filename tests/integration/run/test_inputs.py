@@ -23,14 +23,12 @@ NUM_IMAGES = 6
 
 
 @pytest.fixture
-def frames(tmp_path: Path) -> list[Path]:
+def frames(tmp_path: Path, files_are_old: None) -> list[Path]:
     """Image files, two of them the same, and `records.jsonl` with two questions about each."""
     paths = [tmp_path / f"{number}.png" for number in range(NUM_IMAGES)]
     for number, path in enumerate(paths):
         save_noise(path, number)
     shutil.copy(paths[0], tmp_path / "copy.png")
-    for path in [*paths, tmp_path / "copy.png"]:
-        grow_old(path)
     names = [*(path.name for path in paths), "copy.png"]
     write_records(tmp_path / "records.jsonl", names * 2)
     return paths
@@ -39,11 +37,6 @@ def frames(tmp_path: Path) -> list[Path]:
 def save_noise(path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     Image.fromarray(rng.integers(0, 256, (*rng.integers(40, 200, 2), 3), dtype=np.uint8)).save(path)
-
-
-def grow_old(path: Path) -> None:
-    """Make a file older: the stamp of one that was just written is not trusted."""
-    os.utime(path, (path.stat().st_mtime - 60,) * 2)
 
 
 def write_records(path: Path, names: list[str]) -> None:

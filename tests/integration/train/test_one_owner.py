@@ -6,17 +6,21 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from lookonce.claim_file import Process
+from lookonce.cli import main
 from lookonce.errors import LookonceError, RunFolderError
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
+from lookonce.files import TEMPORARY_MARK
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.status.status import find_training
@@ -29,12 +33,16 @@ AT_ADAPTER = "lookonce.train.loop.distributed:Ranks.disband"
 AT_ANSWERS = "lookonce.workflow.train.evaluate"
 AT_EVAL = "lookonce.eval.run.evaluate"
 TRAIN = ("train", "run.yaml")
+ONLY_READ = ("train", "train --resume")
+"""What prints the summary of a run that is still finished."""
+EXTEND = ("train", "run.yaml", "--resume", "--set", "train.steps=3")
 
 
 @pytest.fixture(scope="module")
 def options(built) -> dict[str, dict[str, object]]:
     few = {"max_new_tokens": 1, "batch_size": 64}
-    return {"cache": {"dir": str(built.folder.parent)}, "train": {"steps": 2, "save_steps": 1}, "eval": few}
+    steps = {"steps": 2, "save_steps": 1, "scheduler": "constant"}
+    return {"cache": {"dir": str(built.folder.parent)}, "train": steps, "eval": few}
 
 
 @pytest.fixture
@@ -66,8 +74,13 @@ def changes(run: RunFile) -> dict[str, Callable[[], object]]:
         "train": lambda: train(run, **QUIET),
         "train --resume": lambda: train(run, resume=True, **QUIET),
         "train --restart": lambda: train(run, restart=True, **QUIET),
+        "extend": lambda: train(longer(run), resume=True, **QUIET),
         "eval": lambda: evaluate_run(run.output),
     }
+
+
+def longer(run: RunFile) -> RunFile:
+    return run.model_copy(update={"train": run.train.model_copy(update={"steps": 3})})
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -83,7 +96,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
         (AT_STEP, TRAIN, ()),
         (AT_ANSWERS, TRAIN, ()),
         (AT_STEP, (*TRAIN, "--restart"), ()),
-        (AT_EVAL, ("eval", "run"), ("train", "train --resume")),  # the run is finished: they only print its summary
+        (AT_INPUTS, EXTEND, ONLY_READ),
+        (AT_STEP, EXTEND, ()),
+        (AT_ANSWERS, EXTEND, ()),
+        (AT_EVAL, ("eval", "run"), ONLY_READ),
     ],
 )
 def test_a_folder_in_use_is_not_changed_by_another_process(run, trained, paused, changes, at, words, allowed):
@@ -198,3 +214,89 @@ def test_status_shows_a_training_that_is_reading_its_inputs(run, paused):
     paused(AT_INPUTS, *TRAIN)
     phase = find_training(RunFolder(run.output), 180)
     assert (phase.state, phase.phase) == ("running", "loading")
+
+
+class Watched:
+    """What this process does in a run folder, and whether it has claimed the folder then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.is_on = folder.absolute(), False
+        self.unclaimed: list[str] = []
+        """Files that were written, renamed or removed without a claim."""
+        self.read: list[str] = []
+        """Files that were read before the claim."""
+        self.commands: set[str] = set()
+        sys.addaudithook(self._look)
+
+    def _look(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.is_on or event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"):
+            return
+        for name in arguments[: 2 if event in ("os.rename", "os.link") else 1]:
+            path = Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else Path("/")
+            path = path.absolute()
+            if path == self.folder and event != "os.rename":
+                continue  # it is made for the claim
+            if not path.is_relative_to(self.folder) or path.name.partition(TEMPORARY_MARK)[0] in (CLAIM, "pulse"):
+                continue
+            self.is_on = False  # not for what is read here
+            try:
+                claim = self.folder / CLAIM
+                mine = claim.exists() and json.loads(claim.read_text())["worker"]["pid"] == os.getpid()
+                self.commands |= {json.loads(claim.read_text())["command"]} if mine else set()
+            finally:
+                self.is_on = True
+            reads = event == "open" and not int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if not mine:
+                (self.read if reads else self.unclaimed).append(f"{event} {path.relative_to(self.folder)}")
+
+
+@pytest.fixture
+def watched(finished: RunFile) -> Iterator[Watched]:
+    found = Watched(finished.output)
+    yield found
+    found.is_on = False  # an audit hook stays
+
+
+WRITERS = {
+    "train": (*TRAIN, "--restart"),
+    "extend": EXTEND,
+    "eval": ("eval", "run"),
+    "report": ("report", "run", "-o", "run/page.html"),
+    "export": ("export", "run", "--to", "medvqa-gi", "-o", "run/answers.json"),
+    "route": ("route", "1=run", "--by", "source", "-o", "run/routed.jsonl"),
+    "predict": ("predict", "run", "--image", "a.jpg", "--question", "Is there text?", "-o", "run/asked.jsonl"),
+    "adapter merge": ("adapter", "merge", "run", "run/merged", "--questions", "0"),
+}
+"""Commands that write into a run folder."""
+TO_FIND_IT = {"run.json", "run.yaml", "summary.json"}
+"""What is read before the claim: who claims how long, and whether anything is to be done."""
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_whatever_writes_into_a_run_folder_claims_it_before_it_reads_there(
+    finished, watched, sample, tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    if name == "route":  # whose rows need the label that decides
+        answers = RunFolder(finished.output).predictions("val")
+        rows = [json.loads(line) | {"source": "1"} for line in answers.read_text().splitlines()]
+        answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copy(next((sample / "images").iterdir()), "a.jpg")
+    watched.is_on = True
+    result = CliRunner().invoke(main, list(WRITERS[name]))
+    watched.is_on = False
+    assert result.exit_code == 0, result.output
+    assert watched.unclaimed == [] and len(watched.commands) == 1
+    assert {one.split()[-1] for one in watched.read} <= TO_FIND_IT
+    assert not (finished.output / CLAIM).exists()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_nothing_writes_into_a_run_folder_that_another_process_uses(finished, paused, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jpg").touch()
+    process = paused(AT_EVAL, "eval", "run")
+    before = contents(finished.output)
+    result = CliRunner().invoke(main, list(WRITERS[name]))
+    assert result.exit_code == 1 and f"in use by `lookonce eval`: process {process.pid} on" in result.stderr
+    assert contents(finished.output) == before

@@ -74,10 +74,10 @@ def test_the_command_has_the_smallest_rank_that_vllm_takes(make_run, tmp_path, r
     assert f" --max-lora-rank {flag} " in command and f" run={tmp_path}/run/adapter" in command
 
 
-def test_the_command_has_the_image_sizes_and_the_commit_of_the_run(make_run, tmp_path):
-    run = make_run(cache={"max_pixels": 50_000}, model={"path": "owner/name", "revision": "abc"})
+def test_the_command_has_the_commit_of_the_run(make_run, tmp_path):
+    run = make_run(model={"path": "owner/name", "revision": "abc"})
     command = serve_command(run, tmp_path, {"r": 8})
-    assert """--mm-processor-kwargs '{"max_pixels": 50000}'""" in command
+    assert "--mm-processor-kwargs" not in command
     assert command.startswith("vllm serve owner/name --enable-lora") and "--revision abc" in command
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from PIL import Image
+from pyarrow import parquet
 
 from lookonce.cli import main
 from lookonce.run.config import read_run_file
@@ -57,6 +61,28 @@ def test_without_validation_records_it_says_how_to_split_them(init, sample):
         assert said in result.stderr and "lookonce data convert ... --split val=0.1" in result.stderr
     assert "# data.val is not set: no validation records: " in Path("run.yaml").read_text()
     assert said not in init("--val", str(sample / "val.jsonl"), "--yes", "--force").output
+
+
+@pytest.mark.parametrize("column", ["struct", "struct with a name", "binary"])
+def test_an_image_in_several_rows_of_a_parquet_file_counts_as_one(init, sample, column):
+    files = [b"no image"]
+    for seed in range(3):
+        Image.effect_noise((64, 48), 80 + seed).convert("RGBA").save(file := io.BytesIO(), "PNG")
+        files.append(file.getvalue())
+    images = [files[number % 4] for number in range(20)]
+    name = "all.png" if column.endswith("name") else None
+    values = images if column == "binary" else [{"bytes": data, "path": name} for data in images]
+    table = {"image": values, "question": [f"Is it {number}?" for number in range(20)], "answer": ["yes"] * 20}
+    parquet.write_table(pa.table(table), "train.parquet", row_group_size=6)
+    init("--model", str(sample / "model"), "--train", "train.parquet", "--yes", given=False)
+    assert "from 20 training records about 4 images (5.0 each)" in Path("run.yaml").read_text()
+    checked = json.loads(CliRunner().invoke(main, ["check", "run.yaml", "--json"]).stdout)["results"]
+    assert "train: 20 records about 4 images" in [one["value"] for one in checked]
+    found = [one["value"] for one in checked if one["what"] in ("images", "cache")]
+    assert found[0].startswith("3 images to encode; ") and found[1].startswith("1 image of 5 records cannot be used: ")
+    audited = json.loads(CliRunner().invoke(main, ["data", "audit", "train.parquet", "--json"]).stdout)
+    counts = {one["code"]: one["count"] for one in audited["findings"]}
+    assert (counts["images-broken"], counts["images-alpha"], counts.get("copies")) == (1, 3, None)
 
 
 def test_json_has_the_values_and_their_reasons(init):

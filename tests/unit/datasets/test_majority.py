@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from lookonce.datasets.majority import Majority, MajorityInContext
@@ -77,3 +79,12 @@ def test_the_answers_of_a_context_come_before_the_turns():
         *("none", "two", "two"),
     )
     assert found.answer((*known, Turn("b?", "none")), "c?") == "x"
+
+
+def test_the_memory_of_a_conversation_grows_with_its_turns_and_not_with_their_square():
+    records = talks(2, *((f"Is it {number}?", "yes") for number in range(2000)), ("how many?", "2"))
+    tracemalloc.start()
+    majority = MajorityInContext(records)
+    peak, _ = tracemalloc.get_traced_memory()[1], tracemalloc.stop()
+    assert majority.answer(records[0].turns[:-1], "how many?") == "2"
+    assert peak < 5e6  # 88 MB where each turn had those before it

@@ -15,7 +15,6 @@ SOURCES = ("cache", "datasets", "eval", "train", "src/lookonce")
 NAME = re.compile(r"qwen\d(_\d)?_?vl|deepstack_visual|\bvisual\b|vision_(start|end)\b|image_pad|\bmodel_type\b", re.I)
 """Types and classes of families, and what they call their parts."""
 ALLOWED = {
-    "cache/model/fast_tower.py": {"qwen3_vl"},  # made for one tower, whose functions it takes
     "cache/model/pixels.py": {"qwen2_vl", "Qwen2VL"},  # made for one image processor, that of all families
     "cache/store/fingerprint.py": {"model_type"},  # a part of the tower's identity
     "datasets/sample/tokenizer.py": {"vision_start", "vision_end", "image_pad"},  # it writes such a tokenizer

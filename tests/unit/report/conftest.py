@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support.answers import look_finished, look_trained
 
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, write_predictions
@@ -53,7 +54,7 @@ def _finish(folder: RunFolder, rows: Sequence[Prediction]) -> None:
     write_predictions(folder.predictions("val"), rows)
     write_json(folder.metrics("val"), Evaluation.of(list(rows)).to_json())
     write_json(folder.answering("val"), {"num_answered": len(rows), "seconds": 3.0})
-    trained = {"num_steps": 8, "first_step": 0, "num_samples": 64, "num_too_long": 2, "seconds": 30.0}
-    write_json(folder.trained, trained | {"wait_share": 0.01, "startup_seconds": {"load weights": 2.0}})
+    figures = {"num_steps": 8, "num_samples": 64, "num_too_long": 2, "seconds": 30.0}
+    look_trained(folder, **figures, startup_seconds={"load weights": 2.0})
     write_json(folder.folder / "environment.json", {"gpus": ["A GPU"], "libraries": {"torch": "2.0"}})
-    write_json(folder.folder / "summary.json", {"cache_bytes": 12_000, "encode_seconds": 4.0})
+    look_finished(folder)

@@ -103,7 +103,8 @@ def test_old_predictions_nan_and_one_image_are_no_obstacle(make_folder, tmp_path
             del row[name]
         row["logprob"] = float("nan")
     folder = make_folder("a", questions())
-    write_json(RunFolder(folder).metrics("val"), {"overall": {"exact_match": 1.0}})  # as earlier versions wrote it
+    overall = {"num_questions": 5, "exact_match": 1.0, "majority": 0.5}
+    write_json(RunFolder(folder).metrics("val"), {"overall": overall})  # as earlier versions wrote it
     RunFolder(folder).predictions("val").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with RunFolder(folder).log.open("a") as file:
         file.write('{"step": 9, "loss": NaN, "eval_loss": NaN}\n')

@@ -23,7 +23,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.inputs import RunInputs
 from lookonce.run.model_ref import find_fingerprint, open_model, source_of
 
-CLOCK = "lookonce.cache.store.fingerprint_notes.now"
+CLOCK = "lookonce.datasets.stamps.now"
 
 
 def later() -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from support.answers import look_trained
 
 from lookonce.checks.start import check_start
 from lookonce.errors import ModelError, UsageError
-from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.start_adapter import adapter_hash, check_same_model, find_start, shape_differences, start_identity
@@ -22,7 +22,7 @@ def trained(make_run, tmp_path) -> RunFolder:
     folder.claim(make_run(output=str(folder.folder)), {"language_model": "m1"})
     folder.adapter.mkdir()
     (folder.adapter / "adapter_model.safetensors").write_text("weights")
-    write_json(folder.trained, {})
+    look_trained(folder)
     return folder
 
 
@@ -67,7 +67,7 @@ def pushed(trained, monkeypatch, tmp_path):
     """The same run as an upload on this machine, at a commit; `here` says whether it is."""
     folder = tmp_path / COMMIT
     folder.mkdir()
-    for path in (trained.folder / "run.json", trained.trained, trained.adapter / "adapter_model.safetensors"):
+    for path in (trained.folder / "run.json", trained.trained, *trained.adapter.iterdir()):
         (folder / path.name).write_bytes(path.read_bytes())
 
     def find(name, revision, *, is_local=False):

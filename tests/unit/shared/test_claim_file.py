@@ -46,6 +46,24 @@ def test_another_machine_is_named_with_the_age_of_its_heartbeat(path, backdate):
         assert claim.take() == ""
 
 
+def test_a_dead_claim_of_a_machine_whose_clock_is_ahead_ends_after_its_expiry(path, backdate):
+    write(path, replace(Process.this(), machine="elsewhere", host="node7"))
+    backdate(path, -7200)
+    claim = FolderClaim(path, "lookonce train", EXPIRY_S)
+    assert "its heartbeat is 0 s old; if it was killed, its claim ends after 60 s" in claim.take()
+    assert time.time() - 5 < path.stat().st_mtime < time.time() + 5  # it is counted from now on
+    backdate(path, EXPIRY_S + 1)
+    with claim:
+        assert claim.take() == ""
+
+
+def test_a_living_claim_of_a_machine_whose_clock_is_ahead_stays(path, backdate):
+    for _ in range(3):  # heartbeats
+        write(path, replace(Process.this(), machine="elsewhere", host="node7"))
+        backdate(path, -7200)
+        assert is_living(path, EXPIRY_S)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"worker": 3}'])
 def test_an_unreadable_claim_counts_until_it_expires(path, backdate, content):
     path.parent.mkdir()

@@ -94,7 +94,7 @@ def test_finished_shards_need_no_room(site, images, monkeypatch):
 
 
 def written(folder: Path, error: Exception) -> None:
-    with space.full_disk_named(folder, 10**6, "a checkpoint", "Make room"):
+    with space.full_disk_named(folder, 10**6, "a checkpoint", lambda: "Make room"):
         raise error
 
 

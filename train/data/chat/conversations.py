@@ -60,8 +60,9 @@ class ConversationTokenizer:
         """
         records = list({id(record): record for record, _ in asked}.values())
         found = dict(zip(map(id, records), self._usual_tokens(records), strict=True))
+        starts = {number: _starts(tokens[1]) for number, tokens in found.items() if tokens}
         return [
-            _before_answer(*tokens, turn + record.num_given)
+            _before(tokens[0], starts[id(record)][turn + record.num_given])
             if (tokens := found[id(record)])
             else self._chat.prompt(record, turn)
             for record, turn in asked
@@ -112,10 +113,9 @@ class ConversationTokenizer:
         return {text: b"".join(map(ids_of, parts)) for text, parts in parts_of_text.items()}
 
 
-def _before_answer(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], turn: int) -> Tokens:
-    """The tokens before the answer of a turn, none of them supervised; answers are what is supervised."""
-    end = _starts(supervised)[turn]
-    return token_ids[:end], np.zeros(end, np.bool_)
+def _before(token_ids: NDArray[np.int32], end: int) -> Tokens:
+    """The tokens before an answer, none of them supervised; neither array takes memory of its own."""
+    return token_ids[:end], np.broadcast_to(np.False_, end)
 
 
 def _without_given(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], num_given: int) -> Tokens:

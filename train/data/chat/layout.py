@@ -18,7 +18,7 @@ import numpy as np
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.chat.template import Pieces, Text, write_around
-from lookonce.train.data.tokenize import ChatTokenizer, to_messages
+from lookonce.train.data.tokenize import EDGE, ChatTokenizer, to_messages
 
 
 class Shape(NamedTuple):
@@ -63,7 +63,7 @@ def layout_of(shape: Shape, chat: ChatTokenizer, cuts: tuple[str, ...]) -> Layou
     pieces, end_token = _written(shape, chat, 2 * shape.num_turns), chat.tokenizer.eos_token
     if pieces is None or not {end_token, chat.image_token} <= {*cuts} or not _can_cut(pieces, cuts):
         return None
-    for answer in shape.answers:
+    for answer in _checked_answers(pieces, shape):
         prompt = _written(shape, chat, answer, generation_prompt=True)
         if prompt is None or not _is_answered(prompt, answer, end_token, pieces):
             return None
@@ -94,6 +94,18 @@ def _written(shape: Shape, chat: ChatTokenizer, num_messages: int, generation_pr
         return None
     rendered = "".join(words[piece] if isinstance(piece, int) else piece for piece in pieces)
     return pieces if rendered == chat.render(shape.messages(words)[:end], generation_prompt) else None
+
+
+def _checked_answers(pieces: Pieces, shape: Shape) -> Sequence[int]:
+    """The answers whose prompts are rendered: all, or those at the ends of a long conversation that is written alike.
+
+    To render all of them takes the square of the turns.
+    """
+    answers, texts = shape.answers, range(2, 2 * shape.num_turns)
+    places = [place for place, piece in enumerate(pieces) if isinstance(piece, int) and piece in texts]
+    around = [pieces[first + 1 : second] for first, second in pairwise(places)]
+    is_regular = around[2:] == around[:-2] and len(answers) > 2 * EDGE
+    return [*answers[:EDGE], *answers[-EDGE:]] if is_regular else answers
 
 
 def _is_answered(prompt: Pieces, answer: int, end_token: str, pieces: Pieces) -> bool:

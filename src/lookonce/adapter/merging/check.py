@@ -14,7 +14,7 @@ from lookonce.files import read_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.text import listed, located, shell
+from lookonce.text import listed, located
 
 ROUNDED = ("int8", "nf4")
 """The kinds of `train.frozen` whose rounding an adapter has learned to live with."""
@@ -25,15 +25,13 @@ def find_trained(place: Path) -> tuple[RunFolder, RunFile]:
     """The folder and the run file of a trained run.
 
     Raises:
-        RunFolderError: it is not a run, or it has no adapter.
+        RunFolderError: it is not a run, or does not hold the adapter that was trained in it.
     """
     folder = RunFolder.find(place)
     if not (folder.folder / RECORD).exists():
         raise RunFolderError(_no_run(folder.folder))
     run = folder.read_run()
-    if not folder.trained.exists() or not (folder.adapter / "adapter_config.json").exists():
-        train = shell("lookonce", "train", place if place.is_file() else folder.folder / "run.yaml", "--resume")
-        raise RunFolderError(f"{folder.folder} is not trained yet, so it has no adapter; finish it with: {train}")
+    folder.check_adapter()
     return folder, run
 
 

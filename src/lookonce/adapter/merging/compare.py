@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.cache.store.claims import using
 from lookonce.environment import best_device
 from lookonce.eval.answers.accuracy import draw
 from lookonce.eval.answers.questions import Questions
@@ -98,9 +97,8 @@ def compare(questions: Questions, adapter: Path, merged: Path, notify: Notify) -
     inputs = questions.session.inputs
     answering = inputs.run.eval.model_copy(update={"frozen": None})  # weights as in training, or not quantised
     run = inputs.run.model_copy(update={"eval": answering})
-    with using(questions.session.cache.folder, "lookonce adapter merge", run.cache.claim_s):
-        before = _answers(questions, partial(load_trained, inputs.model_folder, run, adapter), notify)
-        after = _answers(questions, partial(_load_merged, inputs, merged), notify)
+    before = _answers(questions, partial(load_trained, inputs.model_folder, run, adapter), notify)
+    after = _answers(questions, partial(_load_merged, inputs, merged), notify)
     return Comparison.of(before, after, run.train.precision)
 
 

@@ -21,14 +21,15 @@ from lookonce.adapter.merging.compare import Comparison, compare, draw_questions
 from lookonce.adapter.merging.files import TensorFile
 from lookonce.adapter.merging.folder import MergeFolder, check_outside, check_target, other_files, weight_files
 from lookonce.adapter.merging.shards import Checkpoint, Cost, Plan, write_file
+from lookonce.cache.store.claims import Uses
 from lookonce.disk_space import check_room
 from lookonce.environment import limit_cpu_threads
 from lookonce.errors import CacheError, ImageError, RecordsError
 from lookonce.eval.answers.questions import Questions
 from lookonce.files import hash_file
+from lookonce.run.claim import claimed_around
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.text import Notify, count, listed, quiet, shell, size
 from lookonce.train.loop.session import Session
@@ -95,13 +96,29 @@ def merge(
         LookonceError: the run is not trained, its model has changed or is quantised, or the target exists.
     """
     check_target(target)
-    folder, run = find_trained(place)
-    check_frozen(run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
-    inputs, session = _opened(run) if num_questions else (RunInputs.of_model(run), None)
+    command = shell(*COMMAND)
+    with claimed_around(target, command):
+        folder, run = find_trained(place)
+        check_frozen(run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
+        with Uses(command, run.cache.claim_s) as use_cache:
+            return _merge(folder, run, target, dtype, num_questions, use_cache, notify)
+
+
+def _merge(
+    folder: RunFolder,
+    run: RunFile,
+    target: Path,
+    dtype: Dtype,
+    num_questions: int,
+    use_cache: Uses,
+    notify: Notify,
+) -> Merged:
+    """The same of a trained run."""
+    inputs, session = _opened(run, use_cache) if num_questions else (RunInputs.of_model(run), None)
     model = inputs.model_folder.folder
     check_model(model)
     check_outside(target, model)
-    identity = model_identity(model, folder.recorded_inputs()) | {"cache": inputs.fingerprint.sha256}
+    identity = inputs.model_identity(folder.recorded_inputs()) | {"cache": inputs.fingerprint.sha256}
     folder.check_inputs(identity)
     questions = draw_questions(session, num_questions) if session else None
     if session and not questions:
@@ -120,10 +137,10 @@ def merge(
     return Merged(target, dtype, plan.num_tensors, *changed, plan.is_untied, left_out, comparison)
 
 
-def _opened(run: RunFile) -> tuple[RunInputs, Session]:
+def _opened(run: RunFile, use_cache: Uses) -> tuple[RunInputs, Session]:
     """The run's inputs and its cache, for the questions."""
     try:
-        inputs = RunInputs.from_cache(run)
+        inputs = RunInputs.from_cache(run, use=use_cache)
         return inputs, Session.open(inputs)
     except (CacheError, ImageError, RecordsError) as error:
         raise type(error)(f"{error}\n(--questions 0 merges without asking both models, and needs no cache)") from None

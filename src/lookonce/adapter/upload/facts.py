@@ -14,7 +14,7 @@ from typing import Any
 from lookonce.adapter.upload.base_model import BaseModel
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.errors import LookonceError
-from lookonce.files import read_object
+from lookonce.eval.scores.metrics import read_metrics
 from lookonce.report.data import SplitFacts
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sections.cost import Cost
@@ -120,7 +120,7 @@ def _commit(recorded: object) -> str | None:
 
 
 def _scores(folder: RunFolder, split: str) -> dict[str, Any]:
-    written = {key: value for key, value in read_object(folder.metrics(split)).items() if key not in TEXTS}
+    written = {key: value for key, value in read_metrics(folder, split).items() if key not in TEXTS}
     if candidates := written.get("candidates"):
         written["candidates"] = {key: value for key, value in candidates.items() if key not in TEXTS}
     return written

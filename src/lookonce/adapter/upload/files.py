@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from lookonce.adapter.upload.base_model import BaseModel
 from lookonce.adapter.upload.facts import CardFacts
 from lookonce.adapter.upload.local_paths import check_files, reduced_run, without_folders
-from lookonce.errors import RunFolderError, UsageError
+from lookonce.errors import UsageError
 from lookonce.files import hash_file, read_json, read_object
 from lookonce.hub import CARD
 from lookonce.run.folder import RECORD, RunFolder
@@ -46,17 +48,6 @@ class UploadFile:
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
 
-def check_trained(folder: RunFolder) -> None:
-    """Check that a folder holds a trained run.
-
-    Raises:
-        RunFolderError: it does not; names the command.
-    """
-    folder.read_run()
-    if not (folder.trained.exists() and (folder.adapter / WEIGHTS).exists()):
-        raise RunFolderError(f"{folder.folder} is not trained yet; train it with: lookonce train RUN.yaml --resume")
-
-
 def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> list[UploadFile]:
     """The files of an adapter.
 
@@ -67,7 +58,11 @@ def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> list[Upload
         "base_model_name_or_path": facts.base.name,
         "revision": facts.base.commit,
     }
-    files = [UploadFile(WEIGHTS, folder.adapter / WEIGHTS), _json(CONFIG, without_folders(config))]
+    shape = _json(CONFIG, without_folders(config))
+    assert isinstance(shape.content, bytes)
+    hashes = {**facts.trained["adapter"], CONFIG: xxhash.xxh3_128_hexdigest(shape.content)}
+    facts = replace(facts, trained={**facts.trained, "adapter": hashes})
+    files = [UploadFile(WEIGHTS, folder.adapter / WEIGHTS), shape]
     return _checked(folder, [*files, *_record(folder, facts), _text(CARD, card)])
 
 

@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from lookonce.adapter.upload.base_model import find_base_model
 from lookonce.adapter.upload.card import card
 from lookonce.adapter.upload.facts import UNKNOWN, CardFacts, facts_of
-from lookonce.adapter.upload.files import UploadFile, adapter_files, check_trained, merged_files
+from lookonce.adapter.upload.files import UploadFile, adapter_files, merged_files
 from lookonce.errors import UploadError, UsageError
 from lookonce.hub import is_hub_name
 from lookonce.run.folder import RunFolder
@@ -141,8 +141,9 @@ def prepare(folder: RunFolder, repository: str, options: Options) -> Upload:
         raise UsageError(
             f"{repository!r} is not the name of a repository on the Hub; write OWNER/NAME, such as your-name/kvasir"
         )
-    check_trained(folder)
-    base = find_base_model(folder.read_run().model, options.base_model)
+    run = folder.read_run()
+    folder.check_adapter()
+    base = find_base_model(run.model, options.base_model)
     facts = facts_of(folder, base, options.dataset)
     merged = options.merged
     text = card(facts, repository, is_merged=merged is not None, licence=options.licence, revision=options.branch)

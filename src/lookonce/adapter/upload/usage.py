@@ -9,18 +9,22 @@ from lookonce.adapter.upload.facts import CardFacts
 WITH_ADAPTER = """\
 import torch
 from peft import PeftModel
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor
 
 model = AutoModelForImageTextToText.from_pretrained({base}, dtype={dtype}, device_map="auto")
 model = PeftModel.from_pretrained(model, {repository}{of_repository})
 processor = AutoProcessor.from_pretrained({base})
+processor.image_processor = AutoImageProcessor.from_pretrained({base}, backend="{backend}")  # as in training
 """
 MERGED = """\
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor
 
 model = AutoModelForImageTextToText.from_pretrained({repository}{of_repository}, dtype={dtype}, device_map="auto")
 processor = AutoProcessor.from_pretrained({repository}{of_repository})
+processor.image_processor = AutoImageProcessor.from_pretrained(
+    {repository}{of_repository}, backend="{backend}"  # as in training
+)
 """
 ASK = """\
 messages = [
@@ -46,6 +50,7 @@ def usage(facts: CardFacts, repository: str, revision: str | None, *, is_merged:
         repository=json.dumps(repository),
         of_repository=f", revision={json.dumps(revision)}" if revision else "",
         dtype=DTYPES[run.train.precision],
+        backend=run.cache.backend,
     )
     return head + _pixels(facts) + "\n" + _ask(facts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -13,10 +12,9 @@ from typing import Any
 import click
 
 from lookonce.commands.cache.group import cache
-from lookonce.commands.options import IMAGES, JSON, RUN, SECONDS, SET, emit, notify, open_inputs, open_records
-from lookonce.environment import gpu_gb
+from lookonce.commands.options import IMAGES, JSON, RUN, SECONDS, SET, emit, notify, open_inputs, open_records, say
 from lookonce.settings import MAX_COUNT
-from lookonce.text import count, duration, shell
+from lookonce.text import count, duration, json_text, shell
 
 
 class WorkerNumber(click.ParamType[tuple[int, int]]):
@@ -115,9 +113,6 @@ def cache_build(
     report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
         notify("image keys were taken from the plan; a build without --worker hashes every file again")
-    family = inputs.model_folder.family
-    if report.num_encoded and gpu_gb() and not family.has_fast_tower:
-        notify(f"encoded by transformers' own tower; the faster one of lookonce is not for {family.name}")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 
@@ -157,10 +152,10 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
 def _show_progress(report: Any, as_json: bool) -> None:
     """The whole report on a terminal, one line in a log."""
     if as_json:
-        click.echo(json.dumps(asdict(report), default=str))
+        say(json_text(asdict(report)))
     elif sys.stdout.isatty():
         click.clear()
-        click.echo(report.text())
+        say(report.text())
     else:
         parts = [
             f"{report.num_done:,} of {count(report.num_images, 'image')}",
@@ -169,4 +164,4 @@ def _show_progress(report: Any, as_json: bool) -> None:
         ]
         if report.eta_s is not None:
             parts += [f"{report.images_per_second:.1f} images/s", f"done in {duration(report.eta_s)}"]
-        click.echo(", ".join(parts))
+        say(", ".join(parts))

@@ -26,6 +26,7 @@ from lookonce.commands.options import (
     open_inputs,
     open_records,
     read_run,
+    say,
 )
 from lookonce.errors import UsageError
 
@@ -129,7 +130,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
         expiry_s=inputs.run.cache.claim_s,
     )
     if not as_json:
-        click.echo(report.text())
+        say(report.text())
     built = replace(inputs, images=images).build() if images.path_of else None
     if as_json or built:
         value = {"repair": asdict(report), "build": asdict(built) if built else None}

@@ -41,7 +41,8 @@ def clean(
 
     \b
     --json has these keys:
-      source, target, num_records, num_kept, num_malformed, num_with_unusable_images, num_coerced
+      source, target, num_records, num_kept, num_malformed, num_with_unusable_images, num_coerced,
+      left_out_columns
       malformed    by kind: kind, reason (of the first), places
       images       path, reason, places
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from lookonce.commands.data.group import COERCE, data
-from lookonce.commands.options import JSON, PATH, emit
+from lookonce.commands.options import JSON, PATH, SEED, emit
 from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 
 FORMAT = click.Choice(FORMAT_NAMES)
@@ -34,6 +34,20 @@ FORMAT = click.Choice(FORMAT_NAMES)
     help="Folder that image paths in OUT are relative to; by default the folder of OUT, and images elsewhere get "
     "absolute paths.",
 )
+@click.option(
+    "--split",
+    "shares",
+    metavar="val=0.1,test=0.1",
+    help="Divide the records by image: write OUT.train.jsonl and OUT.val.jsonl, OUT.test.jsonl in place of OUT.jsonl. "
+    "Shares are of the images; train has the rest.",
+)
+@click.option("--seed", type=SEED, default=42, show_default=True, help="Seed that draws the images of --split.")
+@click.option(
+    "--together",
+    multiple=True,
+    metavar="KEY",
+    help="With --split: records with the same value of this metadata key, such as a patient, stay in one part.",
+)
 @COERCE
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
@@ -44,16 +58,22 @@ def convert(
     source_format: FormatName | None,
     image_root: Path | None,
     target_root: Path | None,
+    shares: str | None,
+    seed: int,
+    together: tuple[str, ...],
     coerce_answers: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write records in another format.
+    """Write records in another format, or divide them into train, val and test.
 
     The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
     are; images embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. If
     the format cannot hold a record, the command fails and OUT is not written. In CSV, a text that a spreadsheet would
     run as a formula has an apostrophe before it, which is removed when the file is read.
+
+    With --split no image is in two of the files: images are known by their content, and those that a record shows
+    together stay together.
 
     \b
     Formats:
@@ -72,8 +92,14 @@ def convert(
       lookonce data convert train.jsonl swift.jsonl --to messages
       lookonce data convert train.jsonl train.csv
       lookonce data convert chats.jsonl out/train.parquet --to parts --image-root /data/frames
+      lookonce data convert own.jsonl data/own.jsonl --split val=0.1,test=0.1 --together patient
     """
     from lookonce.datasets.convert import convert as convert_records
+    from lookonce.datasets.divide import Division, parse_shares
+    from lookonce.errors import UsageError
+
+    if together and not shares:
+        raise UsageError("--together keeps records in one part of --split; name the shares with --split val=0.1")
 
     report = convert_records(
         source,
@@ -84,5 +110,6 @@ def convert(
         target_root=target_root,
         coerce_answers=coerce_answers,
         overwrite=overwrite,
+        division=Division(parse_shares(shares), seed, together) if shares else None,
     )
     emit(asdict(report), report.text(), as_json)

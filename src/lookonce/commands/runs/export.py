@@ -61,6 +61,7 @@ def export(
     from lookonce.eval.scores.prediction import read_predictions
     from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text
     from lookonce.files import create_text
+    from lookonce.run.claim import claimed_around
     from lookonce.run.folder import RunFolder
     from lookonce.run.records import read_split
     from lookonce.settings import read_settings
@@ -69,22 +70,25 @@ def export(
         remember_run_file(run_dir)
     folder = RunFolder.find(run_dir)
     run = folder.read_run()
-    split = split or run.eval.split
-    predictions = read_predictions(find_predictions(folder, split))
-    info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
-    if info_file:
-        info = read_settings(info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected)
-    are_here = all(path.exists() for path in getattr(run.data, split, ()))
-    records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
-    missing = lacks(predictions, challenge, records)
-    if missing and not partial:
-        raise UsageError(
-            f"{missing}; answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}, or export what there "
-            "is with --partial"
-        )
-    value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
-    if not create_text(output, to_text(value)):
-        raise UsageError(f"{output} exists; name another file with -o, or remove it")
+    with claimed_around(output, "lookonce export"):
+        split = split or run.eval.split
+        predictions = read_predictions(find_predictions(folder, split))
+        info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        if info_file:
+            info = read_settings(
+                info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected
+            )
+        are_here = all(path.exists() for path in getattr(run.data, split, ()))
+        records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
+        missing = lacks(predictions, challenge, records)
+        if missing and not partial:
+            raise UsageError(
+                f"{missing}; answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}, or export what "
+                "there is with --partial"
+            )
+        value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
+        if not create_text(output, to_text(value)):
+            raise UsageError(f"{output} exists; name another file with -o, or remove it")
     for note in dict.fromkeys(filter(None, [missing, *notes(value, challenge)])):
         notify(note)
     written = {"file": str(output), "num_answers": len(predictions), "public_scores": value["public_scores"]}

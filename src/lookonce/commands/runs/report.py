@@ -58,14 +58,16 @@ def report(
     from lookonce.files import write_text
     from lookonce.report.report import Report, check_replaces_page
     from lookonce.report.runs import open_runs
+    from lookonce.run.claim import claimed_around
 
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
     check_replaces_page(output)
     while True:
-        runs = open_runs(paths, split)
-        found = Report.of(runs, with_first_only=baseline is not None)
-        write_text(output, found.to_page())
+        with claimed_around(output, "lookonce report"):
+            runs = open_runs(paths, split)
+            found = Report.of(runs, with_first_only=baseline is not None)
+            write_text(output, found.to_page())
         if interval_s is None or not any(run.is_training for run in runs):
             break
         notify(f"{output}: {'; '.join(run.training.line() for run in runs if run.training)}")

@@ -38,6 +38,7 @@ def route(runs: tuple[str, ...], by: Label, split: str | None, output: Path, ove
     from lookonce.eval.comparison.runs import read_runs
     from lookonce.eval.scores.metrics import Evaluation
     from lookonce.eval.scores.prediction import write_predictions
+    from lookonce.run.claim import claimed_around
 
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists; name another file, or replace it with --overwrite")
@@ -46,8 +47,9 @@ def route(runs: tuple[str, ...], by: Label, split: str | None, output: Path, ove
         raise UsageError(f"{wrong[0]}: name the run of each {by}, such as 1=runs/first")
     if twice := [value for value in values if values.count(value) > 1]:
         raise UsageError(f"there are two runs for {by} {twice[0]}; name one")
-    predictions = routed(dict(zip(values, read_runs(paths, split), strict=True)), by)
-    evaluation = Evaluation.of(predictions)
-    write_predictions(output, predictions)
+    with claimed_around(output, "lookonce route"):
+        predictions = routed(dict(zip(values, read_runs(paths, split), strict=True)), by)
+        evaluation = Evaluation.of(predictions)
+        write_predictions(output, predictions)
     notify(f"wrote the predictions to {output}")
     emit(evaluation.to_json(), evaluation.text(), as_json)

@@ -196,13 +196,19 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
       lookonce study report study.yaml -o study.html --json
     """
     from lookonce.report.report import check_replaces_page
+    from lookonce.run.claim import RunClaim, claimed_around
+    from lookonce.study.file import read_study
     from lookonce.study.report.report import PAGE, report_study
+    from lookonce.study.routing import PATIENCE_S
 
     if output:
         check_replaces_page(output)
-    found = report_study(study_file)
-    page = output or found.folder / PAGE
-    tables = found.write(page)
+    folder = read_study(study_file).output
+    page = output or folder / PAGE
+    with RunClaim(folder, "lookonce study report") as owner, claimed_around(page, "lookonce study report"):
+        owner.take(patience_s=PATIENCE_S)
+        found = report_study(study_file)
+        tables = found.write(page)
     for name in found.left_out:
         notify(f"not complete, and left out: {name}")
     notify(f"wrote the page to {page}, and {count(len(tables), 'file')} of its tables beside it")

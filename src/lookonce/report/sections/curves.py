@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lookonce.files import read_object
+from lookonce.eval.scores.metrics import read_metrics
 from lookonce.page.lines import Line, Panel, line_plot
 from lookonce.page.markup import node
 from lookonce.page.sections import key
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
+from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, smoothed
 
 TITLE = "Curves"
@@ -100,10 +101,9 @@ def measured(run: ReportedRun) -> dict[int, float]:
         return {}
     found = {}
     for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
-        num_steps = read_object(folder / "trained.json").get("num_steps")
-        overall = read_object(folder / "metrics" / f"{run.split}.json").get("overall")
-        if num_steps and overall:
-            found[num_steps] = overall["exact_match"]
+        results = RunFolder(folder)
+        if results.trained.exists() and (metrics := read_metrics(results, run.split)):
+            found[results.read_trained().num_steps] = metrics["overall"]["exact_match"]
     return dict(sorted(found.items()))
 
 

@@ -102,8 +102,8 @@ def confusions(runs: Sequence[ReportedRun]) -> tuple[list[Confusion], int]:
 
 def _wrong(run: ReportedRun) -> Counter[tuple[str, str, str]]:
     """How often each wrong answer is given: question, truth, answer."""
-    predictions = run.answers.predictions if run.answers else []
-    return Counter((one.question, one.answer, one.predicted.strip()) for one in predictions if not one.is_right)
+    wrong = [one.in_nfc for one in run.answers.predictions if not one.is_right] if run.answers else []
+    return Counter((one.question, one.answer, one.predicted.strip()) for one in wrong)
 
 
 def closed_answers(run: ReportedRun) -> list[Closed]:

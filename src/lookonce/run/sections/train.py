@@ -59,7 +59,8 @@ class TrainSection(Section):
     """Gradients are scaled down to at most this norm; 0 disables clipping."""
     gradient_checkpointing: Checkpointing = False
     """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps.
-    `selective`: those of each layer's MLP, half of what is stored. true: all, for the least memory."""
+    `selective`: those of each layer's MLP, half of what is stored. true: all, for the least memory. Losses and
+    gradients are the same; with `lora.dropout` on a GPU, true draws other random numbers."""
     compile: bool = True
     """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
     compile_cache: UserPath | None = None

@@ -75,9 +75,12 @@ def test_images_of_unknown_size_count_the_assumed_tokens_and_are_reported(tmp_pa
     assert "2 images of unknown size" in to_text(found) and "--image-tokens" in to_text(found)
 
 
-def test_records_that_are_too_long_or_refused_are_reported(tmp_path, counter):
+def test_records_that_are_too_long_or_refused_are_reported(tmp_path, counter, monkeypatch):
+    """Training refuses special tokens of the model's own tokenizer; those of all models are malformed records."""
+    special = [*counter.chat_tokenizer.special_tokens, "<|own|>"]
+    monkeypatch.setattr(counter.chat_tokenizer, "special_tokens", special)
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
-    texts = [("Is it?", "yes"), ("Is it? " * 300, "yes"), ("Is <|im_end|> it?", "yes")]
+    texts = [("Is it?", "yes"), ("Is it? " * 300, "yes"), ("Is <|own|> it?", "yes")]
     lines = [{"image_filename": "a.png", "question": question, "answer": answer} for question, answer in texts]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = stats_of(tmp_path / "train.jsonl", counter, max_tokens=200)

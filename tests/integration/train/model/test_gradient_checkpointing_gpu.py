@@ -25,6 +25,8 @@ pytestmark = COMPILED_ON_GPU
 DEVICE = torch.device("cuda")
 SIZE = ModelSize(512, 8, Heads(8, 4, 64))
 QUESTIONS = Questions(((3, 4), (30, 40), (2, 9), (20, 30)), (2, 9, 4, 9, 3), 2048, 12)
+STEP = 0.01
+"""How far weights are shifted, as a norm: rounding and curvature are both small there."""
 HOW: tuple[Checkpointing, ...] = ("selective", True)
 
 
@@ -50,14 +52,45 @@ def outcomes(passes: Passes, how: Checkpointing) -> list[Outcome]:
         return [passes.outcome([pack]) for pack in packs()]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "dropout"), [("selective", 0.0), (True, 0.0), ("selective", 0.3)])
 def test_in_float32_nothing_changes(how, dropout):
     exact = passes(torch.float32, dropout)
     for found, expected in zip(outcomes(exact, how), outcomes(exact, False), strict=True):
         loss, gradient = found.distance(expected)
         print(f"{how} {dropout}: loss {loss:.1e}, gradient {gradient:.1e}")
         assert loss < 1e-5 and gradient < 1e-4
+
+
+@pytest.mark.parametrize("how", [False, *HOW])
+def test_with_dropout_the_gradient_is_that_of_the_loss(how):
+    """By finite differences: the graph of a whole layer that is checkpointed draws other random numbers than without.
+
+    The same random state gives the same numbers again, so the loss at shifted weights is the same function.
+    """
+    exact = passes(torch.float32, dropout=0.3)
+    [pack, *_] = packs()
+
+    def outcome(shift: float, along: torch.Tensor | None = None) -> Outcome:
+        for weight, part in zip(exact.trained, split(along, exact), strict=True) if along is not None else ():
+            weight.data.add_(part, alpha=shift)
+        torch.cuda.manual_seed(1)
+        return exact.outcome([pack])
+
+    with training_on_packs(exact.model, compiled=True), checkpointed(exact.model, how):
+        exact.outcome([pack])  # compiles
+        first, again = outcome(0), outcome(0)
+        assert torch.equal(first.loss, again.loss)
+        unit = first.gradient / first.gradient.norm()
+        higher, lower = outcome(STEP, unit), outcome(-2 * STEP, unit)
+    slope = float(higher.loss - lower.loss) / (2 * STEP)
+    print(f"{how}: slope {slope:.4f} along a gradient of {float(first.gradient.norm()):.4f}")
+    assert slope == pytest.approx(float(first.gradient.norm()), rel=0.02)
+
+
+def split(flat: torch.Tensor, passes: Passes) -> list[torch.Tensor]:
+    """A flat tensor as tensors of the shapes of the trained weights."""
+    parts = flat.float().split([weight.numel() for weight in passes.trained])
+    return [part.view_as(weight) for part, weight in zip(parts, passes.trained, strict=True)]
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.answers import look_trained
 
 from lookonce.adapter.merging.check import check_frozen, check_model, find_trained
 from lookonce.adapter.merging.merge import merge
@@ -15,7 +16,7 @@ from lookonce.run.folder import RECORD, RunFolder
 def test_a_run_that_is_not_trained_names_the_command(make_run):
     run = make_run()
     RunFolder(run.output).claim(run, {})
-    with pytest.raises(RunFolderError, match=r"is not trained yet.* lookonce train \S+run\.yaml --resume"):
+    with pytest.raises(RunFolderError, match=r"holds no trained adapter.* lookonce train \S+run\.yaml --resume"):
         find_trained(run.output)
 
 
@@ -25,9 +26,9 @@ def test_an_adapter_without_the_end_of_its_training_is_not_merged(make_run):
     folder.claim(run, {})
     folder.adapter.mkdir()
     (folder.adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="is not trained yet"):
+    with pytest.raises(RunFolderError, match="holds no trained adapter"):
         find_trained(run.output)
-    folder.trained.write_text("{}")
+    look_trained(folder)
     assert find_trained(run.output)[1].output == run.output
 
 

@@ -17,8 +17,7 @@ from lookonce.run.folder import RunFolder
         ("a1" * 20 + "-dirty", True),
         ("a1", False),
         ("[x](y)" + "a" * 40, False),
-        (3, False),
-        ([], False),
+        (None, False),
     ],
 )
 def test_a_commit_is_taken_from_the_record_if_it_is_one(make_run, recorded, named):

@@ -17,7 +17,7 @@ from lookonce.cache.store.receipts import Entry, Failure, Receipt, write_receipt
 from lookonce.datasets.images import ImageIndex
 
 TOKENS_PER_SHARD = 10
-STAMP = (1000, 1)
+STAMP = (1000, 1, 1)
 
 
 def image(name: str, num_tokens: int = 5) -> PlannedImage:
@@ -230,7 +230,7 @@ def test_the_keys_of_planned_files_are_known_without_reading_them(cache, stamped
 
 
 @pytest.mark.parametrize("planned", [STAMP, None])
-@pytest.mark.parametrize("found", [(1001, 1), (1000, 2), None])
+@pytest.mark.parametrize("found", [(1001, 1, 1), (1000, 2, 1), (1000, 1, 2), None])
 def test_a_file_that_may_have_changed_is_left_out_and_its_former_key_is_kept(cache, stamped, planned, found):
     copied = PlannedImage("c" * 64, 5, ("/c.jpg", "/copy.jpg"), (planned, STAMP))
     cache.plan_for([replace(image("a"), stamps=(planned,)), image("b"), copied])

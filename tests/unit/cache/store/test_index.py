@@ -168,7 +168,7 @@ def test_keys_with_a_common_prefix_are_distinguished(tmp_path, make):
 
 
 @MAKE
-def test_of_several_shards_with_an_image_the_first_counts(tmp_path, make):
+def test_of_several_shards_with_an_image_the_last_counts(tmp_path, make):
     shared = key_of(0)
     write(
         tmp_path,
@@ -178,7 +178,7 @@ def test_of_several_shards_with_an_image_the_first_counts(tmp_path, make):
     )
     index = make(tmp_path)
     assert content(index) == {
-        shared: ("shard-00002", entry_of(1)),
+        shared: ("shard-100000", entry_of(3)),
         key_of(1): ("shard-99999", entry_of(11)),
         key_of(2): ("shard-00002", entry_of(12)),
     }

@@ -239,8 +239,11 @@ def test_taken_names_are_not_used_again():
 
 
 def test_files_found_again_are_read_back_and_the_last_entry_about_a_file_counts(tmp_path):
-    first = (PlannedImage("k1", 4, ("a.png", "b.png"), ((1, 1), None)), PlannedImage("k2", 4, ("c.png",), ((2, 2),)))
-    again = (PlannedImage("k2", 4, ("a.png",), ((2, 3),)), PlannedImage("k1", 4, ("d.png",), ((1, 5),)))
+    first = (
+        PlannedImage("k1", 4, ("a.png", "b.png"), ((1, 1, 1), None)),
+        PlannedImage("k2", 4, ("c.png",), ((2, 2, 2),)),
+    )
+    again = (PlannedImage("k2", 4, ("a.png",), ((2, 3, 3),)), PlannedImage("k1", 4, ("d.png",), ((1, 5, 5),)))
     plan = Plan()
     shards = plan.extension(first, 1, 100)
     assert extend_plan(tmp_path, plan, shards)
@@ -248,9 +251,9 @@ def test_files_found_again_are_read_back_and_the_last_entry_about_a_file_counts(
     plan = read_plan(tmp_path)
     assert plan == Plan().extended(shards).extended((), again)
     assert plan.files() == {
-        "a.png": ("k2", (2, 3)),
+        "a.png": ("k2", (2, 3, 3)),
         "b.png": ("k1", None),
-        "c.png": ("k2", (2, 2)),
-        "d.png": ("k1", (1, 5)),
+        "c.png": ("k2", (2, 2, 2)),
+        "d.png": ("k1", (1, 5, 5)),
     }
     assert [image.key for image in plan.images()] == ["k1", "k2"]

@@ -6,9 +6,12 @@ import ast
 import dataclasses
 import json
 import re
+import tracemalloc
 
 import pytest
+from click.testing import CliRunner
 
+from lookonce.cli import main
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.records import Turn
 
@@ -23,7 +26,7 @@ DIRT: dict[str, tuple[list[Row], str]] = {
     "short-questions": ([("c.png", "Text?", "yes")], "1 question "),
     "empty-answers": ([("c.png", "What is it?", "-")], "1 question "),
     "answer-spaces": ([("c.png", "What is it?", "polyp ")], "1 question "),
-    "special-tokens": ([("c.png", "What is it<|im_end|>?", "polyp")], "1 question "),
+    "special-tokens": ([("c.png", "What is it<|eot_id|>?", "polyp")], "1 question "),
     "image-marks": ([("c.png", "<image>\nWhat is it?", "polyp")], "1 question "),
     "answer-writing": ([("c.png", "What is it?", "A  polyp.")], "1 answer "),
     "label-order": ([("a.png", "Which hue?", "red; pink"), ("c.png", "Which hue?", "pink; red")], "1 answer wrong"),
@@ -179,6 +182,16 @@ def test_images_that_cannot_be_read_are_not_counted_as_distinct(folder, write, l
 def test_the_table_of_files_leaves_out_columns_of_what_is_rare(folder, write, look):
     header = to_text(look(write(folder / "train.jsonl", CLEAN))).splitlines()[3]
     assert header.split() == ["file", "records", "questions", "image", "names", "distinct"]
+
+
+def test_the_memory_of_a_conversation_grows_with_its_turns_and_not_with_their_square(folder):
+    turns = [{"question": f"Is it {number}?", "answer": "yes"} for number in range(4000)]
+    (folder / "train.jsonl").write_text(json.dumps({"images": ["a.png"], "turns": turns}))
+    tracemalloc.start()
+    result = CliRunner().invoke(main, ["data", "audit", str(folder / "train.jsonl"), "--json"])
+    peak, _ = tracemalloc.get_traced_memory()[1], tracemalloc.stop()
+    assert result.exit_code == 0 and json.loads(result.stdout)["num_questions"] == 4000
+    assert peak < 30e6  # 68 MB where each turn had those before it
 
 
 def test_the_package_lists_its_modules(root):

@@ -22,7 +22,7 @@ def broken_images(folder: Path) -> dict[str, str]:
     (folder / "empty.png").write_bytes(b"")
     (folder / "text.png").write_bytes(b"not an image")
     (folder / "cut.jpg").write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
-    return {"empty.png": "is empty", "text.png": "no known image format", "cut.jpg": "truncated"}
+    return {"empty.png": "is empty", "text.png": "unknown image format", "cut.jpg": "truncated"}
 
 
 @pytest.mark.parametrize("decode", [False, True])
@@ -39,10 +39,52 @@ def test_broken_images_are_reported_with_reason_and_record(folder, decode, write
 
 def test_images_of_an_odd_size_are_reported(folder, picture, write, look, finding_of):
     (folder / "flat.png").write_bytes(picture(5, (400, 31)))
-    (folder / "long.png").write_bytes(picture(5, (6433, 32)))
-    rows = [(name, "What is it?", "polyp") for name in ("a.png", "flat.png", "long.png")]
-    reasons = [item["reason"] for item in finding_of(look(write(folder / "train.jsonl", rows)), "images-odd").items]
-    assert len(reasons) == 2 and "less than 32" in "".join(reasons) and "more than 200 times" in "".join(reasons)
+    rows = [(name, "What is it?", "polyp") for name in ("a.png", "flat.png")]
+    [item] = finding_of(look(write(folder / "train.jsonl", rows)), "images-odd").items
+    assert item["reason"] == "400 x 31 pixels, less than 32 on a side"
+
+
+NOISE = Image.effect_noise((64, 48), 90)
+FRAMES = {"save_all": True, "append_images": [Image.effect_noise((64, 48), 50)]}
+TRAITS = {
+    "rgba.png": ("images-alpha", "warning", NOISE.convert("RGBA"), {}),
+    "grey-alpha.png": ("images-alpha", "warning", NOISE.convert("LA"), {}),
+    "palette-alphas.png": ("images-alpha", "warning", NOISE.convert("P"), {"transparency": bytes(range(256))}),
+    "palette.png": ("images-transparent", "warning", NOISE.convert("P"), {"transparency": 3}),
+    "rgb.png": ("images-transparent", "warning", NOISE.convert("RGB"), {"transparency": (1, 2, 3)}),
+    "grey.gif": ("images-transparent", "warning", NOISE, {"transparency": 3}),
+    "deep.png": ("images-deep", "warning", NOISE.convert("I;16"), {}),
+    "deep.tif": ("images-deep", "warning", NOISE.convert("I").convert("I;16B"), {}),
+    "integers.tif": ("images-deep", "warning", NOISE.convert("I"), {}),
+    "floats.tif": ("images-deep", "warning", NOISE.convert("F"), {}),
+    "frames.gif": ("images-animated", "warning", NOISE, FRAMES),
+    "frames.webp": ("images-animated", "warning", NOISE, FRAMES),
+    "frames.png": ("images-animated", "warning", NOISE, FRAMES),
+    "pages.tif": ("images-animated", "warning", NOISE, FRAMES),
+    "inks.jpg": ("images-cmyk", "note", NOISE.convert("CMYK"), {}),
+    "plain.jpg": (None, None, NOISE.convert("RGB"), {}),
+    "plain.png": (None, None, NOISE, {}),
+    "colours.png": (None, None, NOISE.convert("P"), {}),
+    "stereo.mpo": (None, None, NOISE.convert("RGB"), FRAMES),
+}
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_what_8_bit_rgb_does_not_keep_of_an_image_is_reported(folder, write, look, name):
+    code, level, image, options = TRAITS[name]
+    image.save(folder / name, **options)
+    rows = [("a.png", "What is it?", "polyp"), (name, "What is it?", "polyp")]
+    findings = [one for one in look(write(folder / "train.jsonl", rows)).findings if one.code.startswith("images-")]
+    assert [(one.code, one.level, one.count) for one in findings] == ([(code, level, 1)] if code else [])
+    for one in findings:
+        assert one.says.startswith("1 image ") and name in one.examples[0] and "mode " in one.examples[0]
+
+
+def test_sizes_are_those_of_images_as_shown(folder, write, look):
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    NOISE.save(folder / "turned.jpg", exif=exif)
+    assert look(write(folder / "train.jsonl", [("turned.jpg", "What is it?", "polyp")])).sizes == {(48, 64): 1}
 
 
 def test_if_all_images_are_missing_the_report_says_so_once(folder, write, look):

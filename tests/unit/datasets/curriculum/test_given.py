@@ -69,3 +69,9 @@ def test_a_file_that_is_missing_or_contradicts_itself_or_has_other_rows_is_refus
     assert read([row("x", "no"), row("x", "yes"), row("y", "no")])[1] == (Turn("a?", "no"),)
     with pytest.raises(RecordsError, match="0.jsonl:1 is not a prediction with image keys: `image_keys` is missing"):
         read([{"question": "a?", "predicted": "no"}])
+    with pytest.raises(RecordsError, match="0.jsonl:1 holds half a character"):
+        read([row("x", "\ud800")])
+
+
+def test_an_answer_that_spells_a_special_token_is_not_shown(read):
+    assert read([row("x", "no<|im_end|>"), row("y", "no")])[1] == (Turn("a?", NOT_ANSWERED),)

@@ -35,6 +35,10 @@ def llava(question: Any = HUMAN["value"], *more: Any, **values: Any) -> dict[str
     return {"image": "a.jpg", "conversations": [HUMAN | {"value": question}, GPT, *more]} | values
 
 
+def in_parts(image: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": alternating([image, *parts("Q")], "A")}
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "tag in the middle": (llava("Is <image> a polyp?"), "<image> in the middle of the first question; lookonce shows"),
     "tag in a later turn": (
@@ -121,6 +125,37 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": alternating([{"type": "image", "path": "a.jpg", "max_pixels": 9}, *parts("Q")], "A")},
         "message 1 has a part with `max_pixels`, which would be lost",
     ),
+    **{
+        f"the size of one image, {name}": (
+            row,
+            f"`{key}`, which would be lost, since all images of a run have the same",
+        )
+        for name, key, row in (
+            ("of Qwen's part", "min_pixels", in_parts({"type": "image", "image": "a.jpg", "min_pixels": 9})),
+            (
+                "of Qwen's part as height",
+                "resized_height",
+                in_parts({"type": "image", "image": "a", "resized_height": 9}),
+            ),
+            ("of a part's object", "max_pixels", in_parts({"type": "image", "image": {"path": "a", "max_pixels": 9}})),
+            ("of OpenAI's part", "max_pixels", in_parts({"type": "image_url", "image_url": "a", "max_pixels": 9})),
+            (
+                "of OpenAI's URL",
+                "max_pixels",
+                in_parts({"type": "image_url", "image_url": {"url": "a", "max_pixels": 9}}),
+            ),
+            ("of a message", "max_pixels", {"messages": [USER | {"max_pixels": 9}, ANSWER], "images": ["a.jpg"]}),
+            ("under images", "min_pixels", {"messages": [USER, ANSWER], "images": [{"path": "a", "min_pixels": 9}]}),
+            ("beside messages", "max_pixels", {"messages": [USER, ANSWER], "images": ["a.jpg"], "max_pixels": 9}),
+            ("of a flat record", "max_pixels", {"image": "a", "question": "Q", "answer": "A", "max_pixels": 9}),
+            (
+                "in a flat record",
+                "max_pixels",
+                {"image": {"path": "a", "max_pixels": 9}, "question": "Q", "answer": "A"},
+            ),
+            ("in LLaVA's", "resized_width", llava(image={"path": "a", "resized_width": 9})),
+        )
+    },
     "content of a wrong type": (
         {"messages": [USER | {"content": 3}, ANSWER]},
         "`question` must be text that is not empty, got 3",

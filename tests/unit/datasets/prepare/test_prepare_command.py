@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from lookonce.cli import main
+from lookonce.datasets.prepare.journal import WORK
 from lookonce.datasets.prepare.report import report_text
 from lookonce.datasets.records import read_records
 from lookonce.run.config import RunFile
@@ -51,6 +53,35 @@ def test_the_command_prints_the_report_as_json_alone(tmp_path, source):
     result = run("kvasir-vqa", tmp_path / "out", "--source", source, "--json")
     assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
     assert report_text(json.loads(result.stdout)).startswith("Kvasir-VQA\n")
+
+
+@pytest.mark.parametrize("mistake", ["definition", "source", "cut record of the work"])
+def test_a_failed_try_does_not_refuse_the_next_one(tmp_path, root, source, mistake):
+    """A definition or a source is mended, and the same command runs again in the same folder."""
+    definition = yaml.safe_load((root / "datasets" / "kvasir-vqa.yaml").read_text())
+    column = {"definition": "no such column", "source": "question"}.get(mistake, "question")
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(definition | {"columns": definition["columns"] | {"question": column}}))
+    place = shutil.copytree(source, tmp_path / "copy")
+    if mistake == "source":
+        (part := next(place.glob("*.parquet"))).write_bytes(part.read_bytes()[:200])
+    elif mistake == "cut record of the work":
+        (tmp_path / "out" / WORK).mkdir(parents=True)
+        (tmp_path / "out" / WORK / "settings.json").write_text('{"version"')
+    failed = run(own, tmp_path / "out", "--source", place)
+    assert (failed.exit_code != 0) == (mistake != "cut record of the work"), failed.output
+    assert "unexpected" not in failed.stderr
+    own.write_text(yaml.safe_dump(definition))
+    again = run(own, tmp_path / "out", "--source", source)
+    assert again.exit_code == 0, again.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"train.jsonl", "images", "report.json"}
+
+
+def test_a_cut_report_is_named(tmp_path, source):
+    assert run("kvasir-vqa", tmp_path / "out", "--source", source).exit_code == 0
+    (tmp_path / "out" / "report.json").write_text("")
+    result = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    assert result.exit_code == 2 and "report.json is cut, or no report of lookonce data prepare" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ def test_a_complete_dataset_is_not_changed(tmp_path, made):
     assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
 
 
-@pytest.mark.parametrize("state", ["finished", "begun"])
 @pytest.mark.parametrize(
     ("options", "difference"),
     [
@@ -114,19 +113,22 @@ def test_a_complete_dataset_is_not_changed(tmp_path, made):
         ({"split": "official"}, "definition.split.by: 'image' there, 'official' now"),
     ],
 )
-def test_other_settings_in_the_same_folder_are_refused_with_the_differences(
-    made, monkeypatch, state, options, difference
-):
-    if state == "begun":
-        with monkeypatch.context() as patched:
-            patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                made()
-    else:
-        made()
+def test_other_settings_in_a_prepared_folder_are_refused_with_the_differences(made, options, difference):
+    made()
     with pytest.raises(UsageError) as refusal:
         made(**options)
     assert difference in str(refusal.value) and "Choose another folder" in str(refusal.value)
+
+
+@pytest.mark.parametrize("options", [{"seed": 7}, {"duplicates": "drop"}])
+def test_what_was_begun_with_other_settings_is_replaced(tmp_path, made, monkeypatch, options):
+    with monkeypatch.context() as patched:
+        patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made()
+    (tmp_path / "out" / "images" / "of-before.jpg").write_bytes(b"of an image that is left out now")
+    assert made(**options).is_new
+    assert finished(tmp_path / "out") == finished(made("other", **options).folder)
 
 
 def test_a_source_that_has_changed_is_refused(tmp_path, write_source):

@@ -30,6 +30,7 @@ def test_a_mapping_is_read_as_yaml_and_as_json(tmp_path):
         ("q: a", r'"q" must have a list of candidates that is not empty'),
         ("q: [a, b, ' a']", r'"q" has the candidate "a" twice; remove one'),
         ("[a]", r"must be a mapping of question texts to lists of answers, such as"),
+        ('q: ["\\ud800"]', r"known.yaml"),
         ("q: [", r"the file of `eval.candidates` .*known.yaml is not YAML"),
     ],
 )

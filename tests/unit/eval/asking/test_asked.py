@@ -18,6 +18,9 @@ def folder(tmp_path, monkeypatch) -> Path:
         path = tmp_path / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
+    (tmp_path / "empty" / ".hidden.jpg").parent.mkdir()
+    (tmp_path / "empty" / ".hidden.jpg").touch()
+    (tmp_path / "empty" / "a.txt").touch()
     return tmp_path / "images"
 
 
@@ -32,12 +35,22 @@ def test_patterns_match_files_sorted_and_each_once(folder):
     assert names("images/odd[1].jpg", str(folder / "a.jpg")) == ["odd[1].jpg", "a.jpg"]
 
 
+def test_a_folder_stands_for_the_images_in_it_and_below_it(folder):
+    (folder / "deep" / "UPPER.PNG").touch()
+    (folder / "deep" / "again").symlink_to(folder)  # a circle
+    (folder / "linked").symlink_to(folder / ".." / "others")
+    (folder / ".." / "others").mkdir()
+    (folder / ".." / "others" / "d.webp").touch()
+    assert names("images") == ["a.jpg", "b.jpg", "UPPER.PNG", "c.jpg", "d.webp", "odd[1].jpg"]
+    assert names("images/b.jpg", "images")[:3] == ["b.jpg", "a.jpg", "UPPER.PNG"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
         ("images/*.png", r"--images images/\*\.png matches no file"),
         ("nowhere/a.jpg", "matches no file"),
-        ("images", r"is a folder; name its images, for example 'images/\*\.jpg'"),
+        ("empty", r"--images empty is a folder without images: no name .* ends in \.jpg, \.jpeg, \.png, .*\.webp;"),
         ("images/d*", "matches no file"),
     ],
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.answers import look_trained
 
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.comparison.runs import read_runs, short_names
@@ -85,7 +86,7 @@ def test_runs_that_start_from_seeds_of_one_training_are_seeds_of_one_another(tra
     for seed, start in enumerate(first, start=1):
         (start / "adapter").mkdir()
         (start / "adapter" / "adapter_model.safetensors").write_text(f"weights {seed}")
-        (start / "trained.json").touch()
+        look_trained(RunFolder(start))
         second.append(trained(f"second-{seed}", train={"seed": seed, "start_from": str(start)}))
         inputs = {"records": "x", "start": adapter_hash(RunFolder(start))}
         recorded = RunFolder(second[-1]).read_run().model_dump(mode="json")

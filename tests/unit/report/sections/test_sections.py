@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.answers import questions, wrong
+from support.answers import look_trained, questions, wrong
 from support.html_page import Page
 
 from lookonce.eval.scores.metrics import Evaluation
@@ -43,8 +43,10 @@ def test_cost_has_gpu_hours_and_the_measured_speed_beside_plain_training(make_fo
 
 def test_an_extended_training_has_the_exact_match_of_each_length(make_folder):
     folder = make_folder("a", wrong(questions(), 6))
-    write_json(folder / "steps-4" / "trained.json", {"num_steps": 4})
-    write_json(folder / "steps-4" / "metrics" / "val.json", {"overall": {"exact_match": 0.5}})
+    (folder / "steps-4").mkdir()
+    look_trained(RunFolder(folder / "steps-4"), num_steps=4)
+    overall = {"num_questions": 4, "exact_match": 0.5, "majority": 0.25}
+    write_json(folder / "steps-4" / "metrics" / "val.json", {"overall": overall})
     part = curves(open_runs([folder]))
     assert part.numbers["a"]["exact_match"] == {4: 0.5, 8: 0.9} and "exact match" in words(part)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -201,3 +202,27 @@ def test_a_template_that_does_not_know_thinking_is_refused_if_it_is_set(sample, 
     message = f"data.enable_thinking is {str(value).lower()}, which the chat template in .* does not know"
     with pytest.raises(ModelError, match=message):
         ChatTokenizer(sample / "model", config, enable_thinking=value)
+
+
+@pytest.mark.parametrize("first", ["Is it?", " Is it?"], ids=["with a layout", "without one"])
+def test_a_conversation_of_many_turns_takes_linear_time_and_has_the_tokens_of_all_prompts(chat_tokenizer, first):
+    """A check of a record of 1,000 turns took minutes, because the prompt of each turn was rendered."""
+    turns = tuple(Turn(f"{first} {number}", f"no {number}") for number in range(600))
+    long, short = Record((), turns), Record((), turns[:40])
+    start = time.perf_counter()
+    found = ConversationTokenizer(chat_tokenizer).tokens([long, short])
+    assert time.perf_counter() - start < 5
+    assert all(map(np.array_equal, found[1], chat_tokenizer.tokens(short)))
+    example = Example(*found[0], (), (), "")
+    assert supervised_text(chat_tokenizer, example) == [f"{turn.answer}<|im_end|>" for turn in turns]
+    for turn in (0, 8, 20, 39):
+        prompt, _ = chat_tokenizer.prompt(short, turn)
+        assert np.array_equal(prompt, found[1][0][: len(prompt)])
+
+
+def test_a_template_that_writes_one_turn_otherwise_is_refused_in_a_conversation_of_many_turns(own_chat_tokenizer):
+    own_chat_tokenizer.tokenizer.chat_template = THINKING_TEMPLATE
+    own_chat_tokenizer.template_options = {"enable_thinking": False}
+    record = Record((), tuple(Turn(f"Is it {number}?", "no") for number in range(40)))
+    with pytest.raises(RecordsError, match="renders answer 'no' in another way when a question follows"):
+        ConversationTokenizer(own_chat_tokenizer).tokens([record])

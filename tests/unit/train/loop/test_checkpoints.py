@@ -24,7 +24,7 @@ from lookonce.train.loop.checkpoints import (
     saving,
 )
 
-FILES = {"adapter_model.safetensors": "weights", "optimizer.pt": "moments", STATE: "{}"}
+FILES = {"adapter_model.safetensors": "weights", "optimizer.pt": "moments", "scheduler.pt": "rate", STATE: "{}"}
 
 
 @pytest.fixture
@@ -108,12 +108,29 @@ def test_a_checkpoint_that_is_written_again_never_mixes_with_the_old_one(folder)
     assert not (place(folder, 8) / "rng_state_1.pth").exists()
 
 
-def test_checkpoints_of_an_earlier_version_are_used_as_they_are(folder):
-    (write(folder, 8) / CHECKSUMS).unlink()
-    (place(folder, 8) / "optimizer.pt").write_text("changed")
+@pytest.mark.parametrize("checksums", [None, "{}", "[]", "null", '{"trainer_state.json": "0"}', "all but one"])
+def test_a_checkpoint_that_cannot_be_compared_is_damaged(folder, checksums):
+    write(folder, 4)
+    path = write(folder, 8) / CHECKSUMS
+    if checksums is None:
+        path.unlink()
+    elif checksums == "all but one":
+        recorded = json.loads(path.read_text())
+        del recorded["optimizer.pt"]
+        path.write_text(json.dumps(recorded))
+    else:
+        path.write_text(checksums)
+    (place(folder, 8) / "optimizer.pt").write_text("")
+    checkpoint, (note,) = found(folder)
+    assert checkpoint == "checkpoint-4" and f"{place(folder, 8)} is damaged" in note
+
+
+def test_a_file_of_another_program_beside_a_checkpoint_is_no_damage(folder):
+    (write(folder, 8) / ".DS_Store").write_text("")
+    (place(folder, 8) / "notes.txt").write_text("my best one")
     assert found(folder) == ("checkpoint-8", [])
-    (place(folder, 8) / STATE).write_text('{"best_glo')
-    assert found(folder) == (None, [])
+    (place(folder, 8) / "rng_state.pth").write_text("PyTorch would load it")
+    assert found(folder)[0] is None
 
 
 @pytest.mark.parametrize("num_deleted", [0, 1, 2])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.answers import look_trained, write_checkpoint
 
 from lookonce.errors import RunFolderError
+from lookonce.files import read_json
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import STATE, RunFolder
 from lookonce.train.loop.resume import RESULTS, CurrentIntervals, Start, check_extension, keep_results
 
 STEPS_AN_EPOCH = 11
@@ -24,13 +25,11 @@ def trained(make_run):
         run = make_run(train={"steps": num_steps} | train)
         folder = RunFolder(run.output)
         folder.claim(run, {})
-        for name in RESULTS:
+        look_trained(folder, num_steps=num_steps)
+        for name in {*RESULTS} - {"trained.json", "adapter"}:
             (folder.folder / name).touch()
         step = step or num_steps
-        checkpoint = folder.checkpoints / f"checkpoint-{step}"
-        checkpoint.mkdir(parents=True)
-        state = {"global_step": step, "epoch": step / STEPS_AN_EPOCH, "max_steps": num_steps}
-        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        write_checkpoint(folder, {"global_step": step, "epoch": step / STEPS_AN_EPOCH, "max_steps": num_steps})
         return folder, run
 
     return trained
@@ -102,7 +101,7 @@ def test_a_training_is_neither_shortened_nor_chosen_from_twice(trained, train, w
 
 def test_a_training_without_a_checkpoint_cannot_be_extended(trained):
     folder, run = trained(scheduler="constant")
-    next(folder.last_checkpoint.iterdir()).unlink()
+    (folder.last_checkpoint / STATE).unlink()
     with pytest.raises(RunFolderError, match=r"checkpoints holds no complete checkpoint, .*; train from the start"):
         check_extension(folder, longer(run))
 
@@ -147,8 +146,8 @@ def test_an_adapter_that_was_trained_on_other_frozen_weights_is_said_to_be(train
 
 
 def record_best(folder: RunFolder, best: str) -> None:
-    path = folder.last_checkpoint / "trainer_state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"best_model_checkpoint": best}))
+    state = read_json(folder.last_checkpoint / STATE)
+    write_checkpoint(folder, state | {"best_model_checkpoint": best})
 
 
 def test_the_best_checkpoint_that_training_ends_with_is_that_of_its_own_folder(trained):

@@ -1,0 +1,161 @@
+"""Texts that differ in Unicode's normal form alone are the same text in every command that compares texts.
+
+Tokenizers of Qwen normalise to NFC, so a model writes NFC; records made on macOS or from PDF files have NFD.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from lookonce.cli import main
+from lookonce.datasets.curriculum.context import ContextForm, with_context
+from lookonce.datasets.majority import Majority, MajorityInContext
+from lookonce.datasets.readers.candidates import read_candidates
+from lookonce.datasets.records import Record, Turn
+from lookonce.eval.scores.counts import training_answers
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import read_predictions
+
+ONE, OTHER = (normalize(form, "séssile; größe Ω") for form in ("NFC", "NFD"))
+ASKED, ASKED_TOO = (normalize(form, "Quelle lésion?") for form in ("NFC", "NFD"))
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, words)])
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def prediction(number: int, question: str, answer: str, predicted: str, **values: Any) -> dict[str, Any]:
+    row = {"origin": f"val.jsonl:{number}", "images": [f"{number}.png"], "image_keys": [f"{number:064x}"]}
+    texts = {"question": question, "answer": answer, "predicted": predicted, "majority": predicted}
+    return {"version": 1, "turn": 0, **row, **texts, **values}
+
+
+@pytest.fixture
+def predictions(tmp_path: Path) -> list[Path]:
+    """Two files with the same right answers: all texts in NFC, and all but the model's in NFD."""
+    same = [prediction(number, ASKED, ONE, ONE, category="é", references=[ONE]) for number in range(6)]
+    changed = [prediction(number, ASKED_TOO, OTHER, ONE, category="e\u0301", references=[OTHER]) for number in range(6)]
+    return [write(tmp_path / "nfc.jsonl", *same), write(tmp_path / "nfd.jsonl", *changed)]
+
+
+def test_every_score_of_an_answer_is_that_of_the_same_text(predictions):
+    one, other = (Evaluation.of(read_predictions(path), training_answers([])).to_json() for path in predictions)
+    assert one == other and (one["overall"]["exact_match"], one["overall"]["majority"]) == (1, 1)
+    assert [*one["by_question"]] == [ASKED]
+
+
+def test_runs_are_joined_and_reported(predictions):
+    result = run("compare", *predictions)
+    assert result.exit_code == 0 and result.stdout.count("100.0%") >= 4, result.output
+    f1 = run("compare", *predictions, "--metric", "token_f1")
+    assert f1.exit_code == 0 and f1.stdout.count("100.0%") >= 4
+    wrong = [
+        write(path.with_stem(f"wrong-{path.stem}"), *({**json.loads(line), "predicted": given} for line in lines))
+        for path, given in zip(predictions, ("né", "ne\u0301"), strict=True)
+        if (lines := path.read_text().splitlines())
+    ]
+    result = run("report", *wrong, "-o", predictions[0].with_name("page.html"), "--json")
+    assert result.exit_code == 0, result.output
+    [confusion] = json.loads(result.stdout)["errors"]["confusions"]
+    assert {*confusion["times"].values()} == {6}
+
+
+def test_a_routed_file_keeps_the_texts_as_they_were_written(predictions, tmp_path):
+    result = run("route", f"e\u0301={predictions[1]}", "--by", "category", "-o", tmp_path / "routed.jsonl")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "routed.jsonl").read_text().splitlines()[0])["answer"] == OTHER
+
+
+def record(*turns: tuple[str, str], **metadata: Any) -> Record:
+    return Record((Path("/a.png"),), tuple(Turn(*turn) for turn in turns), metadata=metadata)
+
+
+def test_majority_answers_and_candidates_know_both_forms(tmp_path):
+    records = [record((ASKED, "b"), ("Why?", ONE)), *[record((ASKED_TOO, ONE)), record((ASKED, OTHER))] * 2]
+    assert Majority.of_records(records).answer(ASKED) == Majority.of_records(records).answer(ASKED_TOO) == ONE
+    after = [record((ASKED, ONE), ("Why?", "x")), record((ASKED_TOO, OTHER), ("Why?", "y"))] * 3
+    assert {MajorityInContext(after).answer((Turn(*turn),), "Why?") for turn in ((ASKED, OTHER), (ASKED, ONE))} == {"x"}
+    assert training_answers(records)[ASKED] == {ONE, "b"}
+    (tmp_path / "c.yaml").write_text(json.dumps({ASKED_TOO: [OTHER, "b"]}, ensure_ascii=False))
+    assert read_candidates(tmp_path / "c.yaml") == {ASKED: (ONE, "b")}
+
+
+def test_contexts_have_an_answer_once_and_none_to_the_own_question():
+    form = ContextForm(by="stage", order=[1, 2])
+    earlier = [record((ASKED, ONE), stage=1), record((ASKED_TOO, OTHER), stage=1)]
+    records = [*earlier, record(("Why?", "x"), stage=2), record((ASKED, ONE), stage=2)]
+    asked, again = with_context(records, form, lambda _: ("key",))[2:]
+    assert asked.known == (Turn(ASKED, ONE),) and again.known == ()
+
+
+RUN = """\
+model: {{path: {model}}}
+data: {{train: train.jsonl, stage_map: stages.yaml, where: {{category: [{category}]}}}}
+output: out
+"""
+
+
+def test_stage_maps_and_selections_find_questions_and_values(sample, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 40)).save("a.png")
+    write(tmp_path / "train.jsonl", {"image": "a.png", "question": ASKED_TOO, "answer": OTHER})
+    (tmp_path / "stages.yaml").write_text(
+        json.dumps({"questions": {ASKED: {"category": "le\u0301sion"}}}, ensure_ascii=False)
+    )
+    (tmp_path / "run.yaml").write_text(RUN.format(model=sample / "model", category="lésion"))
+    results = json.loads(run("check", "run.yaml", "--json").stdout)["results"]
+    assert {one["level"] for one in results if one["what"] == "records"} == {"ok"}, results
+
+
+def test_an_audit_compares_in_nfc_and_reports_other_forms(tmp_path):
+    for number in range(3):
+        Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    rows = [{"image": "0.png", "question": ASKED, "answer": ONE}, {"image": "0.png", "question": ASKED_TOO}]
+    rows[1] |= {"answer": "plate", "note": "e\u0301"}
+    train = write(tmp_path / "train.jsonl", *rows, {"image": "1.png", "question": ASKED_TOO, "answer": OTHER})
+    test = write(tmp_path / "test.jsonl", {"image": "1.png", "question": ASKED, "answer": ONE})
+    found = json.loads(run("data", "audit", train, test, "--json").stdout)
+    findings = {one["code"]: one for one in found["findings"]}
+    assert found["num_distinct_questions"] == 1 and findings["contradictions"]["count"] == 1
+    [leak] = found["leaks"]
+    assert (leak["num_asked_in_both"], leak["num_answered_otherwise"]) == (1, 0)
+    other = findings["not-nfc"]
+    assert (other["level"], other["count"]) == ("note", 2)
+    assert {item["kind"] for item in other["items"]} == {"question", "answer", "metadata text"}
+    assert re.search(r"2 questions, 1 metadata text, 1 answer", other["says"])
+    assert "train.jsonl:2" in other["examples"][0]
+
+
+def test_prepare_joins_duplicates_and_applies_rules_to_both_forms(tmp_path):
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    asked = (ASKED, ONE), (ASKED_TOO, OTHER), ("Why?", ONE), ("Why not?", "e\u0301")
+    write(tmp_path / "rows.jsonl", *({"image": "a.png", "question": q, "answer": a} for q, a in asked))
+    rules = "[{rule: drop_rows, name: drop, answer: [é]}, {rule: replace_labels, name: label, labels: {séssile: flat}}]"
+    (tmp_path / "my.yaml").write_text(f"name: my\nrules: {rules}\n")
+    result = run("data", "prepare", tmp_path / "my.yaml", tmp_path / "out", "--source", tmp_path / "rows.jsonl")
+    assert result.exit_code == 0, result.output
+    written = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
+    assert [one["turns"][0]["answer"] for one in written] == ["flat; größe Ω"] * 2
+
+
+@pytest.mark.parametrize("text", [ONE, OTHER, "\u2126 \u212b", "日本語 が か\u3099"])
+def test_the_tokenizer_of_the_sample_normalises_as_that_of_qwen(sample, real_processor, text):
+    from transformers import AutoTokenizer
+
+    for folder in (sample / "model", real_processor):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.decode(tokenizer.encode(text)) == normalize("NFC", text)
+        assert tokenizer.encode(text) == tokenizer.encode(normalize("NFD", text))
