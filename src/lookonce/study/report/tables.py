@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.eval.statistics.bootstrap import Interval
+from lookonce.eval.statistics.intervals import Interval
 from lookonce.files import write_text
 
 SPECIAL = {
