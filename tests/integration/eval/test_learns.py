@@ -1,18 +1,22 @@
-"""The sample run: the adapter learns, it uses the images, and stock libraries get the same answers from it."""
+"""The sample run: the adapter learns, it uses the images, stock libraries get the same answers, pages show its scores."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from click.testing import CliRunner
 from peft import PeftModel
 from support.sample import stock_answer
 from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.cache.store.reader import VisionCache
+from lookonce.cli import main
 from lookonce.datasets.records import read_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
@@ -21,7 +25,6 @@ from lookonce.eval.scores.metrics import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.status.summary import Summary
-from lookonce.workflow.train import train
 
 SPLITS = ("val", "test")
 NUM_ASKED = 40
@@ -30,15 +33,53 @@ NUM_ASKED = 40
 
 @pytest.fixture(scope="module")
 def trained(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
-    """The trained run of `experiments/sample.yaml`; only its paths are changed."""
+    """The run of `experiments/sample.yaml`, trained as in the README, in a folder with the folders that it names."""
     folder = tmp_path_factory.mktemp("trained")
-    values = yaml.safe_load((root / "experiments" / "sample.yaml").read_text())
-    values["model"] |= {"path": str(sample / "model")}
-    values["data"] = {split: str(sample / f"{split}.jsonl") for split in ("train", *SPLITS)}
-    values["cache"] |= {"dir": str(built.folder.parent)}
-    run = RunFile.model_validate(values | {"output": str(folder / "run")})
-    train(run, notify=lambda note: None)
-    return run
+    (folder / "data").mkdir()
+    for name, there in {
+        "data/sample": sample,
+        "caches": built.folder.parent,
+        "experiments": root / "experiments",
+    }.items():
+        (folder / name).symlink_to(there)
+    with contextlib.chdir(folder):
+        command("lookonce train experiments/sample.yaml")
+    return RunFolder(folder / "runs" / "sample").read_run()
+
+
+def command(line: str) -> str:
+    """What a command prints on stdout."""
+    done = CliRunner().invoke(main, shlex.split(line)[1:])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+COMMAND = re.compile(r"lookonce (?:train experiments/sample|eval runs/(?:sample|short|longer)|compare runs/sample) ?.*")
+"""Commands of pages that are about the sample's run."""
+FIGURE = re.compile(r"%|\d to -?\d")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/metrics.md", "docs/evaluation.md", "docs/compare.md"])
+def test_pages_show_the_figures_that_their_commands_print(page, root, trained, monkeypatch):
+    """The lines of a page that have scores are those that the commands before them print.
+
+    First of all, since an evaluation also shows the baselines that a later test asks for.
+    """
+    monkeypatch.chdir(trained.output.parents[1])
+    measured, text = Summary.read(RunFolder(trained.output)).exact_match, (root / page).read_text()
+    if f"validation  {measured:.1%}" not in (root / "README.md").read_text():
+        pytest.skip("this processor adds in another order, and its training ends with other answers")
+    printed: set[str] = set()
+    num_checked = 0
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        if language == "sh":
+            lines = [line for one in COMMAND.findall(block) for line in command(one).splitlines()]
+            printed = {" ".join(line.split()) for line in lines}
+        elif language == "" and printed:
+            shown = [" ".join(line.split()) for line in block.splitlines() if FIGURE.search(line)]
+            assert [line for line in shown if line not in printed] == []
+            num_checked += len(shown)
+    assert num_checked >= 2
 
 
 def scores(run: RunFile, *baselines: Baseline) -> Score:
@@ -89,5 +130,5 @@ def test_the_summary_has_the_figures_of_the_run(trained, sample):
     text = summary.text()
     for words in ("66 files, 64 distinct", "exact match", "majority", "adapter"):
         assert words in text
-    assert Path(summary.adapter, "adapter_config.json").exists()
-    assert f"lookonce predict {trained.output} --image " in summary.next_command
+    assert (trained.output.parents[1] / summary.adapter / "adapter_config.json").exists()
+    assert "lookonce predict runs/sample --image " in summary.next_command
