@@ -1,4 +1,4 @@
-"""The sample run: the adapter learns, it uses the images, stock libraries get the same answers, pages show its scores."""
+"""The sample run: it learns, it uses the images, stock libraries get the same answers, pages show its scores."""
 
 from __future__ import annotations
 
