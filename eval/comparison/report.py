@@ -55,7 +55,7 @@ def sentence(pair: Pair, num_questions: int) -> str:
             more = f"scores {_points(pair)} more {NAMES[pair.metric]} than"
         return f"{better} {more} {worse} ({_figures(pair)})."
     start = f"{pair.first} and {pair.second} are not distinguishable:"
-    if pair.metric == "exact_match" and pair.difference == 0 and not (pair.only_first or pair.only_second):
+    if pair.only_first == pair.only_second == 0:
         return f"{start} they answer the same of the {num_questions:,} questions right."
     if pair.interval is None:
         return f"{start} {FEW_IMAGES}."

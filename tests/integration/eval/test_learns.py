@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -54,12 +55,19 @@ def command(line: str) -> str:
     return done.stdout
 
 
-COMMAND = re.compile(r"lookonce (?:train experiments/sample|eval runs/(?:sample|short|longer)|compare runs/sample) ?.*")
+OF_SAMPLE = re.compile(
+    r"lookonce (?:train experiments/sample|eval runs/(?:sample|short|longer)|compare runs/sample|"
+    r"adapter merge runs/sample|study plan experiments/sample-study).*"
+)
 """Commands of pages that are about the sample's run."""
-FIGURE = re.compile(r"%|\d to -?\d")
+OF_STUDIES = re.compile(r"lookonce study (?:status|report) experiments/(?:sample|staged)-study\.yaml")
+FIGURE = re.compile(r"%|\d to -?\d|\d of \d")
+PAGES = ("metrics", "evaluation", "compare", "merge", "studies")
+STUDIES = os.environ.get("LOOKONCE_STUDIES")
+"""A folder in which both studies of experiments/ are complete, which takes twenty minutes on two cores."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/metrics.md", "docs/evaluation.md", "docs/compare.md"])
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
 def test_pages_show_the_figures_that_their_commands_print(page, root, trained, monkeypatch):
     """The lines of a page that have scores are those that the commands before them print.
 
@@ -69,13 +77,25 @@ def test_pages_show_the_figures_that_their_commands_print(page, root, trained, m
     measured, text = Summary.read(RunFolder(trained.output)).exact_match, (root / page).read_text()
     if f"validation  {measured:.1%}" not in (root / "README.md").read_text():
         pytest.skip("this processor adds in another order, and its training ends with other answers")
+    check_figures(text, OF_SAMPLE)
+
+
+@pytest.mark.skipif(STUDIES is None, reason="LOOKONCE_STUDIES does not name a folder with both studies of experiments/")
+@pytest.mark.parametrize("page", ["docs/studies.md", "docs/stages.md"])
+def test_pages_show_the_figures_of_the_studies(page, root, monkeypatch):
+    monkeypatch.chdir(str(STUDIES))
+    check_figures((root / page).read_text(), OF_STUDIES)
+
+
+def check_figures(text: str, commands: re.Pattern[str]) -> None:
+    """Check that each line of a page with figures is one that the commands before it print."""
     printed: set[str] = set()
     num_checked = 0
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
-        if language == "sh":
-            lines = [line for one in COMMAND.findall(block) for line in command(one).splitlines()]
+        if language:
+            lines = [line for one in commands.findall(block) for line in command(one).splitlines()]
             printed = {" ".join(line.split()) for line in lines}
-        elif language == "" and printed:
+        elif printed:
             shown = [" ".join(line.split()) for line in block.splitlines() if FIGURE.search(line)]
             assert [line for line in shown if line not in printed] == []
             num_checked += len(shown)

@@ -59,6 +59,16 @@ def test_equal_runs_are_not_distinguishable():
     assert comparison.pairs[0].p == 1.0 and comparison.pairs[0].p_mcnemar == 1.0
 
 
+def test_seeds_with_the_same_mean_do_not_answer_the_same_questions_right():
+    """The mean of 70 and 90 % is that of 80 and 80 %."""
+    shares = {"a-0": 0.7, "a-1": 0.9, "b-0": 0.8, "b-1": 0.8}
+    comparison = compare(
+        [run(name, answers(share, n), name[0], n % 2) for n, (name, share) in enumerate(shares.items())]
+    )
+    [said] = sentences(comparison)
+    assert "their scores are equal (95% interval -" in said and "seeds of one training differ by 20.0 points" in said
+
+
 def test_a_difference_within_its_interval_is_not_called_one():
     comparison = compare([run("a", answers(0.8, 1)), run("b", answers(0.81, 2))])
     assert comparison.pairs[0].better is None
