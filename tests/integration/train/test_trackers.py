@@ -155,6 +155,16 @@ def test_trackers_have_a_killed_and_resumed_training_as_if_uninterrupted(
     assert losses(run) == expected_losses
 
 
+@OTHERS_WARN
+def test_tensorboard_may_be_named_when_a_training_is_resumed(make_run, built):
+    needs("tensorboard")
+    options, others = {"steps": 4, "save_steps": 2}, {"cache": {"dir": str(built.folder.parent)}, "data": {"val": []}}
+    stop_after(make_run(train=options, **others), 2, lambda note: None)
+    run = make_run(train=options | {"track": "tensorboard"}, **others)
+    train(run, resume=True, notify=lambda note: None)
+    assert [step for step, _ in tensorboard_scalars(run)["train/loss"]] == [3, 4]
+
+
 def tensorboard_scalars(run) -> dict[str, list[tuple[int, float]]]:
     """The steps and values of each scalar that TensorBoard shows."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -85,7 +85,9 @@ class TensorBoardRun:
 
 
 def _logged_at(folder: str, step: int) -> list[str]:
-    """The names of the scalars that TensorBoard's files have for a step."""
+    """The names of the scalars that TensorBoard's files have for a step; none without the folder."""
+    if not Path(folder).exists():
+        return []
     reader = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     events = reader(folder, size_guidance={"scalars": 0}).Reload()  # 0: all, not a sample
     return [name for name in events.Tags()["scalars"] if any(one.step == step for one in events.Scalars(name))]
