@@ -217,7 +217,7 @@ def _evaluate(
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
     if baselines != UNTUNED:
         folder.check_adapter()
-    session = Session.open(inputs)
+    session = Session.open(inputs, notify)
     questions = Questions.of(session, split)
     named = _meaningful(questions, notify) if isinstance(baselines, str) else baselines
     if reasons := list(filter(None, (why_not(questions, one) for one in named))):

@@ -215,7 +215,7 @@ def open_training(
         return ranks, None
     ranks.first_decides(lambda: _check_claimed(owner))
     with startup.timed("open cache"):
-        session = Session.open(inputs)
+        session = Session.open(inputs, notify)
     _warn(session, ranks, notify)
     start = ranks.first_decides(lambda: Start.of(folder, run, restart, notify))
     if other := start.other:

@@ -33,7 +33,7 @@ from lookonce.claim_file import Process
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import CacheError, CacheMismatch
 from lookonce.files import create_text, flush, follow_umask, is_full, temporary_name, write_text
-from lookonce.text import count, duration, size
+from lookonce.text import Notify, count, duration, first_line, quiet, size
 
 POLL_S = 1.0
 """How often a process that waits for others checks their progress."""
@@ -103,13 +103,16 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
 
 
 def find_staged(
-    stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, check: bool = True
+    stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, check: bool = True, notify: Notify = quiet
 ) -> VisionCache | None:
-    """The staged cache of this fingerprint below a folder, if it opens and has all these images."""
+    """The staged cache of this fingerprint below a folder, if it opens and has all these images; notes why not."""
     folder = stage_root / fingerprint.folder_name
+    if not folder.exists():
+        return None
     try:
         cache = VisionCache.open(folder, check=check)
-    except (CacheError, OSError):
+    except (CacheError, OSError) as error:
+        notify(f"the staged cache {folder} is not used: {first_line(error)}")
         return None
     return cache if cache.fingerprint == fingerprint and all(key in cache for key in keys) else None
 

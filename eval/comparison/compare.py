@@ -2,11 +2,12 @@
 
 Q questions, R runs, C candidates, P pairs.
 
-Design: images are drawn, not questions, since the answers about one image are right or wrong together. An interval over
-images holds the chance of the test set and not that of training. So runs that are seeds of one another are one
-*candidate*: its score is their mean, and its spread is from the worst to the best of them. A difference counts only if
-its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger than the spread of either
-candidate. Runs that are all seeds of one training are compared with each other, and none of them is better.
+Design: intervals and tests are over images, not questions, since the answers about one image are right or wrong
+together. An interval over images holds the chance of the test set and not that of training. So runs that are seeds of
+one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of them. A
+difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger
+than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and none of
+them is better.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from lookonce.errors import UsageError
 from lookonce.eval.comparison.join import Joined, join
 from lookonce.eval.comparison.metric import Metric
 from lookonce.eval.comparison.runs import Run
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import totals
+from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
 from lookonce.eval.statistics.significance import holm, mcnemar_p, sign_flip_p
 
 MAX_PAIRS = 2000
@@ -97,7 +98,7 @@ class Comparison:
 
     num_questions: int
     num_images: int
-    """Images that were drawn; images that share a question count as one."""
+    """Images; those that share a question count as one."""
     candidates: list[Candidate]
     pairs: list[Pair]
     prompts: dict[str, str] = field(default_factory=dict)
@@ -128,13 +129,9 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
     score_QC = np.stack([joined.score_QR[:, group].mean(axis=1) for group in groups], axis=1)
     chosen = [pair for pair in combinations(range(len(groups)), 2) if pair[0] == 0 or not with_first_only]
     differences_QP = np.stack([score_QC[:, second] - score_QC[:, first] for first, second in chosen], axis=1)
-    intervals = mean_intervals(np.concatenate([score_QC, differences_QP], axis=1), joined.clusters)
-    candidates = [
-        _candidate([runs[number] for number in group], joined, group, interval)
-        for group, interval in zip(groups, intervals, strict=False)
-    ]
+    candidates = [_candidate([runs[number] for number in group], joined, group) for group in groups]
     p_values = sign_flip_p(totals(differences_QP, joined.clusters)).tolist()
-    of_pairs = [of_difference(interval, joined.clusters) for interval in intervals[len(groups) :]]
+    of_pairs = [difference_interval(difference_Q, joined.clusters) for difference_Q in differences_QP.T]
     tested = zip(chosen, of_pairs, p_values, holm(p_values), strict=True)
     pairs = [
         _pair((candidates[first], candidates[second]), score_QC[:, [first, second]], interval, ps, are_seeds, metric)
@@ -166,7 +163,7 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _candidate(runs: Sequence[Run], joined: Joined, group: list[int], interval: Interval | None) -> Candidate:
+def _candidate(runs: Sequence[Run], joined: Joined, group: list[int]) -> Candidate:
     by_run = joined.score_QR[:, group].mean(axis=0)
     return Candidate(
         name=runs[0].name if len(runs) == 1 else f"{runs[0].name} ({len(runs)} seeds)",
@@ -174,7 +171,7 @@ def _candidate(runs: Sequence[Run], joined: Joined, group: list[int], interval: 
         seeds=[run.seed for run in runs if run.seed is not None],
         exact_match=float(joined.right_QR[:, group].mean(axis=0).mean()),
         score=float(by_run.mean()),
-        interval=of_share(interval, joined.score_QR[:, group].mean(axis=1), joined.clusters),
+        interval=share_interval(joined.score_QR[:, group].mean(axis=1), joined.clusters),
         majority=float(joined.majority_QR[:, group].mean()),
         spread=float(by_run.max() - by_run.min()) if len(runs) > 1 else None,
     )

@@ -10,13 +10,12 @@ from typing import Any
 
 from lookonce.eval.comparison.compare import LEVEL, Candidate, Comparison, Pair
 from lookonce.eval.comparison.metric import FEW_RIGHT, NAMES, SENTENCE
-from lookonce.eval.statistics.bootstrap import FEW_CLUSTERS, MIN_CLUSTERS, RESAMPLES, Interval
+from lookonce.eval.statistics.intervals import MIN_CLUSTERS, Interval
 from lookonce.text import count, listed, table, terminal_width
 
 WIDTH = 80
 PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right", "McNemar p")
 FEW_IMAGES = f"all questions are about fewer than {MIN_CLUSTERS} images, so there is no interval"
-TOO_SHORT = f"Of fewer than {FEW_CLUSTERS} images, intervals are often too short."
 EXACT_MATCH_IS_POOR = (
     f"Only exact match was compared, which says little about these answers: half of the references have {SENTENCE} "
     f"words or more, or no run has {FEW_RIGHT:.0%} right. To compare the words of the answers: lookonce compare RUN "
@@ -56,7 +55,7 @@ def sentence(pair: Pair, num_questions: int) -> str:
             more = f"scores {_points(pair)} more {NAMES[pair.metric]} than"
         return f"{better} {more} {worse} ({_figures(pair)})."
     start = f"{pair.first} and {pair.second} are not distinguishable:"
-    if pair.metric == "exact_match" and pair.difference == 0 and not (pair.only_first or pair.only_second):
+    if pair.only_first == pair.only_second == 0:
         return f"{start} they answer the same of the {num_questions:,} questions right."
     if pair.interval is None:
         return f"{start} {FEW_IMAGES}."
@@ -112,8 +111,8 @@ def _interval(interval: Interval | None) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     """How the figures were computed, and what they do not hold."""
     notes = [
-        f"Intervals: {RESAMPLES:,} resamples of the images with all their questions. p: sign flips by image, corrected "
-        f"for {count(len(comparison.pairs), 'pair')} (Holm)."
+        "Intervals take images as independent, and not questions. p: sign flips by image, corrected for "
+        f"{count(len(comparison.pairs), 'pair')} (Holm)."
     ]
     if comparison.metric == "exact_match":
         notes[0] += " McNemar takes questions of one image as independent."
@@ -126,8 +125,6 @@ def _notes(comparison: Comparison) -> list[str]:
         )
     if comparison.num_images < MIN_CLUSTERS:
         notes.append(f"No intervals: {FEW_IMAGES}.")
-    elif comparison.num_images < FEW_CLUSTERS:
-        notes.append(TOO_SHORT)
     knows_seeds = any(one.spread is not None for one in comparison.candidates)
     if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
         notes.append(

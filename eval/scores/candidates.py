@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.bootstrap import Interval
+from lookonce.eval.statistics.intervals import Interval
 from lookonce.text import count, table
 
 HEADER = ("candidates", "exact match", "higher than greedy by", "95% interval")

@@ -1,10 +1,10 @@
 """The headline: exact match with its interval, and how much higher it is than each baseline.
 
-Q questions, K baselines.
+Q questions.
 
 Design: a baseline answers the same questions, so the interval is that of the difference in pairs, over images. With
 shuffled images a question is about two images; it counts for its own, because all questions would be connected through
-the others. All intervals are columns of one bootstrap, since to draw the images takes most of its time.
+the others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import clusters_of
+from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
 
 Baseline = Literal["untuned", "shuffled", "blank", "true", "none"]
 """The baselines that a model answers."""
@@ -72,24 +73,25 @@ class Headline:
         """The headline of some predictions, with the baselines that `answers` has beside the majorities."""
         if not predictions:
             return cls()
-        given = _majorities(predictions) | dict(answers)
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
-        baselines_KQ = np.array([_right(predictions, texts) for texts in given.values()], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
-        higher_Q = np.array(_right(predictions, [one.chosen for one in predictions]), dtype=np.float64) - right_Q
-        columns = np.stack([right_Q, higher_Q, *(right_Q - baselines_KQ)], axis=1)
-        interval, of_candidates, *intervals = mean_intervals(columns, clusters)
-        scores = baselines_KQ.mean(axis=1).tolist()
-        baselines = {
-            key: BaselineScore(score, float(right_Q.mean()) - score, of_difference(gap, clusters))
-            for key, score, gap in zip(given, scores, intervals, strict=True)
-        }
+
+        def baseline(texts: Sequence[str]) -> BaselineScore:
+            baseline_Q = _right(predictions, texts)
+            score = float(baseline_Q.mean())
+            return BaselineScore(
+                score, float(right_Q.mean()) - score, difference_interval(right_Q - baseline_Q, clusters)
+            )
+
+        def candidates() -> CandidateScore:
+            higher_Q = _right(predictions, [one.chosen for one in predictions]) - right_Q
+            return CandidateScore.of(predictions, float(higher_Q.mean()), difference_interval(higher_Q, clusters))
+
+        has_candidates = any(one.candidate is not None for one in predictions)
         return cls(
-            of_share(interval, right_Q, clusters),
-            baselines,
-            CandidateScore.of(predictions, float(higher_Q.mean()), of_difference(of_candidates, clusters))
-            if any(one.candidate is not None for one in predictions)
-            else None,
+            share_interval(right_Q, clusters),
+            {key: baseline(texts) for key, texts in (_majorities(predictions) | dict(answers)).items()},
+            candidates() if has_candidates else None,
         )
 
 
@@ -102,5 +104,6 @@ def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:
     return given
 
 
-def _right(predictions: Sequence[Prediction], answers: Sequence[str]) -> list[bool]:
-    return [one.accepts(answer) for one, answer in zip(predictions, answers, strict=True)]
+def _right(predictions: Sequence[Prediction], answers: Sequence[str]) -> NDArray[np.float64]:
+    right = [one.accepts(answer) for one, answer in zip(predictions, answers, strict=True)]
+    return np.array(right, dtype=np.float64)

@@ -171,18 +171,19 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def batches(session: Session, mode: str, device: torch.device = CPU) -> list[Batch]:
+def batches(session: Session, mode: str, device: torch.device = CPU, **options: Any) -> list[Batch]:
     """Those of one step with all examples."""
-    maker = batch_maker(session, mode, device)
+    maker = batch_maker(session, mode, device, **options)
     [micro_batches] = maker.sampler.epoch(0)
     return [maker.batch(micro_batch) for micro_batch in micro_batches]
 
 
-def batch_maker(session: Session, mode: str, device: torch.device = CPU) -> BatchMaker:
+def batch_maker(session: Session, mode: str, device: torch.device = CPU, **options: Any) -> BatchMaker:
     """What makes them."""
     examples, _ = session.examples("train")
-    options = BatchSection(mode=mode, samples_per_step=1000, samples_per_forward=5, tokens_per_pack=MAX_TOKENS)
-    return BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, options, device, seed=3)
+    sizes = {"samples_per_step": 1000, "samples_per_forward": 5, "tokens_per_pack": MAX_TOKENS} | options
+    batch = BatchSection.model_validate({"mode": mode} | sizes)
+    return BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, batch, device, seed=3)
 
 
 def step(model: Any, batches: list[Batch]) -> Step:

@@ -120,6 +120,32 @@ def test_the_figures_of_the_readme_are_those_of_its_report(root):
     assert f"{plain / shared:.0f} times faster" in readme
 
 
+def test_the_figures_of_the_benchmarks_page_are_in_the_reports_that_it_links(root):
+    sections = [
+        (re.findall(r"benchmarks/([\w.-]+\.md)", section), re.sub(r"\]\([^)]*\)|```.*?```", "", section, flags=re.S))
+        for section in re.split(r"\n(?=## )", (root / "docs" / "benchmarks.md").read_text())
+    ]
+    missing, num_checked = [], 0
+    for links, section in sections:
+        reports = "".join((root / "benchmarks" / link).read_text() for link in set(links))
+        known = [float(number) for number in re.findall(r"\d+\.\d+", reports)]
+        for number in re.findall(r"\d+\.\d+", section) if links else ():
+            near = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9  # a report may have more digits
+            missing += [number] if all(abs(one - float(number)) > near for one in known) else []
+            num_checked += 1
+        missing += [time for time in re.findall(r"\d+ (?:h \d+ min|min \d+ s)", section) if time not in reports]
+    assert missing == [] and num_checked > 100
+
+
+def test_all_pages_have_one_time_for_an_epoch(root):
+    [epoch] = re.findall(r"^\| \*\*lookonce\*\* \| [^|]* \| \*\*(.*?)\*\* \|", (root / "README.md").read_text(), re.M)
+    for page in ("docs/afternoon.md", "docs/benchmarks.md", "slurm/README.md"):
+        rows = re.findall(
+            r"^\| (?:an epoch.*8B|an epoch of training|\*\*lookonce\*\*: packs).*$", (root / page).read_text(), re.M
+        )
+        assert rows and epoch in rows[0], page
+
+
 def test_the_picture_is_what_the_attention_law_draws(root):
     drawn = load_script(root, "draw_pack").drawing()
     assert (root / "docs" / "pack.svg").read_text() == drawn, "run: make docs-pages"

@@ -44,9 +44,9 @@ class Session:
     collator: RowCollator
 
     @classmethod
-    def open(cls, inputs: RunInputs) -> Session:
+    def open(cls, inputs: RunInputs, notify: Notify = quiet) -> Session:
         limit_cpu_threads(inputs.model_folder.folder)
-        cache = inputs.open_cache()
+        cache = inputs.open_cache(notify)
         model = inputs.model_folder
         thinks = inputs.run.data.enable_thinking
         chat_tokenizer = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep, thinks)

@@ -11,9 +11,10 @@ Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and r
     _determine_best_metric      compare only if what the best checkpoint is chosen by was measured
     _wrap_model                 skip DDP where gradients are exchanged at the end of a step
     _move_model_to_device       skip a sharded model, which is in place
-    _save_checkpoint            write checksums last, and delete old checkpoints by their step
+    _save_checkpoint            record the losses so far, write checksums last, delete old checkpoints by their step
     _save_rng_state             wait for all ranks before the checkpoint becomes complete
     _load_best_model            compare its checksums first
+    log                         make `train_loss` the mean over all steps, not over those since a training resumed
     floating_point_ops          return 0: Trainer's estimate knows neither packs nor frozen weights
     train (called by us)        measure its seconds, report out of memory, end the prefetch thread, free the CUDA graphs
 
@@ -46,6 +47,7 @@ from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.sampler import MicroBatch
 from lookonce.train.loop.checkpoints import check_undamaged, checkpoint_bytes, delete_old, saving
 from lookonce.train.loop.evaluations import Evaluations
+from lookonce.train.loop.trainer_state import LOSSES
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
 from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
@@ -79,6 +81,8 @@ class RunTrainer(Trainer):
         self.num_ahead, self.uses_graphs = num_ahead, uses_graphs
         self.num_checkpoints, self.checkpointing, self.memory_hint = num_checkpoints, checkpointing, memory_hint
         self._resumed_from = -1
+        self._num_losses_before = 0
+        """Steps before this training resumed, whose losses it continues."""
         self.captures_all = False
         """Whether passes of all shapes are captured before the first step, and not when a pack first has a shape."""
         self._passes: CapturedPasses | None = None
@@ -132,6 +136,8 @@ class RunTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The batches of the next step, prefetched across epochs."""
+        if self.state.global_step == self._resumed_from:
+            self._continue_losses()
         if self.state.global_step >= self.state.max_steps:  # resumed after its last step
             self.control.should_training_stop = True
             return [], None
@@ -212,16 +218,44 @@ class RunTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save as Trainer does, into a checkpoint that counts when it is whole; then delete the oldest ones."""
-        is_first, state = self.args.should_save, self.state
+        is_first = self.args.should_save
+        state: Any = self.state
         if state.global_step == self._resumed_from:
             return  # resumed after the last step
         checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{state.global_step}"
         num_bytes = checkpoint_bytes(self.model, self.optimizer)
+        state.stateful_callbacks[LOSSES] = {
+            "num_steps": self._num_losses,
+            "logged": self._total_loss_scalar,
+            "not_logged": float(self._add_up(self._tr_loss)) / self.args.world_size,
+            "last_logged_step": self._globalstep_last_logged,
+        }
         with saving(checkpoint, num_bytes) if is_first else contextlib.nullcontext():
             self.accelerator.wait_for_everyone()  # until the first rank has made the folder
             super()._save_checkpoint(model, trial)
         if is_first:
             delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
+
+    def _continue_losses(self) -> None:
+        """Continue the sums of losses of the checkpoint, as if the training had not stopped; Trainer begins new ones.
+
+        A checkpoint of an earlier version has none, so means begin where the training resumed.
+        """
+        state: Any = self.state
+        if losses := state.stateful_callbacks.get(LOSSES):
+            self._num_losses_before = losses["num_steps"]
+            self._total_loss_scalar, self._globalstep_last_logged = losses["logged"], losses["last_logged_step"]
+            self._tr_loss.fill_(losses["not_logged"])
+
+    @property
+    def _num_losses(self) -> int:
+        """How many steps the sums of losses have."""
+        return self._num_losses_before + int(self.state.global_step) - max(self._resumed_from, 0)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "train_loss" in logs:
+            logs["train_loss"] = self._total_loss_scalar / max(self._num_losses, 1)
+        super().log(logs, *args, **kwargs)
 
     def _load_best_model(self) -> None:
         check_undamaged(Path(str(self.state.best_model_checkpoint)))

@@ -28,6 +28,23 @@ def _or_null(form: Form) -> Form:
     return (lambda value: value is None or form[0](value)), f"{form[1]} or null"
 
 
+LOSSES = "losses"
+"""Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
+
+
+def _has_losses(value: Any) -> bool:
+    """Whether it is an object, whose losses have their form if it has any."""
+    if not isinstance(value, dict) or LOSSES not in value:
+        return isinstance(value, dict)
+    losses, numbers = value[LOSSES], ("logged", "not_logged")
+    return (
+        isinstance(losses, dict)
+        and losses.keys() == {"num_steps", "last_logged_step", *numbers}
+        and all(type(losses[name]) is float for name in numbers)
+        and all(COUNT[0](losses[name]) for name in losses.keys() - {*numbers})
+    )
+
+
 def _is_log(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, dict) for line in value)
 
@@ -48,7 +65,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), SWITCH),
     **dict.fromkeys(("best_model_checkpoint", "trial_name"), _or_null(TEXT)),
     **{"best_metric": _or_null(ANY_NUMBER), "log_history": (_is_log, "a list of objects")},
-    **{"stateful_callbacks": OBJECT, "trial_params": _or_null(OBJECT)},
+    **{"stateful_callbacks": (_has_losses, "an object, with numbers in its losses"), "trial_params": _or_null(OBJECT)},
 }
 NEEDED = ("global_step", "max_steps", "epoch")
 

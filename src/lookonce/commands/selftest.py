@@ -36,6 +36,6 @@ def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
 
     report = run_selftest(dense, notify=notify)
     if report.combination["device"] != "CPU":
-        save_note(report)
+        save_note(report, notify)
     emit(report.to_json(), report.text(), as_json)
     context.exit(0 if report.ok else 1)

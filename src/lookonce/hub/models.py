@@ -40,6 +40,8 @@ class ModelDownload(Download):
     """Bytes that were not here before; 0 if the Hub could not be reached."""
     is_verified: bool
     """Whether all its files have the content that the Hub states; False if the Hub could not be asked."""
+    refusal: str = ""
+    """Why the Hub could not be asked."""
 
 
 def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
@@ -102,8 +104,9 @@ def download_model(name: str, revision: str | None) -> ModelDownload:
     except (HfHubHTTPError, OSError, ValueError) as error:
         check_disk(error)
         raise ModelError(_refusal(name, revision, error)) from None
-    is_verified = verify("model", name, folder)
-    return ModelDownload(folder, folder.name, license_of_model(folder), num_bytes, is_verified)
+    reasons: list[str] = []
+    is_verified = verify("model", name, folder, notify=reasons.append)
+    return ModelDownload(folder, folder.name, license_of_model(folder), num_bytes, is_verified, *reasons)
 
 
 def _find_offline(wanted: dict[str, Any], reason: BaseException | None) -> Path:

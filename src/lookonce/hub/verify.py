@@ -1,4 +1,4 @@
-"""Whether downloaded files have the content that the Hub states; huggingface_hub compares their sizes only.
+"""Whether downloaded files have the content that the Hub states; a download by huggingface_hub compares their sizes.
 
 Design: the Hub states a hash of each file of a commit: the sha256 of a large file (LFS, Xet), and of others git's blob
 id, the sha1 over their size and bytes. Both are computed here from the bytes on the disk, so a file that was changed on
@@ -25,7 +25,7 @@ from lookonce.files import open_regular, read_object, write_json
 from lookonce.hub.names import FETCH_COMMAND
 from lookonce.hub.progress import Progress
 from lookonce.hub.unlisted import unlisted
-from lookonce.text import listed, one_line, shell
+from lookonce.text import Notify, first_line, listed, one_line, quiet, shell
 from lookonce.threads import threaded_map
 
 BLOCK_BYTES = 1 << 22
@@ -65,11 +65,11 @@ class Stated:
         return digest.hexdigest()
 
 
-def verify(kind: str, name: str, folder: Path, patterns: Sequence[str] = ()) -> bool:
+def verify(kind: str, name: str, folder: Path, patterns: Sequence[str] = (), notify: Notify = quiet) -> bool:
     """Compare the files of a downloaded commit with the hashes that the Hub states; False if it cannot be asked.
 
     `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `patterns` are those of files
-    that will be read beside the usual ones.
+    that will be read beside the usual ones. `notify` gets why the Hub cannot be asked.
 
     Raises:
         ModelError: a file of a model or an adapter differs, or is not listed and would be read; names it and the
@@ -80,8 +80,10 @@ def verify(kind: str, name: str, folder: Path, patterns: Sequence[str] = ()) -> 
     stamps = {path.relative_to(folder).as_posix(): _stamp(path) for path in folder.rglob("*") if _is_content(path)}
     if not (unknown := {file for file, stamp in stamps.items() if noted.get(file) != stamp}):
         return True
-    stated = _stated(kind, name, folder)
-    if stated is None:
+    try:
+        stated = _stated(kind, name, folder)
+    except Exception as error:  # from httpx, from huggingface_hub
+        notify(first_line(error))
         return False
     if extra := unlisted(folder, unknown, {one.name for one in stated}, kind, patterns):
         raise _unlisted_error(kind, name, folder, extra)
@@ -92,15 +94,12 @@ def verify(kind: str, name: str, folder: Path, patterns: Sequence[str] = ()) -> 
     return True
 
 
-def _stated(kind: str, name: str, folder: Path) -> list[Stated] | None:
-    """The files of a commit as the Hub states them; None if it cannot be asked."""
+def _stated(kind: str, name: str, folder: Path) -> list[Stated]:
+    """The files of a commit as the Hub states them."""
     api, type_ = HfApi(), REPOSITORY_TYPES[kind]
-    try:
-        # First a request that is made once: without the Hub, a listing would be asked for again for half a minute.
-        api.repo_info(name, repo_type=type_, revision=folder.name, timeout=TIMEOUT_S)
-        tree = list(api.list_repo_tree(name, repo_type=type_, revision=folder.name, recursive=True))
-    except Exception:  # from httpx, from huggingface_hub
-        return None
+    # First a request that is made once: without the Hub, a listing would be asked for again for half a minute.
+    api.repo_info(name, repo_type=type_, revision=folder.name, timeout=TIMEOUT_S)
+    tree = list(api.list_repo_tree(name, repo_type=type_, revision=folder.name, recursive=True))
     return [Stated.of(file, folder) for file in tree if isinstance(file, RepoFile)]
 
 

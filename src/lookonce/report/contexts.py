@@ -3,7 +3,7 @@
 Design: the result of a run with `data.context` has the model's own answers in its prompts. True answers, which a user
 does not have, are its upper limit, and none show what the questions alone are worth; these are evaluations of their own
 (`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the mean over the seeds
-that have it, a difference over those that have both, in pairs. All intervals are columns of one bootstrap over images.
+that have it, a difference over those that have both, in pairs.
 Answers to other questions than those of the result, which an earlier evaluation may have left, count as absent.
 """
 
@@ -22,8 +22,8 @@ from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.groups import GROUPINGS
 from lookonce.eval.scores.headline import IN_CONTEXT
 from lookonce.eval.scores.prediction import Prediction, read_predictions
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_difference, of_share
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
+from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell
@@ -148,21 +148,15 @@ def _estimates(
 ) -> dict[str, dict[str, Estimate]]:
     """The estimate of each column for each group."""
     clusters = clusters_of([one.sources for one in rows])
-    of_group = {name: np.unique(clusters[is_in_Q], return_inverse=True)[1] for name, is_in_Q in groups.items()}
-    parts = [np.where(is_in_Q, right_Q, np.nan) for right_Q in columns.values() for is_in_Q in groups.values()]
-    intervals = iter(mean_intervals(np.stack(parts, axis=1), clusters))
     return {
-        name: {
-            group: _estimate(name, right_Q[is_in_Q], next(intervals), of_group[group])
-            for group, is_in_Q in groups.items()
-        }
+        name: {group: _estimate(name, right_Q[is_in_Q], clusters[is_in_Q]) for group, is_in_Q in groups.items()}
         for name, right_Q in columns.items()
     }
 
 
-def _estimate(name: str, right_Q: Right, interval: Interval | None, clusters: Clusters) -> Estimate:
-    ends = of_difference(interval, clusters) if name in PAIRS else of_share(interval, right_Q, clusters)
-    return Estimate(float(right_Q.mean()), ends)
+def _estimate(name: str, right_Q: Right, clusters: Clusters) -> Estimate:
+    interval = difference_interval if name in PAIRS else share_interval
+    return Estimate(float(right_Q.mean()), interval(right_Q, clusters))
 
 
 def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:

@@ -1,8 +1,6 @@
 """Exact match of one run with 95 % intervals: of all questions, and of each group.
 
-Design: all intervals of a run are columns of one bootstrap over images, because to draw the images takes most of its
-time: a second for 975 images. Of a grouping the groups with most questions are shown, since question texts may all be
-different.
+Design: of a grouping the groups with most questions are shown, since question texts may all be different.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from numpy.typing import NDArray
 
 from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.bootstrap import Interval, mean_intervals, of_share
 from lookonce.eval.statistics.clusters import Clusters, clusters_of
+from lookonce.eval.statistics.intervals import Interval, share_interval
 
 Shares = NDArray[np.float64]
 
@@ -44,7 +42,7 @@ class RunScores:
 
     overall: Scored
     num_images: int
-    """Images that are drawn; images that share a question count as one."""
+    """Images; those that share a question count as one."""
     groups: dict[str, dict[str, Scored]]
     """The groups with most questions by grouping, by name."""
     num_groups: dict[str, int]
@@ -59,14 +57,9 @@ def score_run(predictions: Sequence[Prediction]) -> RunScores:
         for name in ("is_right", "is_majority_right")
     )
     members = {(by, name): _members(predictions, by, name) for by in GROUPINGS for name in _largest(predictions, by)}
-    columns = [right_Q, *(np.where(is_in_Q, right_Q, np.nan) for is_in_Q in members.values())]
-    overall, *of_groups = mean_intervals(np.stack(columns, axis=1), clusters)
-    scored = {
-        key: _scored(right_Q[is_in_Q], guessed_Q[is_in_Q], interval, clusters[is_in_Q])
-        for (key, is_in_Q), interval in zip(members.items(), of_groups, strict=True)
-    }
+    scored = {key: _scored(right_Q[is_in_Q], guessed_Q[is_in_Q], clusters[is_in_Q]) for key, is_in_Q in members.items()}
     return RunScores(
-        overall=_scored(right_Q, guessed_Q, overall, clusters),
+        overall=_scored(right_Q, guessed_Q, clusters),
         num_images=int(clusters.max(initial=-1)) + 1,
         groups={by: {name: one for (other, name), one in scored.items() if other == by} for by in GROUPINGS},
         num_groups={by: len(_sizes(predictions, by)) for by in GROUPINGS},
@@ -86,6 +79,5 @@ def _members(predictions: Sequence[Prediction], by: str, name: str) -> NDArray[n
     return np.array([getattr(one, by) == name for one in predictions])
 
 
-def _scored(right_Q: Shares, guessed_Q: Shares, interval: Interval | None, clusters: Clusters) -> Scored:
-    interval = of_share(interval, right_Q, np.unique(clusters, return_inverse=True)[1])
-    return Scored(len(right_Q), float(right_Q.mean()), interval, float(guessed_Q.mean()))
+def _scored(right_Q: Shares, guessed_Q: Shares, clusters: Clusters) -> Scored:
+    return Scored(len(right_Q), float(right_Q.mean()), share_interval(right_Q, clusters), float(guessed_Q.mean()))

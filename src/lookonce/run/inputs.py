@@ -40,6 +40,7 @@ from lookonce.run.records import (
     leave_out_unusable,
     read_splits,
 )
+from lookonce.text import Notify, quiet
 
 Found = TypeVar("Found")
 Once = Callable[[Callable[[], Any]], Any]
@@ -189,8 +190,8 @@ class RunInputs(RunRecords):
     def _provenance(self) -> dict[str, Any]:
         return {"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()}
 
-    def open_cache(self) -> VisionCache:
-        """Open this run's cache, which must have the features of all its images.
+    def open_cache(self, notify: Notify = quiet) -> VisionCache:
+        """Open this run's cache, which must have the features of all its images; `notify` gets why a copy is not used.
 
         Raises:
             CacheError: the cache does not exist, or it lacks images; names the first one and a record with it.
@@ -198,7 +199,9 @@ class RunInputs(RunRecords):
         options, keys = self.run.cache, self.images.path_of
         if options.stage:
             self.use(options.stage / self.fingerprint.folder_name)
-        staged = find_staged(options.stage, self.fingerprint, keys, check=options.check) if options.stage else None
+        staged = options.stage and find_staged(
+            options.stage, self.fingerprint, keys, check=options.check, notify=notify
+        )
         cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
         missing = {path for path, key in self.images.key_of.items() if key not in cache} | self.images.unusable.keys()
         if missing:

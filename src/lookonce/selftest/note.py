@@ -2,7 +2,8 @@
 
 A combination is what decides which kernels run: the GPU and its driver, torch and its compiler, transformers, this
 program, and the precision. Each has a file of its own in the user's cache folder, $XDG_CACHE_HOME/lookonce/selftest
-(~/.cache without the variable). A file that cannot be read or written is not an error: the self-test then runs again.
+(~/.cache without the variable). A file that cannot be read or written is not an error: the self-test then runs again,
+and a note says why.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lookonce.environment import device_name, library_version, library_versions
 from lookonce.files import read_json, write_json
 from lookonce.selftest.report import Report
 from lookonce.selftest.ways import Way
+from lookonce.text import Notify, first_line, quiet
 
 MODULE = Path("/sys/module/nvidia/version")
 """The driver's version, where Linux shows its module; nvidia-smi takes a second."""
@@ -55,14 +57,20 @@ def note_path(found: dict[str, str]) -> Path | None:
     return None
 
 
-def save_note(report: Report) -> None:
-    """Note a result, if the folder can be written to; earlier results of ways that it did not compare stay."""
+def save_note(report: Report, notify: Notify = quiet) -> None:
+    """Note a result, or say why that is not possible; earlier results of ways that it did not compare stay."""
     path, found = note_path(report.combination), report.to_json()
     compared = [way.settings for way in report.compared]
     found["exact"] += [settings for settings in noted_exact(report.combination) if settings not in compared]
-    with contextlib.suppress(OSError):
-        if path:
-            write_json(path, found)
+    try:
+        if path is None:
+            raise OSError("there is no home folder")
+        write_json(path, found)
+    except OSError as error:
+        notify(
+            f"the self-test's result cannot be kept ({first_line(error)}), so it runs again before the next training; "
+            "name a folder that you can write to in XDG_CACHE_HOME"
+        )
 
 
 def noted_exact(found: dict[str, str]) -> list[list[str]]:

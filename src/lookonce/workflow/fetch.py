@@ -69,13 +69,16 @@ class FetchReport:
     """Environment variables for jobs without internet."""
     start: str | None = None
     """The adapter on the Hub that the training starts from, its commit included; None without one."""
+    refusal: str = ""
+    """Why the Hub cannot be asked about the contents of the model's files."""
     is_start_pinned: bool = True
     """Whether the run file names that commit."""
 
     def text(self) -> str:
         files = f"{count(self.num_files, 'file')}, {size(self.size_bytes)}"
         new = f"{size(self.downloaded_bytes)} downloaded" if self.downloaded_bytes else "nothing to download"
-        verified = "contents verified" if self.is_verified else "contents not verified, as the Hub cannot be asked"
+        refused = f"contents not verified, as the Hub cannot be asked ({self.refusal})"
+        verified = "contents verified" if self.is_verified else refused
         lines = [
             ("model", self.model),
             *([("commit", self.commit), ("licence", self.license or "not stated")] if self.commit else []),
@@ -116,6 +119,7 @@ def fetch(run: RunFile) -> FetchReport:
         size_bytes=sum(path.stat().st_size for path in here),
         downloaded_bytes=found.downloaded_bytes if found else 0,
         is_verified=found.is_verified if found else None,
+        refusal=found.refusal if found else "",
         data=data,
         problems=problems,
         environment=job_environment(),

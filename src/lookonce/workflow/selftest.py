@@ -47,7 +47,7 @@ def check_exact(run: RunFile, notify: Notify, timed: Timed = untimed) -> None:
     notify("first training with this GPU, driver and libraries; testing that packs are exact, which takes a minute")
     with timed("test that packs are exact"):
         report = in_own_process(partial(run_selftest, own=way, precision=precision, notify=quiet))
-    save_note(report)
+    save_note(report, notify)
     if way not in report.exact:
         raise TrainingError(not_exact(report, way))
     compared = count(len(report.checks), "comparison")

@@ -1,18 +1,23 @@
-"""The sample run: the adapter learns, it uses the images, and stock libraries get the same answers from it."""
+"""The sample run: it learns, it uses the images, stock libraries get the same answers, pages show its scores."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from click.testing import CliRunner
 from peft import PeftModel
 from support.sample import stock_answer
 from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.cache.store.reader import VisionCache
+from lookonce.cli import main
 from lookonce.datasets.records import read_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
@@ -21,7 +26,6 @@ from lookonce.eval.scores.metrics import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.status.summary import Summary
-from lookonce.workflow.train import train
 
 SPLITS = ("val", "test")
 NUM_ASKED = 40
@@ -30,15 +34,72 @@ NUM_ASKED = 40
 
 @pytest.fixture(scope="module")
 def trained(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
-    """The trained run of `experiments/sample.yaml`; only its paths are changed."""
+    """The run of `experiments/sample.yaml`, trained as in the README, in a folder with the folders that it names."""
     folder = tmp_path_factory.mktemp("trained")
-    values = yaml.safe_load((root / "experiments" / "sample.yaml").read_text())
-    values["model"] |= {"path": str(sample / "model")}
-    values["data"] = {split: str(sample / f"{split}.jsonl") for split in ("train", *SPLITS)}
-    values["cache"] |= {"dir": str(built.folder.parent)}
-    run = RunFile.model_validate(values | {"output": str(folder / "run")})
-    train(run, notify=lambda note: None)
-    return run
+    (folder / "data").mkdir()
+    for name, there in {
+        "data/sample": sample,
+        "caches": built.folder.parent,
+        "experiments": root / "experiments",
+    }.items():
+        (folder / name).symlink_to(there)
+    with contextlib.chdir(folder):
+        command("lookonce train experiments/sample.yaml")
+    return RunFolder(folder / "runs" / "sample").read_run()
+
+
+def command(line: str) -> str:
+    """What a command prints on stdout."""
+    done = CliRunner().invoke(main, shlex.split(line)[1:])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+OF_SAMPLE = re.compile(
+    r"lookonce (?:train experiments/sample|eval runs/(?:sample|short|longer)|compare runs/sample|"
+    r"adapter merge runs/sample|study plan experiments/sample-study).*"
+)
+"""Commands of pages that are about the sample's run."""
+OF_STUDIES = re.compile(r"lookonce study (?:status|report) experiments/(?:sample|staged)-study\.yaml")
+FIGURE = re.compile(r"%|\d to -?\d|\d of \d")
+PAGES = ("metrics", "evaluation", "compare", "merge", "studies")
+STUDIES = os.environ.get("LOOKONCE_STUDIES")
+"""A folder in which both studies of experiments/ are complete, which takes twenty minutes on two cores."""
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
+def test_pages_show_the_figures_that_their_commands_print(page, root, trained, monkeypatch):
+    """The lines of a page that have scores are those that the commands before them print.
+
+    First of all, since an evaluation also shows the baselines that a later test asks for.
+    """
+    monkeypatch.chdir(trained.output.parents[1])
+    measured, text = Summary.read(RunFolder(trained.output)).exact_match, (root / page).read_text()
+    if f"validation  {measured:.1%}" not in (root / "README.md").read_text():
+        pytest.skip("this processor adds in another order, and its training ends with other answers")
+    check_figures(text, OF_SAMPLE)
+
+
+@pytest.mark.skipif(STUDIES is None, reason="LOOKONCE_STUDIES does not name a folder with both studies of experiments/")
+@pytest.mark.parametrize("page", ["docs/studies.md", "docs/stages.md"])
+def test_pages_show_the_figures_of_the_studies(page, root, monkeypatch):
+    monkeypatch.chdir(str(STUDIES))
+    check_figures((root / page).read_text(), OF_STUDIES)
+
+
+def check_figures(text: str, commands: re.Pattern[str]) -> None:
+    """Check that each line of a page with figures is one that the commands before it print."""
+    printed: set[str] = set()
+    num_checked = 0
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        if language:
+            lines = [line for one in commands.findall(block) for line in command(one).splitlines()]
+            printed = {" ".join(line.split()) for line in lines}
+        elif printed:
+            shown = [" ".join(line.split()) for line in block.splitlines() if FIGURE.search(line)]
+            assert [line for line in shown if line not in printed] == []
+            num_checked += len(shown)
+    assert num_checked >= 2
 
 
 def scores(run: RunFile, *baselines: Baseline) -> Score:
@@ -89,5 +150,5 @@ def test_the_summary_has_the_figures_of_the_run(trained, sample):
     text = summary.text()
     for words in ("66 files, 64 distinct", "exact match", "majority", "adapter"):
         assert words in text
-    assert Path(summary.adapter, "adapter_config.json").exists()
-    assert f"lookonce predict {trained.output} --image " in summary.next_command
+    assert (trained.output.parents[1] / summary.adapter / "adapter_config.json").exists()
+    assert "lookonce predict runs/sample --image " in summary.next_command

@@ -1,28 +1,31 @@
-"""Packs through layers of linear attention: in float64 exact, in float32 no worse than stock rows against themselves.
+"""Packs through layers of linear attention: in float64 exact, in float32 no worse than stock rows.
 
 The norm after the delta rule divides by the size of what a token reads from the state, which is near zero for some. So
-float32 gradients depend on the order of sums, and the stock layers with their other kernel are the measure.
+float32 gradients depend on the order of sums. The measure is how far stock rows in float32 are from those in float64:
+up to 3.4e-5, where packs were 1.1e-5 from float64 and 2.6e-5 from the rows.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.models.flash_linear_attention import take_stand_in
-from support.trainings import Step, batches, step
+from support.trainings import SIZES, Step, batches, records, step
 from torch.nn.functional import pad
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.inputs import RunInputs
+from lookonce.train.loop.session import Session
 from lookonce.train.model import linear_attention
 from lookonce.train.model.load import base_model, load_without_tower
 
@@ -43,6 +46,23 @@ def in_float64() -> Iterator[None]:
     finally:
         torch.float32, torch.float, torch.Tensor.float = before[:3]
         torch.set_default_dtype(before[3])
+
+
+@pytest.fixture(scope="module")
+def odd_session(site, sample, tmp_path_factory) -> Session:
+    """Questions about images whose sizes are multiples of nothing: 1 to 4 about each."""
+    folder, rng = tmp_path_factory.mktemp("odd"), np.random.default_rng(0)
+    turns, shown = [record.turns[0] for record in records(sample)], []
+    for number, (width, height) in enumerate([(17, 419), (211, 97), (31, 37), (401, 59)]):
+        pixels, path = rng.integers(0, 256, (height, width, 3), dtype=np.uint8), folder / f"{number}.png"
+        Image.fromarray(pixels).save(path)
+        shown += [Record((path,), (turn,)) for turn in turns[: number + 1]]
+    write_records(folder / "records.jsonl", shown, image_root=folder)
+    data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(folder)}
+    caches = SIZES | {"dir": str(folder / "caches")}
+    inputs = RunInputs.open(site.make_run(data=data, cache=caches, lora={"targets": "all-linear"}))
+    inputs.build()
+    return Session.open(inputs)
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +88,26 @@ def difference(found: Step, expected: Step) -> float:
 only_linear = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.model_type, indirect=True)
 
 
+@pytest.fixture(params=["sizes of the sample", "odd sizes"])
+def some_session(request, session, odd_session) -> Session:
+    return odd_session if request.param == "odd sizes" else session
+
+
 @only_linear
-def test_packs_are_exact_in_float64(session, make_model):
+def test_packs_are_exact_in_float64_and_no_worse_in_float32_than_stock_rows(some_session, make_model):
+    """In float32 they differ from stock rows by no more than these, in batches or one by one, do from float64."""
+    of_mode = {mode: batches(some_session, mode) for mode in ("separate", "shared", "packed")}
+    one_by_one = batches(some_session, "separate", samples_per_forward=1)
     model = make_model(torch.float64)
-    of_mode = {mode: batches(session, mode) for mode in ("separate", "shared", "packed")}
     with in_float64():
-        rows = step(model, of_mode["separate"])
+        exact = step(model, of_mode["separate"])
         for mode in ("shared", "packed"):
-            assert difference(step(model, of_mode[mode]), rows) < EXACT, mode
-
-
-@only_linear
-def test_packs_are_no_worse_in_float32_than_stock_rows_with_the_other_kernel(session, make_model, monkeypatch):
+            assert difference(step(model, of_mode[mode]), exact) < EXACT, mode
     model = make_model(torch.float32)
-    rows = step(model, batches(session, "separate"))
-    packs = {mode: difference(step(model, batches(session, mode)), rows) for mode in ("shared", "packed")}
-    stock = sys.modules[type(linear_attention.linear_layers(base_model(model).model.language_model)[0]).__module__]
-    monkeypatch.setattr(stock, "torch_chunk_gated_delta_rule", stock.torch_recurrent_gated_delta_rule)
-    measure = difference(step(model, batches(session, "separate")), rows)
-    assert max(packs.values()) < max(TOLERANCE, measure)
+    rows = step(model, of_mode["separate"])
+    rounding = max(difference(some, exact) for some in (rows, step(model, one_by_one)))
+    for mode in ("shared", "packed"):
+        assert difference(step(model, of_mode[mode]), rows) < max(TOLERANCE, rounding), mode
 
 
 def no_state(steps: Any) -> Any:

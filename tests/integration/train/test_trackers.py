@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import struct
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,109 @@ def test_tensorboard(tracked):
     text = events.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
     assert '"samples_per_step": 8' in text and '"records"' in text
     assert not list((run.output / "checkpoints").glob("runs*"))
+
+
+KILLED = """
+import os, signal
+from peft import PeftModel
+from lookonce.cli import main
+from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.workflow import train as workflow
+
+def kill(*args, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Killing(MetricsLog):
+    def on_step_begin(self, args, state, control, **kwargs):
+        super().on_step_begin(args, state, control, **kwargs)
+        if state.global_step == step:
+            kill()
+
+{where}
+main(["train", "run.yaml"])
+"""
+AFTER_STEP = "import lookonce.train.train as train; train.MetricsLog = Killing; step = "
+KILLS = {
+    "before the first checkpoint": AFTER_STEP + "3",
+    "after a checkpoint": AFTER_STEP + "6",
+    "as the adapter is saved": "PeftModel.save_pretrained = kill",
+    "as questions are answered": "workflow._evaluate = kill",
+}
+
+
+SAME = {
+    "tensorboard": {"train/loss", "train/train_loss", "train/grad_norm", "eval/loss", "final/exact_match"},
+    "mlflow": {"loss", "train_loss", "grad_norm", "eval_loss", "final/exact_match"},
+}
+"""Scalars that have no time in them, by their names in each tracker."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, tuple]:
+    """What each tracker and the log have of an uninterrupted training; once a module."""
+    return {}
+
+
+@OTHERS_WARN
+@pytest.mark.parametrize("where", KILLS)
+@pytest.mark.parametrize("tracker", SAME)
+def test_trackers_have_a_killed_and_resumed_training_as_if_uninterrupted(
+    make_run, built, preloaded, tmp_path, uninterrupted, tracker, where
+):
+    """Each scalar once a step, with the same values, also where a line of the log has steps of both parts."""
+    needs(tracker)
+    options = {"steps": 8, "save_steps": 4, "eval_steps": 4, "logging_steps": 3, "track": tracker}
+    others = {"cache": {"dir": str(built.folder.parent)}, "eval": {"max_new_tokens": 1}}
+    if tracker not in uninterrupted:
+        whole = make_run(train=options, output=str(tmp_path / "whole"), **others)
+        train(whole, notify=lambda note: None)
+        uninterrupted[tracker] = SCALARS[tracker](whole), losses(whole)
+    run, (expected, expected_losses) = make_run(train=options, **others), uninterrupted[tracker]
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert preloaded.start(KILLED.format(where=KILLS[where]), folder=tmp_path).wait() == -signal.SIGKILL
+    train(run, resume=True, notify=lambda note: None)
+    found = SCALARS[tracker](run)
+    times_logged = Counter((name, step) for name, events in found.items() for step, _ in events)
+    assert {one: times for one, times in times_logged.items() if times > 1} == {}
+    assert times_logged.keys() == {(name, step) for name, events in expected.items() for step, _ in events}
+    assert {name: found[name] for name in SAME[tracker]} == {name: expected[name] for name in SAME[tracker]}
+    assert losses(run) == expected_losses
+
+
+@OTHERS_WARN
+def test_tensorboard_may_be_named_when_a_training_is_resumed(make_run, built):
+    needs("tensorboard")
+    options, others = {"steps": 4, "save_steps": 2}, {"cache": {"dir": str(built.folder.parent)}, "data": {"val": []}}
+    stop_after(make_run(train=options, **others), 2, lambda note: None)
+    run = make_run(train=options | {"track": "tensorboard"}, **others)
+    train(run, resume=True, notify=lambda note: None)
+    assert [step for step, _ in tensorboard_scalars(run)["train/loss"]] == [3, 4]
+
+
+def tensorboard_scalars(run) -> dict[str, list[tuple[int, float]]]:
+    """The steps and values of each scalar that TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.output / "tensorboard")).Reload()
+    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def mlflow_scalars(run) -> dict[str, list[tuple[int, float]]]:
+    """The steps and values of each metric of the newest run."""
+    folder = run.output / "mlruns"
+    newest = max((found for _, found in mlflow_runs(folder)), key=lambda found: found.info.start_time)
+    histories = {
+        name: mlflow_client(folder).get_metric_history(newest.info.run_id, name) for name in newest.data.metrics
+    }
+    return {name: [(one.step, one.value) for one in history] for name, history in histories.items()}
+
+
+SCALARS = {"tensorboard": tensorboard_scalars, "mlflow": mlflow_scalars}
+
+
+def losses(run) -> list[tuple[int, float | None, float | None]]:
+    lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
+    return [(line["step"], line.get("loss"), line.get("eval_loss")) for line in lines]
 
 
 @OTHERS_WARN

@@ -52,10 +52,14 @@ def test_a_broken_note_counts_as_none(text):
     assert noted_exact(HERE) == []
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_error(cache_home):
+def test_a_folder_that_cannot_be_written_to_is_no_error_but_a_note(cache_home):
     cache_home.write_text("a file where the folder should be")
-    save_note(REPORT)
+    notes: list[str] = []
+    save_note(REPORT, notes.append)
     assert noted_exact(HERE) == []
+    [note] = notes
+    assert note.startswith("the self-test's result cannot be kept (") and str(cache_home) in note
+    assert note.endswith("runs again before the next training; name a folder that you can write to in XDG_CACHE_HOME")
 
 
 def test_the_combination_names_what_decides_which_kernels_run():

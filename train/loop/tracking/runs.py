@@ -35,6 +35,24 @@ class Begun:
     """What identifies its run in the tracker, if it continues one; else empty."""
 
 
+class NotLogged:
+    """Leaves out scalars that a tracker has for a step already.
+
+    Trainer logs some twice, such as the epoch with the loss and with the validation loss. A killed training may have
+    logged steps after its last checkpoint, and its end; those are logged again when it is resumed.
+    """
+
+    def __init__(self, last_step: Mapping[str, int]) -> None:
+        self._last_step = dict(last_step)
+        """The last step that is logged of each scalar."""
+
+    def of(self, scalars: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """The scalars to log for a step, which count as logged from then on."""
+        new = {name: value for name, value in scalars.items() if self._last_step.get(name, -1) < step}
+        self._last_step |= dict.fromkeys(new, step)
+        return new
+
+
 class TensorBoardRun:
     """Files in `tensorboard/`; what was logged after the checkpoint that a training resumes from is hidden."""
 
@@ -42,11 +60,18 @@ class TensorBoardRun:
 
     def __init__(self, begun: Begun) -> None:
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or begun.folder / "tensorboard"
-        purge_step = begun.first_step + 1 if begun.first_step else None
-        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=purge_step)
+        logged = _logged_at(str(folder), begun.first_step) if begun.first_step else []
+        self._not_logged = NotLogged(dict.fromkeys(logged, begun.first_step))
+        writer = import_module("torch.utils.tensorboard").SummaryWriter
+        self._writer = writer(str(folder), purge_step=begun.first_step + 1)
+        self._add_scalar, self._writer.add_scalar = self._writer.add_scalar, self._add_new_scalar
         self._writer.add_text("run", f"```json\n{json.dumps(begun.settings, indent=2)}\n```")
         path = shell(folder)
         self.where = f"TensorBoard's files are in {path}; look at them with: tensorboard --logdir {path}"
+
+    def _add_new_scalar(self, name: str, value: float, step: int) -> None:
+        if self._not_logged.of({name: value}, step):
+            self._add_scalar(name, value, step)
 
     def callback(self) -> Any:
         return import_module(INTEGRATIONS).TensorBoardCallback(self._writer)
@@ -57,6 +82,15 @@ class TensorBoardRun:
 
     def close(self, error: BaseException | None) -> None:
         self._writer.close()
+
+
+def _logged_at(folder: str, step: int) -> list[str]:
+    """The names of the scalars that TensorBoard's files have for a step; none without the folder."""
+    if not Path(folder).exists():
+        return []
+    reader = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    events = reader(folder, size_guidance={"scalars": 0}).Reload()  # 0: all, not a sample
+    return [name for name in events.Tags()["scalars"] if any(one.step == step for one in events.Scalars(name))]
 
 
 class WandbRun:
@@ -90,7 +124,10 @@ class WandbRun:
 
 
 class MLflowRun:
-    """A run of MLflow, in `mlruns/` or on the server of MLFLOW_TRACKING_URI."""
+    """A run of MLflow, in `mlruns/` or on the server of MLFLOW_TRACKING_URI.
+
+    A resumed training logs no step again that it has: MLflow neither replaces nor hides an earlier value.
+    """
 
     def __init__(self, begun: Begun) -> None:
         # MLflow from 3.16 on refuses folders unless told otherwise, and reports its use to its makers.
@@ -105,6 +142,7 @@ class MLflowRun:
             run_id=begun.id or None, run_name=begun.folder.name, experiment_id=self._experiment()
         )
         self.id = self._run.info.run_id
+        self._not_logged = NotLogged(self._last_steps())
         self._log_settings(begun.settings)
 
     def _location(self, folder: Path) -> str:
@@ -130,11 +168,24 @@ class MLflowRun:
         values = {name: str(value)[:MAX_MLFLOW_PARAMETER] for name, value in flat(settings).items()}
         self._mlflow.log_params({name: value for name, value in values.items() if name not in logged})
 
+    def _last_steps(self) -> dict[str, int]:
+        """The last step of each metric that the run has."""
+        client = self._mlflow.MlflowClient()
+        names = self._mlflow.get_run(self.id).data.metrics
+        return {name: max(one.step for one in client.get_metric_history(self.id, name)) for name in names}
+
     def callback(self) -> Any:
-        return import_module(INTEGRATIONS).MLflowCallback()
+        callback = import_module(INTEGRATIONS).MLflowCallback()
+        log = callback.on_log
+
+        def log_new(args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
+            log(args, state, control, logs=self._not_logged.of(logs, state.global_step), **kwargs)
+
+        callback.on_log = log_new
+        return callback
 
     def log_scores(self, scores: Mapping[str, float], step: int) -> None:
-        self._mlflow.log_metrics(dict(scores), step=step)
+        self._mlflow.log_metrics(self._not_logged.of(scores, step), step=step)
 
     def close(self, error: BaseException | None) -> None:
         try:

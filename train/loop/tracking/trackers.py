@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from lookonce.errors import LookonceError, UsageError
 from lookonce.files import read_json, write_json
 from lookonce.run.folder import RunFolder
@@ -25,6 +27,10 @@ EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
 
 ADVICE = {"wandb": "set WANDB_MODE=offline to track without an account", "mlflow": "check MLFLOW_TRACKING_URI"}
 """What to do if a tracker cannot start."""
+
+
+RECORD = TypeAdapter(dict[str, str])
+"""What `trackers.json` holds."""
 
 
 class TrackerRun(Protocol):
@@ -128,8 +134,11 @@ class Trackers:
         return self.folder.folder / "trackers.json"
 
     def _recorded_ids(self) -> dict[str, str]:
-        try:
-            ids: dict[str, str] = read_json(self._record)
-        except (OSError, ValueError):
+        """What identifies the earlier parts of this training in the trackers that need it."""
+        if not self._record.exists():
             return {}
-        return ids
+        try:
+            return RECORD.validate_python(read_json(self._record))
+        except (OSError, ValueError) as error:
+            self.notify(f"{self._record} is broken ({first_line(error)}), so W&B and MLflow begin another run")
+            return {}

@@ -25,8 +25,8 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
     RUN is a run folder, a run file, or a file of predictions. The questions must be the same; they are joined by image,
     question and turn.
 
-    The difference of each pair has a 95 % interval from 10,000 resamples of the images, and the p of 10,000 sign flips
-    by image, corrected for the number of pairs (Holm). Fewer pairs are easier to tell apart: with --baseline, chosen
+    The difference of each pair has a 95 % interval over images, and the p of 10,000 sign flips by image, corrected for
+    the number of pairs (Holm). Fewer pairs are easier to tell apart: with --baseline, chosen
     before looking, there is one for each other run. McNemar's exact p takes questions of one image as independent.
 
     Runs whose run files differ in `train.seed` alone count as one, with the mean of their scores and the spread between

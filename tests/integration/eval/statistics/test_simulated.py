@@ -1,50 +1,80 @@
-"""Simulated test sets with correlated questions: intervals and tests of differences are right as often as they say."""
+"""How often intervals and tests are right, on simulated test sets whose questions about one image are correlated."""
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from lookonce.eval.statistics.bootstrap import ratio_intervals
+from lookonce.eval.statistics.intervals import difference_ends, share_ends
 from lookonce.eval.statistics.significance import mcnemar_p, sign_flip_p
 
-SIMULATED, IMAGES, CORRELATION = 1000, 200, 0.2
+SIMULATED = 2000
+"""Test sets of each kind; shares of them have a standard error of 0.5 points."""
+IMAGES = [20, 60, 200, 975]
+SHARES = [0.5, 0.8, 0.9, 0.97, 0.99]
+QUESTIONS = {"one": (1, 2), "1 to 17": (1, 18), "9": (9, 10)}
+"""The fewest questions an image, and one more than the most."""
+QUANTILE = np.vectorize(NormalDist().inv_cdf)
 
 
-def simulated_answers(share: float, asked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def asked(questions: str, images: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(*QUESTIONS[questions], (images, SIMULATED))
+
+
+def right_answers(share: float, asked: np.ndarray, correlation: float, rng: np.random.Generator) -> np.ndarray:
     """Numbers of right answers by image; the answers about one image are right or wrong together."""
-    total = (1 - CORRELATION) / CORRELATION
+    total = (1 - correlation) / correlation
     return rng.binomial(asked, rng.beta(share * total, (1 - share) * total, asked.shape)).astype(float)
 
 
-def simulated(what: str, images: int = IMAGES, shares: tuple[float, float] = (0.9, 0.8)) -> tuple[np.ndarray, ...]:
-    """Sums by image of simulated test sets, questions by image, and the naive standard errors."""
+def differences(shares: tuple[float, float], asked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Right answers of one run less those of another, by image: hard images and hard questions are so for both."""
+    of_image, sums = rng.standard_normal(asked.shape), np.zeros(asked.shape)
+    own = [rng.standard_normal(asked.shape) for _ in shares]
+    for number in range(asked.max()):
+        of_question = rng.standard_normal(asked.shape)
+        for share, sign, image in zip(shares, (1, -1), own, strict=True):
+            noise = rng.standard_normal(asked.shape)
+            ease = 0.45 * of_image + 0.45 * image + 0.6 * of_question + 0.485 * noise  # variance 1
+            sums += sign * ((ease < QUANTILE(share)) & (number < asked))
+    return sums
+
+
+def coverage(ends: np.ndarray, truth: float) -> float:
+    """The share of intervals that hold the truth."""
+    return float(np.mean((ends[0] <= truth + 1e-9) & (truth - 1e-9 <= ends[1])))
+
+
+@pytest.mark.parametrize("images", IMAGES)
+@pytest.mark.parametrize("correlation", [0.05, 0.2, 0.5])
+def test_the_interval_of_a_score_holds_the_truth_93_to_99_percent_of_the_time(images, correlation):
+    for share in SHARES:
+        for questions in QUESTIONS:
+            rng = np.random.default_rng(0)
+            asked_CK = asked(questions, images, rng)
+            found = coverage(share_ends(right_answers(share, asked_CK, correlation, rng), asked_CK), share)
+            assert 0.93 <= found <= 0.995, (share, questions, found)
+
+
+@pytest.mark.parametrize("images", IMAGES[:3])
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.9), (0.97, 0.97), (0.9, 0.8), (0.97, 0.93), (0.99, 0.97)])
+def test_the_interval_of_a_difference_holds_the_truth_at_least_93_percent_of_the_time(images, shares):
+    for questions in ("one", "9"):
+        rng = np.random.default_rng(0)
+        asked_CK = asked(questions, images, rng)
+        found = coverage(difference_ends(differences(shares, asked_CK, rng), asked_CK), shares[0] - shares[1])
+        assert found >= 0.93, (questions, found)
+
+
+def test_intervals_over_questions_would_be_too_short():
     rng = np.random.default_rng(0)
-    asked = rng.integers(1, 18, (images, SIMULATED))
-    num_asked = asked.sum(axis=0)
-    right = simulated_answers(shares[0], asked, rng)
-    share = right.sum(axis=0) / num_asked
-    if what == "share":
-        return right, asked.astype(float), np.sqrt(share * (1 - share) / num_asked)
-    other = simulated_answers(shares[1], asked, rng)
-    other_share = other.sum(axis=0) / num_asked
-    variance = share * (1 - share) + other_share * (1 - other_share)
-    return right - other, asked.astype(float), np.sqrt(variance / num_asked)
-
-
-@pytest.mark.parametrize(("what", "truth"), [("share", 0.9), ("difference", 0.1)])
-def test_intervals_hold_the_truth_95_percent_of_the_time_and_naive_ones_do_not(what, truth):
-    sums, asked, naive_error = simulated(what)
-    low, high = ratio_intervals(sums, asked)
-    assert 0.93 <= np.mean((low <= truth) & (truth <= high)) <= 0.97
-    from_truth = np.abs(sums.sum(axis=0) / asked.sum(axis=0) - truth)
-    assert np.mean(from_truth <= 1.96 * naive_error) < 0.85
-
-
-def test_runs_that_are_equally_good_are_rarely_apart_even_on_few_images():
-    sums, asked, _ = simulated("difference", images=30, shares=(0.95, 0.95))
-    low, high = ratio_intervals(sums[:, :400], asked[:, :400])
-    assert np.mean((low <= 0) & (0 <= high)) > 0.9  # 0.87 with BCa's corrections
+    asked_CK = asked("9", 200, rng)
+    num_asked, share = asked_CK.sum(axis=0), 0.9
+    found = right_answers(share, asked_CK, 0.2, rng).sum(axis=0) / num_asked
+    error = 1.96 * np.sqrt(found * (1 - found) / num_asked)
+    assert coverage(np.stack([found - error, found + error]), share) < 0.85
 
 
 def test_sign_flips_are_honest_with_correlated_questions_and_mcnemar_is_not():

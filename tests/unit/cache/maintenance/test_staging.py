@@ -156,7 +156,10 @@ def test_find_staged_opens_the_copy_if_it_has_all_keys_and_shards(site, source, 
     assert found is not None and set(found.keys()) == set(keys)
     assert find_staged(local, replace(site.fingerprint, num_levels=3), keys) is None
     shard_path(local / source.name, "shard-00001").unlink()
-    assert find_staged(local, site.fingerprint, keys) is None
+    notes: list[str] = []
+    assert find_staged(local, site.fingerprint, keys, notify=notes.append) is None
+    [note] = notes
+    assert note.startswith(f"the staged cache {local / source.name} is not used: ") and "shard-00001" in note
 
 
 def test_without_room_nothing_is_written(source, tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
+from lookonce.cache.model import fast_tower
 from lookonce.cache.model.fast_tower import FastTower, attend_by_size
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
@@ -48,6 +50,20 @@ def test_on_a_cpu_the_tower_is_the_stock_one_and_each_image_is_a_batch(model_fol
     tower = Tower(model_folder, torch.float32)
     assert not isinstance(tower._run, FastTower)
     assert tower.tokens_per_tower_batch == 1
+
+
+def test_why_the_rotary_embedding_is_not_compiled_is_reported_once(monkeypatch, capsys):
+    def refuse(*args, **options):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    for _ in range(2):
+        rotary = fast_tower.compiled(apply_rotary_pos_emb_vision, torch.device("cpu"), torch.float32)
+        assert rotary is apply_rotary_pos_emb_vision
+    assert capsys.readouterr().err == (
+        "compiling the tower's rotary embedding failed (RuntimeError: Failed to find C compiler.); images are encoded "
+        "1.3 to 1.4 times slower\n"
+    )
 
 
 def test_attention_stays_within_an_image():

@@ -49,6 +49,7 @@ def test_what_trainer_writes_is_read(checkpoint):
         ("is_world_process_zero", 1, "1, expected true or false"),
         ("best_model_checkpoint", 3, "3, expected a text or null"),
         ("stateful_callbacks", [1], r"\[1\], expected an object"),
+        ("stateful_callbacks", {"losses": {"logged": "a"}}, "expected an object, with numbers in its losses"),
     ],
     ids=str,
 )

@@ -81,6 +81,15 @@ def test_a_resumed_training_continues_its_run_and_a_new_one_does_not(fake, tmp_p
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": "new"}
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"wandb": 3}'])
+def test_a_broken_record_of_runs_is_named_and_another_run_begins(fake, tmp_path, text):
+    (tmp_path / "trackers.json").write_text(text)
+    notes: list[str] = []
+    with Trackers(["wandb"], RunFolder(tmp_path), notes.append) as trackers:
+        trackers.open({}, 4, is_new=False)
+    assert fake.begun[0].id == "" and notes[0].startswith(f"{tmp_path / 'trackers.json'} is broken (")
+
+
 def test_a_run_learns_how_the_training_ended(fake, tmp_path):
     error = RuntimeError("no memory")
     with pytest.raises(RuntimeError), Trackers(["wandb"], RunFolder(tmp_path), lambda note: None) as trackers:
