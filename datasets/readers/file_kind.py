@@ -20,7 +20,6 @@ from lookonce.datasets.readers.image_column import QUESTION_NAMES
 from lookonce.datasets.readers.tar import COMPRESSED
 from lookonce.datasets.readers.text import (
     BYTE_ORDER_MARK,
-    HEAD_BYTES,
     cells_of,
     is_array,
     is_json,
@@ -106,7 +105,7 @@ def _refuse_others(path: Path, head: bytes) -> None:
     if head[TAR_MAGIC] == b"ustar":
         raise RecordsError(f"{path} is a tar archive; make records of its samples with: lookonce data prepare")
     encoding = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), "")
-    if encoding or b"\0" in head[:HEAD_BYTES] and 4 * head.count(b"\0") > len(head):
+    if encoding or len(head) / 4 < head.count(b"\0") <= len(head) * 0.6:  # more zeros are damage
         encoding = encoding or ("UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE")
         kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
         advice = f"expected a {kind} file in UTF-8; convert it with: iconv -f {encoding} -t UTF-8 {shell(path)} > NEW"

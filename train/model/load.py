@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lookonce.cache.model.expert_tensors import misshapen_expert_tensors, missing_expert_tensors
@@ -25,6 +24,7 @@ from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.families.kernels import restrict_kernels
 from lookonce.run.config import RunFile
+from lookonce.run.folder import ADAPTER_FILES, AGAIN
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import count, first_line, listed, shown
@@ -185,8 +185,10 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
     """The model without its tower and with a trained adapter, on the best device, in evaluation mode.
 
     Raises:
-        RunFolderError: it is an adapter of another type, or has no weights in safetensors.
+        RunFolderError: it is an adapter of another type, or a file of it is missing, which PEFT would ask the Hub for.
     """
+    if absent := [name for name in ADAPTER_FILES if not (adapter / name).is_file()]:
+        raise RunFolderError(f"{adapter} has no {absent[0]}; {AGAIN}")
     model = _load_to_answer(model_folder, run)
     config = PeftConfig.from_pretrained(str(adapter))
     if not isinstance(config, LoraConfig):
@@ -205,13 +207,8 @@ def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> Peft
 def load_weights(model: PeftModel, adapter: Path) -> None:
     """Give the model's adapter the weights of a trained one of the same shape.
 
-    Raises:
-        RunFolderError: there are none in safetensors, without which PEFT would unpickle others or ask the Hub.
+    It has weights in safetensors, or PEFT would unpickle others.
     """
-    if not (adapter / SAFETENSORS_WEIGHTS_NAME).is_file():
-        raise RunFolderError(
-            f"{adapter} has no {SAFETENSORS_WEIGHTS_NAME}; train again with: lookonce train RUN.yaml --restart"
-        )
     set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from support import answers
+from support.answers import look_trained
 
 from lookonce.eval.answers import engines
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
@@ -116,6 +118,7 @@ def test_answers_to_other_questions_or_of_another_adapter_are_not_taken(trained,
     if change == "adapter":
         path = run / "adapter" / "adapter_model.safetensors"
         path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
+        look_trained(RunFolder(run))  # as if it had been trained again
     elif change == "questions":
         lines = Path(trained.data.test[0]).read_text().splitlines(keepends=True)
         (tmp_path / "test.jsonl").write_text("".join([*lines[:-1], lines[-1].replace("?", " now?")]))

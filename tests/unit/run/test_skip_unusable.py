@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -24,13 +22,11 @@ def line(name: str, answer: object = "yes") -> str:
 
 
 @pytest.fixture
-def write(site, tmp_path):
+def write(site, tmp_path, files_are_old):
     """Images, one that cannot be decoded, and a function that writes a records file about some of them."""
     for number, name in enumerate(GOOD):
         site.noise(name, number)
     (tmp_path / BAD).write_bytes(b"not an image")
-    for path in tmp_path.glob("*.png"):
-        os.utime(path, (time.time() - 60,) * 2)
 
     def write(*names, answer="yes"):
         path = tmp_path / f"{'-'.join(names)}.jsonl"

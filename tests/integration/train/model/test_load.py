@@ -105,7 +105,7 @@ def test_an_attention_that_is_not_installed_is_refused(model_folder):
 
 
 def test_a_run_without_an_adapter_is_an_error(model_folder, make_run, tmp_path):
-    with pytest.raises(RunFolderError, match="no trained adapter in .*; finish the training with"):
+    with pytest.raises(RunFolderError, match="has no adapter_model.safetensors; train again with"):
         load_trained(model_folder, make_run(), tmp_path)
 
 
