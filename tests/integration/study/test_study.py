@@ -49,9 +49,9 @@ def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp
 
     process = study.start("run", "first.yaml", "--parallel", "2")
     process.wait_until(lambda: "classic-1: started" in process.error)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGHUP)
     assert process.wait() == 75, process.error
-    assert "SIGTERM passed on; waiting for" in process.error and "run the same command again" in process.error
+    assert "SIGHUP passed on; waiting for" in process.error and "run the same command again" in process.error
 
     said = study("run", "first.yaml", code=1)
     assert "broken-1 failed: " in said and "see first/logs/broken-1.log" in said and "439 longer than" in said
@@ -85,3 +85,15 @@ def test_a_study_is_planned_run_changed_and_reported(study, tmp_path):
     assert RunFolder(tmp_path / "asked" / "later-1").read_trained().num_steps == 3
     assert (tmp_path / "asked" / "later-1.old-1" / "adapter").exists()
     assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again", "later")  # again: nothing is outdated
+
+
+def test_two_studies_at_once_share_the_runs(study, tmp_path):
+    """What one of them trains, the other waits for, and counts neither as failed nor as its own to train."""
+    output = study.write("both", {"plain": None, "classic": {"batch.questions_per_image": 1}})
+    processes = [study.start("run", "both.yaml") for _ in range(2)]
+    for process in processes:
+        assert process.wait() == 0, process.error
+    for name in ("plain-1", "classic-1"):
+        assert (output / name / "summary.json").exists()
+        assert (output / "logs" / f"{name}.log").read_text().count("step 24/24") == 1
+    assert not any("failed" in process.error or "skipped" in process.error for process in processes)

@@ -18,7 +18,7 @@ from lookonce.train.loop.preemption import RESUME_HINT
 from lookonce.train.train import Training
 from lookonce.workflow.train import train
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 QUIET = {"notify": lambda note: None}
 
 SIGNALLED = """
@@ -76,11 +76,12 @@ def stopped(monkeypatch):
 @pytest.mark.parametrize("mode", ["shared", "separate"])
 def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trainings, stopped, mode):
     run = trainings.unstarted(mode)
-    for number, step, checkpoints in ((signal.SIGTERM, 6, [4, 6]), (signal.SIGUSR1, 9, [8, 9])):
+    sent = ((signal.SIGTERM, 6, [4, 6]), (signal.SIGUSR1, 9, [8, 9]), (signal.SIGHUP, 11, [9, 11]))
+    for number, step, checkpoints in sent:
         message = stopped(run, sending(step - 1, number), resume=True)
         assert message == f"stopped by {number.name} after step {step} of 24, which is saved; {RESUME_HINT}"
         assert trainings.checkpoints(run)[-2:] == checkpoints
-    assert train(run, resume=True, **QUIET).first_step == 9
+    assert train(run, resume=True, **QUIET).first_step == 11
     trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
     assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
 

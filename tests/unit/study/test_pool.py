@@ -96,7 +96,7 @@ def test_what_another_process_uses_is_no_failure(job, monkeypatch):
     assert any("in use by `lookonce train`" in note and "this study waits" in note for note in notes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_is_passed_on_and_nothing_more_is_started(job, number):
     def stop() -> bool:
         os.kill(os.getpid(), number)
