@@ -86,6 +86,7 @@ def test_tensorboard(tracked):
     text = events.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
     assert '"samples_per_step": 8' in text and '"records"' in text
     assert not list((run.output / "checkpoints").glob("runs*"))
+    assert len(list(folder.iterdir())) == 2, "a file each for the training that was stopped and the one that resumed it"
 
 
 KILLED = """

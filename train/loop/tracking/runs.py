@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -61,10 +62,15 @@ class TensorBoardRun:
     def __init__(self, begun: Begun) -> None:
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or begun.folder / "tensorboard"
         logged = _logged_at(str(folder), begun.first_step) if begun.first_step else []
+        if Path(folder).exists():  # TensorBoard reads files in the order of their names, which begin with the second
+            time.sleep(1 - time.time() % 1)
         self._not_logged = NotLogged(dict.fromkeys(logged, begun.first_step))
         writer = import_module("torch.utils.tensorboard").SummaryWriter
         self._writer = writer(str(folder), purge_step=begun.first_step + 1)
         self._add_scalar, self._writer.add_scalar = self._writer.add_scalar, self._add_new_scalar
+        # Transformers' callback closes the writer with the training, and the scores after it would go to a second file.
+        # That file may sort before the first, and TensorBoard skips files that sort before what it has read.
+        self._close, self._writer.close = self._writer.close, self._writer.flush
         self._writer.add_text("run", f"```json\n{json.dumps(begun.settings, indent=2)}\n```")
         path = shell(folder)
         self.where = f"TensorBoard's files are in {path}; look at them with: tensorboard --logdir {path}"
@@ -81,7 +87,7 @@ class TensorBoardRun:
             self._writer.add_scalar(name, value, step)
 
     def close(self, error: BaseException | None) -> None:
-        self._writer.close()
+        self._close()
 
 
 def _logged_at(folder: str, step: int) -> list[str]:
