@@ -5,16 +5,15 @@ A test generates it again and compares. Run `python docs/generate_run_file.py` a
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
 from lookonce.run.config import RunFile
-from lookonce.run.removed import REMOVED
 from lookonce.run.sections.context import ContextSection
 from lookonce.run.sections.data import DataSection
+from lookonce.settings import OnResume
 
 INTRODUCTION = """\
 # The run file
@@ -41,6 +40,14 @@ output: runs/first
 """
 
 
+ON_RESUME = {
+    "never": "",
+    "content": "; may change on `--resume`, with the same content",
+    "longer": "; may be raised on `--resume`",
+    "free": "; may change on `--resume`",
+}
+
+
 def page() -> str:
     """The whole page."""
     schema = RunFile.model_json_schema()
@@ -54,13 +61,7 @@ def page() -> str:
             parts.append(f"### data.context\n\n{keys}")
     own = {name: values for name, values in schema["properties"].items() if "$ref" not in values}
     parts.append("## At the top level\n\n" + table([row(RunFile, name, values) for name, values in own.items()]))
-    removed = [f"- `{name}`: {_command_as_code(advice)}" for name, advice in REMOVED.items()]
-    parts.append("## Removed keys\n\n" + "\n".join(removed) + "\n")
     return "\n".join(parts)
-
-
-def _command_as_code(advice: str) -> str:
-    return re.sub(r"(lookonce .*)", r"`\1`", advice)
 
 
 def section_table(section: Any, schema: dict[str, Any]) -> str:
@@ -73,7 +74,8 @@ def row(section: Any, name: str, schema: dict[str, Any]) -> tuple[str, str]:
     """A key; its type, default and meaning."""
     field = section.model_fields[name]
     meaning = " ".join((field.description or "").split()).replace("|", "\\|")
-    return f"`{name}`", f"*{kind(schema)}; {default(field)}*<br>{meaning}"
+    [rule] = [one.may_differ for one in field.metadata if isinstance(one, OnResume)] or ["never"]
+    return f"`{name}`", f"*{kind(schema)}; {default(field)}{ON_RESUME[rule]}*<br>{meaning}"
 
 
 def default(field: Any) -> str:

@@ -208,7 +208,7 @@ def _evaluate(
     ranks: Ranks,
     notify: Notify,
 ) -> tuple[Evaluation, Path] | None:
-    identity = ranks.first_decides(lambda: inputs.identity(folder.recorded_inputs()))
+    identity = ranks.first_decides(lambda: inputs.identity())
     if baselines == UNTUNED and not folder.holds_work:
         ranks.first_decides(lambda: folder.claim(inputs.run, identity))
     may_change = {"context", "answers"}

@@ -210,7 +210,7 @@ def open_training(
         inputs = RunInputs.from_cache(run, ranks.first_decides, startup.timed, owner.use_cache)
     recorded = {} if restart else folder.recorded_inputs()
     with startup.timed("hash model and records"):
-        identity = ranks.first_decides(lambda: inputs.identity(recorded) | start_identity(run, recorded))
+        identity = ranks.first_decides(lambda: inputs.identity() | start_identity(run, recorded))
     if not restart and ranks.first_decides(lambda: is_finished(folder, inputs, identity, resume)):
         return ranks, None
     ranks.first_decides(lambda: _check_claimed(owner))

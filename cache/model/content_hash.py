@@ -7,7 +7,7 @@ weights are read once for that, several files at a time; loading them afterwards
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,23 +25,17 @@ from lookonce.threads import threaded_map
 BLOCK_BYTES = 1 << 24
 
 
-def hash_model(folder: Path) -> str:
-    """The xxh3 over the names and bytes of all files of a model: weights, configurations, tokenizer."""
-    return _hash(folder, hash_file)
-
-
 def hash_language_model(folder: Path) -> str:
-    """The xxh3 over a model's files without the tensors of its vision tower.
+    """The xxh3 over names and bytes of a model's files: weights without the vision tower, configurations, tokenizer.
 
     Raises:
         ModelError: a file of weights is broken, or the model's family is not known.
     """
-    tower = family_in(folder).tower_prefixes
-    return _hash(folder, lambda path: _hash_weights(path, tower) if path.suffix == ".safetensors" else hash_file(path))
+    tower, digest = family_in(folder).tower_prefixes, xxhash.xxh3_128()
 
+    def hash_one(path: Path) -> str:
+        return _hash_weights(path, tower) if path.suffix == ".safetensors" else hash_file(path)
 
-def _hash(folder: Path, hash_one: Callable[[Path], str]) -> str:
-    digest = xxhash.xxh3_128()
     paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
     for path, found in zip(paths, threaded_map(hash_one, paths), strict=True):
         digest.update(f"{path.name} {found}\n".encode())

@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lookonce.families
 from lookonce.cache.constants import FORMAT_VERSION, PARSE_ERRORS
+from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.datasets.stamps import Stamp, stamp
 from lookonce.environment import library_versions
@@ -72,13 +72,17 @@ class Source:
                 return found if is_whole else None
         return None
 
-    def known_hash(self, root: Path, compute: Callable[[Path], str]) -> str:
-        """What `compute` gives for the model's folder: as recorded below `root`, else computed, and recorded there."""
-        own = replace(self, settings={"hash": compute.__name__})
+    def language_model_hash(self, root: Path) -> str:
+        """The hash of the model without its tower: as recorded below `root`, else computed, and recorded there.
+
+        Raises:
+            ModelError: a file of weights is broken.
+        """
+        own = replace(self, settings={"hash": "hash_language_model"})
         with contextlib.suppress(OSError, *PARSE_ERRORS):
             if (value := own._read(root)) and value["sha256"] == _sha256(value["hash"]):
                 return str(value["hash"])
-        found = compute(self.folder)
+        found = hash_language_model(self.folder)
         own._write(root, {"hash": found, "sha256": _sha256(found)})
         return found
 

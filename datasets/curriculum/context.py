@@ -26,7 +26,7 @@ from lookonce.datasets.curriculum.values import DifferentValues, as_text, texts_
 from lookonce.datasets.formats.checks import CONTROL_TOKEN
 from lookonce.datasets.formats.record import Context, Record, Turn
 from lookonce.errors import RecordsError
-from lookonce.settings import Section
+from lookonce.settings import Same, Section
 from lookonce.text import count, listed, nfc
 
 NOT_ANSWERED = "(not answered)"
@@ -42,19 +42,19 @@ Answered = Callable[[Record], Sequence[Turn]]
 class ContextForm(Section):
     """Which questions give context to which, and how it is written."""
 
-    by: Annotated[str, Field(min_length=1)]
+    by: Same[Annotated[str, Field(min_length=1)]]
     """The metadata field that says in which stage a record is."""
-    order: Annotated[DifferentValues, Field(min_length=2)]
+    order: Same[Annotated[DifferentValues, Field(min_length=2)]]
     """The field's values in the order of the stages. A record has the answers of all stages before its own; records
     with other values neither have nor give context."""
-    form: Literal["summary", "turns"] = "summary"
+    form: Same[Literal["summary", "turns"]] = "summary"
     """`summary`: the answers are a text in the question. `turns`: they are turns before the question, and not trained
     on."""
-    each: str = "{question} {answer}"
+    each: Same[str] = "{question} {answer}"
     """How a summary writes each answer; a semicolon stands between two."""
-    template: str = "Known so far: {answers}\n{question}"
+    template: Same[str] = "Known so far: {answers}\n{question}"
     """How a summary and the question are one text."""
-    dropout: Annotated[float, Field(ge=0, le=1)] = 0
+    dropout: Same[Annotated[float, Field(ge=0, le=1)]] = 0
     """Share of training records that are trained on without their context, drawn by `train.seed`."""
 
     @field_validator("each", "template")

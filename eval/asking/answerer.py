@@ -88,7 +88,7 @@ class Answerer:
         folder, run_file = find_run(Path(run), needs_run=True)
         inputs = RunInputs.of_model(run_file)
         folder.check_adapter()
-        identity = inputs.model_identity(folder.recorded_inputs())
+        identity = inputs.model_identity()
         folder.check_inputs(identity | {"cache": inputs.fingerprint.sha256})
         return cls(inputs, folder.adapter)
 

@@ -24,13 +24,11 @@ from lookonce.eval.answers.partial import is_begun
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile
-from lookonce.run.folder import HARMLESS, RECORD, RunFolder
+from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.start_adapter import adapter_hash, folder_of
 from lookonce.text import listed, shell
 
 SEED = "train.seed"
-IGNORED = HARMLESS - {"eval.max_new_tokens"} | {SEED}
-"""Keys of the run file that do not tell two trainings apart."""
 OF_TRAINING = {"records", "lessons", "context"}
 """Recorded inputs that are hashes of the training records, among others."""
 
@@ -124,7 +122,8 @@ def _folder_of(path: Path) -> RunFolder | None:
 def _training_of(folder: RunFolder) -> tuple[str, int]:
     """What determines the training of a run folder but its seed, and the seed."""
     run = folder.read_run()
-    settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in IGNORED}
+    ignored = run.keys_that_may_differ - {"eval.max_new_tokens"} | {SEED}
+    settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in ignored}
     inputs = _before_the_draw(run, folder.recorded_inputs())
     if run.train.start_from:
         start = folder_of(run.train.start_from)

@@ -6,9 +6,10 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +31,26 @@ OUT_OF_RANGE = (
 )
 WORDS = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
 """How messages say the ends of a range."""
+
+
+@dataclass(frozen=True)
+class OnResume:
+    """What a key of the run file says of a training that is resumed: whether the key's value may be another one."""
+
+    may_differ: Literal["never", "content", "longer", "free"]
+    """`never`: it decides what is trained. `content`: it names files, whose content is compared instead. `longer`: it
+    may only be raised, which extends the training. `free`: what is trained does not depend on it."""
+    unless_best: tuple[str, ...] = ()
+    """Values of `train.best` with which it may not differ after all, because it decides which checkpoint is the
+    result."""
+
+
+Key = TypeVar("Key")
+Same = Annotated[Key, OnResume("never")]
+ByContent = Annotated[Key, OnResume("content")]
+Extends = Annotated[Key, OnResume("longer")]
+Free = Annotated[Key, OnResume("free")]
+FreeUnlessAnswersDecide = Annotated[Key, OnResume("free", unless_best=("exact_match",))]
 
 
 class Section(BaseModel):

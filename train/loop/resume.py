@@ -21,8 +21,8 @@ from lookonce.cache.store.leftovers import temporary_files
 from lookonce.cache.store.uses import note_use
 from lookonce.errors import RunFolderError
 from lookonce.run.claim import RunClaim
-from lookonce.run.config import RunFile
-from lookonce.run.folder import LENGTH, RunFolder, step_of
+from lookonce.run.config import LENGTH, RunFile
+from lookonce.run.folder import RunFolder, step_of
 from lookonce.run.inputs import RunInputs
 from lookonce.run.start_adapter import find_start
 from lookonce.text import Notify, count, quiet

@@ -237,10 +237,7 @@ class RunTrainer(Trainer):
             delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
 
     def _continue_losses(self) -> None:
-        """Continue the sums of losses of the checkpoint, as if the training had not stopped; Trainer begins new ones.
-
-        A checkpoint of an earlier version has none, so means begin where the training resumed.
-        """
+        """Continue the sums of losses of the checkpoint, as if there had been no stop; Trainer starts with none."""
         state: Any = self.state
         if losses := state.stateful_callbacks.get(LOSSES):
             self._num_losses_before = losses["num_steps"]

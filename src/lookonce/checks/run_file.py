@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from lookonce.checks.report import Result
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
-from lookonce.run.removed import refuse_removed_keys, without_removed_keys
 from lookonce.run.sections.paths import RECORDED
 from lookonce.settings import explain, load_values, set_key
 
@@ -32,9 +31,8 @@ def check_run_file(path: Path, assignments: Sequence[str] = ()) -> tuple[RunFile
             set_key(values, assignment)
     except UsageError as error:
         return None, [_error(str(error))]
-    values, mistakes = _without_removed(values)
-    problems = _problems(values)
-    if not problems and not mistakes:
+    problems, mistakes = _problems(values), list[str]()
+    if not problems:
         return RunFile.model_validate(values), [Result("ok", "run file", str(path))]
     for _ in range(REPEATS):
         mistakes += [explain(problem, RunFile) for problem in problems]
@@ -56,14 +54,6 @@ def _problems(values: dict[str, Any], context: Any = None) -> list[Any]:
 
 def _error(message: str) -> Result:
     return Result("error", "run file", message, CORRECT)
-
-
-def _without_removed(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    try:
-        refuse_removed_keys(values)
-    except UsageError as error:
-        return without_removed_keys(values), [str(error)]
-    return values, []
 
 
 def _remove(values: Any, problem: Any) -> None:

@@ -2,7 +2,6 @@
 
 config       the run file: one YAML page, read, checked and written
 sections     the keys of the run file, each with its default
-removed      keys of the run file that earlier versions had
 absolute     a run with absolute paths, as it is recorded
 contexts     answers to earlier questions in the prompts of a run's records
 records      a run's records and distinct images, and the cache they belong to

@@ -9,13 +9,13 @@ with the run, with absolute paths (absolute.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import model_validator
+from pydantic import BaseModel, model_validator
 
-from lookonce.run.removed import refuse_removed_keys
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.cache import CacheSection
 from lookonce.run.sections.data import DataSection
@@ -24,7 +24,7 @@ from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.model import ModelSection
 from lookonce.run.sections.paths import UserPath
 from lookonce.run.sections.train import TrainSection
-from lookonce.settings import Section, read_settings, set_key
+from lookonce.settings import Free, OnResume, Section, read_settings, set_key
 
 
 class RunFile(Section):
@@ -32,7 +32,7 @@ class RunFile(Section):
 
     model: ModelSection
     data: DataSection
-    output: UserPath
+    output: Free[UserPath]
     """The run folder, into which everything is written; it must not hold another run or other files."""
     cache: CacheSection = CacheSection()
     lora: LoraSection = LoraSection()
@@ -71,6 +71,17 @@ class RunFile(Section):
         return self
 
     @property
+    def keys_that_may_differ(self) -> set[str]:
+        """The keys, such as "train.compile", whose values may be others when this run is resumed.
+
+        The compiler and the attention are among them although they round differently: a fault of theirs must not end a
+        run. What keys name by a path or on the Hub is compared by its content.
+        """
+        free = {name for name, key in keys().items() if key.may_differ in ("content", "free")}
+        deciding = {name for name, key in keys().items() if self.train.best in key.unless_best}
+        return free - deciding | ({"train.epochs"} if self.train.steps else set())
+
+    @property
     def compile_cache(self) -> Path:
         """The folder in which compiled code is kept."""
         return self.train.compile_cache or self.cache.dir / "compiler"
@@ -78,6 +89,25 @@ class RunFile(Section):
     def to_yaml(self) -> str:
         """All keys with their resolved values."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+@cache
+def keys(section: type[BaseModel] = RunFile, prefix: str = "") -> dict[str, OnResume]:
+    """What each key says of a resumed training, by its name: {"model.path": ..., "train.epochs": ...}."""
+    found: dict[str, OnResume] = {}
+    for name, field in section.model_fields.items():
+        stated = [one for one in field.metadata if isinstance(one, OnResume)]
+        if stated:
+            [found[prefix + name]] = stated
+            continue
+        kinds = (kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type))
+        [inner] = (kind for kind in kinds if issubclass(kind, Section))
+        found |= keys(inner, f"{prefix}{name}.")
+    return found
+
+
+LENGTH = {name for name, key in keys().items() if key.may_differ == "longer"}
+"""The keys that `lookonce train --resume` may raise, if the learning rates allow it."""
 
 
 def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
@@ -91,6 +121,5 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
     def assign(values: dict[str, Any]) -> None:
         for assignment in assignments:
             set_key(values, assignment)
-        refuse_removed_keys(values)
 
     return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)

@@ -35,9 +35,7 @@ from lookonce.environment import library_version, library_versions
 from lookonce.errors import RunFolderError
 from lookonce.files import TEMPORARY_MARK, hash_file, read_json, write_json, write_text
 from lookonce.run.absolute import with_absolute_paths
-from lookonce.run.config import RunFile, read_run_file
-from lookonce.run.removed import without_removed_keys
-from lookonce.run.sections.evaluation import EvalSection
+from lookonce.run.config import LENGTH, RunFile, read_run_file
 from lookonce.run.sections.paths import RECORDED
 from lookonce.text import listed, located, shell, shown
 from lookonce.version import commit
@@ -49,29 +47,6 @@ CHECKSUMS = "checksums.json"
 """The file in a checkpoint that is empty until all others are on the disk; then it has the xxh3 of each."""
 STATE = "trainer_state.json"
 """Trainer's last file in a checkpoint, and the first that is deleted."""
-HARMLESS = {
-    *("model.path", "model.revision", "data.train", "data.val", "data.test", "data.image_root"),
-    *("data.format", "data.stage_map", "data.context.answers", "output", "train.track"),
-    *("cache.dir", "cache.check", "cache.shard_mb", "cache.stage", "cache.claim_s"),
-    *("train.prefetch", "train.host_cache_gb", "train.logging_steps", "train.fsdp", "train.save_total_limit"),
-    *("train.cuda_graphs", "train.compile", "train.compile_cache", "train.flex_attention", "train.start_from"),
-    *(f"eval.{name}" for name in EvalSection.model_fields),
-}
-"""Keys that may change between a run and its resumption, because they do not change what is trained (the compiler
-and the attention round differently, and a fault of theirs must not end a run). Paths of models,
-records, images and the run to start from are among them: their content is compared instead."""
-INTERVALS = {"train.eval_steps", "train.save_steps"}
-"""Keys that may change too."""
-DECIDE_BEST = {
-    None: set[str](),
-    "loss": INTERVALS,
-    "exact_match": {
-        *("train.save_steps", "eval.every", "eval.max_questions", "eval.max_new_tokens", "eval.turns", "eval.staged")
-    },
-}
-"""Keys that may not change after all, by `train.best`, because they decide which checkpoint is the result."""
-LENGTH = {"train.epochs", "train.steps"}
-"""Keys that `lookonce train --resume` may raise, if the learning rates allow it."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 """The files that PEFT saves of an adapter: weights and shape."""
 AGAIN = "train again with: lookonce train RUN.yaml --restart"
@@ -194,7 +169,7 @@ class RunFolder:
 
     def differences(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> list[Difference]:
         """What tells this run from the recorded one, without what may change; the arguments are those of `check`."""
-        ignored = {f"run.{name}" for name in (*_harmless(run), *may_differ)}
+        ignored = {f"run.{name}" for name in (*run.keys_that_may_differ, *may_differ)}
         recorded: dict[str, Any] = {"inputs": {name: self.recorded_inputs().get(name) for name in identity}}
         recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
         found = differences(_identity(run, identity), recorded)
@@ -281,7 +256,7 @@ class RunFolder:
             raise RunFolderError(f"{where} is not a run folder; make one with: lookonce train RUN.yaml")
         recorded = read_form(self._record, Record, AGAIN).run
         try:
-            return RunFile.model_validate(without_removed_keys(recorded), context=RECORDED)
+            return RunFile.model_validate(recorded, context=RECORDED)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(f"{self._record} is broken: {error}; {AGAIN}") from None
 
@@ -334,12 +309,6 @@ def is_complete(checkpoint: Path) -> bool:
         return (checkpoint / STATE).exists() and not (checksums.exists() and checksums.stat().st_size == 0)
     except OSError:  # a name that is too long
         return False
-
-
-def _harmless(run: RunFile) -> set[str]:
-    """The keys that may differ from those of the run in the folder."""
-    may_change = HARMLESS | INTERVALS | ({"train.epochs"} if run.train.steps else set())
-    return may_change - DECIDE_BEST[run.train.best]
 
 
 def _length(run: RunFile) -> tuple[int | None, float]:

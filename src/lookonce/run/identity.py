@@ -1,40 +1,18 @@
 """Hashes of what a training depends on, by which a run folder recognises its own run.
 
-Design: the cache's fingerprint covers the vision tower, so the model's hash leaves the tower out. Runs of lookonce 0.2
-and earlier recorded a hash of the whole model; theirs is compared with the same.
+Design: the cache's fingerprint covers the vision tower, so the model's hash leaves the tower out.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record
 from lookonce.files import hash_file
 from lookonce.run.sections.context import ContextSection
-
-OF_WHOLE_MODEL = "model"
-"""The entry of earlier versions."""
-
-
-def model_identity(
-    folder: Path, recorded: Mapping[str, Any], known: Callable[[Callable[[Path], str]], str] | None = None
-) -> dict[str, str]:
-    """The entry for the model in `folder`; `recorded` are the entries of the run that is in the run folder, if any.
-
-    `known` gives what a function computes for the folder, perhaps as recorded before.
-
-    Raises:
-        ModelError: a file of weights is broken.
-    """
-    from lookonce.cache.model.content_hash import hash_language_model, hash_model
-
-    if OF_WHOLE_MODEL in recorded:
-        return {OF_WHOLE_MODEL: hash_model(folder)}
-    return {"language_model": known(hash_language_model) if known else hash_language_model(folder)}
 
 
 def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,6 @@ from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.config import RunFile
 from lookonce.run.contexts.training import in_context
-from lookonce.run.identity import model_identity
 from lookonce.run.model_ref import fingerprint_of, open_model, source_of
 from lookonce.run.records import (
     SPLITS,
@@ -218,21 +216,20 @@ class RunInputs(RunRecords):
             )
         return cache
 
-    def identity(self, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Hashes of what a training depends on: the model, the cache's fingerprint, training and validation records.
 
-        The test split is not among them. `recorded` are the entries of the run that is in the run folder, if any.
+        The test split is not among them.
 
         Raises:
             ImageError: an image cannot be read.
         """
         self._refuse_unusable()
-        return self.model_identity(recorded) | self.cheap_identity()
+        return self.model_identity() | self.cheap_identity()
 
-    def model_identity(self, recorded: Mapping[str, Any] | None = None) -> dict[str, str]:
+    def model_identity(self) -> dict[str, str]:
         """The hash of the language model alone, which is kept beside the caches: computing it reads all weights."""
-        known = partial(self.source.known_hash, self.run.cache.dir)
-        return model_identity(self.model_folder.folder, recorded or {}, known)
+        return {"language_model": self.source.language_model_hash(self.run.cache.dir)}
 
     def _refuse_unusable(self) -> None:
         for record in self.all_records():

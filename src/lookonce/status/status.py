@@ -29,8 +29,8 @@ from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.answers.partial import unfinished
 from lookonce.eval.scores.metrics import Score, read_metrics
 from lookonce.run.claim import find_trainer
-from lookonce.run.config import RunFile
-from lookonce.run.folder import LENGTH, RunFolder
+from lookonce.run.config import LENGTH, RunFile
+from lookonce.run.folder import RunFolder
 from lookonce.run.model_ref import find_fingerprint
 from lookonce.run.progress_file import Progress, read_progress
 from lookonce.run.records import UNUSABLE_ADVICE, RunRecords, read_splits

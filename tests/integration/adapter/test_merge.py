@@ -18,13 +18,13 @@ from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merging.merge import Merged, merge
+from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 from lookonce.train.model.load import add_lora, load_without_tower
 
@@ -55,7 +55,7 @@ class Site:
         """The folder of a run whose adapter, on this model, has random values."""
         run = self.make_run_in(self.folder, model={"path": str(model)}, lora=lora)
         folder, inputs = RunFolder(run.output), RunInputs.of_model(run)
-        identity = model_identity(model, {}) | {"cache": inputs.fingerprint.sha256}
+        identity = {"language_model": hash_language_model(model), "cache": inputs.fingerprint.sha256}
         folder.claim(run, identity)
         random_adapter(inputs).save_pretrained(str(folder.adapter))
         look_trained(folder)

@@ -22,11 +22,11 @@ from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merging.folder import MergeFolder
 from lookonce.adapter.merging.merge import Merged, merge
+from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.identity import model_identity
 from lookonce.run.inputs import RunInputs
 
 NUM_FILES = 5
@@ -88,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, make_run_in: Callable[..., Ru
     save_file({"weight": torch.ones(2)}, folder / "model" / "consolidated.safetensors")
     run = make_run_in(folder, model={"path": str(folder / "model")}, lora={"targets": TARGETS, "rank": 8, "alpha": 8})
     inputs, trained = RunInputs.of_model(run), RunFolder(run.output)
-    trained.claim(run, model_identity(folder / "model", {}) | {"cache": inputs.fingerprint.sha256})
+    trained.claim(run, {"language_model": hash_language_model(folder / "model"), "cache": inputs.fingerprint.sha256})
     random_lora(inputs).save_pretrained(str(trained.adapter))
     look_trained(trained)
     return folder

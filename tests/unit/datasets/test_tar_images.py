@@ -287,10 +287,3 @@ def test_the_command_writes_and_reports(sample: Path, tmp_path: Path):
         run(sample / "train.jsonl", sample / "val.jsonl", tmp_path / "tars", "--tar-mb", 1, "--json").stdout
     )
     assert value["num_kept"] == len(value["tars"]) and value["records"].keys() == {"train.jsonl", "val.jsonl"}
-
-
-def test_the_former_name_of_the_command_works_and_prints_the_new_one(sample: Path, tmp_path: Path):
-    result = CliRunner().invoke(main, ["data", "pack", str(sample / "val.jsonl"), str(tmp_path / "tars"), "--json"])
-    assert result.exit_code == 0 and "is now called `lookonce data tar`" in result.stderr
-    assert json.loads(result.stdout)["records"].keys() == {"val.jsonl"}
-    assert " pack " not in CliRunner().invoke(main, ["data", "-h"]).stdout

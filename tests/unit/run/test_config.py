@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.sections.train import TrainSection
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
 VALIDATED = MINIMAL.replace("a.jsonl", "a.jsonl, val: b.jsonl")
@@ -170,3 +171,15 @@ def test_the_key_that_limits_a_record_is_named(tmp_path):
     assert limiting() == "batch.max_tokens"
     assert limiting("batch.tokens_per_pack=500") == "batch.tokens_per_pack"
     assert limiting("batch.tokens_per_pack=500", "batch.mode=separate") == "batch.max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("wandb", ["wandb"]), (["mlflow", "tensorboard"], ["mlflow", "tensorboard"])]
+)
+def test_trackers_are_one_or_a_list(value, expected):
+    assert TrainSection(track=value).track == expected
+
+
+def test_an_unknown_tracker_is_refused():
+    with pytest.raises(ValueError, match="'tensorboard', 'wandb' or 'mlflow'"):
+        TrainSection(track=["comet"])

@@ -165,16 +165,16 @@ HASH_IS_UNKNOWN = [weights, normalised, just_written, more, broken, another_rele
 
 
 @pytest.mark.parametrize("change", HASH_IS_KNOWN + HASH_IS_UNKNOWN, ids=lambda change: change.__name__)
-def test_the_hash_of_a_model_is_known_while_its_files_have_not_changed(run, change: Callable[[RunFile], RunFile]):
-    source_of(run).known_hash(run.cache.dir, hash_language_model)
+def test_the_hash_of_a_model_is_known_while_its_files_have_not_changed(run, change, monkeypatch):
+    source_of(run).language_model_hash(run.cache.dir)
     changed, calls = change(run), []
 
-    def hash_language_model_again(folder: Path) -> str:
+    def hash_again(folder: Path) -> str:
         calls.append(folder)
         return hash_language_model(folder)
 
-    hash_language_model_again.__name__ = "hash_language_model"
-    found = source_of(changed).known_hash(run.cache.dir, hash_language_model_again)
+    monkeypatch.setattr("lookonce.cache.store.fingerprint_notes.hash_language_model", hash_again)
+    found = source_of(changed).language_model_hash(run.cache.dir)
     assert found == hash_language_model(Path(changed.model.path)) and (not calls) is (change in HASH_IS_KNOWN)
 
 

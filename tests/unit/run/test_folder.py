@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
 from lookonce.errors import RunFolderError
-from lookonce.run.folder import LENGTH, RunFolder
+from lookonce.run.config import LENGTH, keys
+from lookonce.run.folder import RunFolder
 
 IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
 
@@ -16,6 +18,36 @@ IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
 def claim(folder: RunFolder, run, identity=IDENTITY) -> None:
     folder.claim(run, identity)
     folder.log.touch()  # as after the first step
+
+
+def changed(run, name: str):
+    """The run with another value of a key, which need not be an allowed one."""
+    *sections, key = name.split(".")
+    if not sections:
+        return run.model_copy(update={key: Path("another")})
+    inner = getattr(run, sections[0])
+    found = changed(inner, ".".join([*sections[1:], key]))
+    return run.model_copy(update={sections[0]: found})
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("best", [None, "loss", "exact_match"])
+@pytest.mark.parametrize("name", keys())
+def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, name, best):
+    """The words at its definition hold: a free value is taken, another one refused, a raised length only extends."""
+    run = make_run(
+        data={"context": {"by": "stage", "order": [1, 2]}},
+        train={"best": best, "save_steps": 4, "eval_steps": 4},
+        eval={"every": 4},
+    )
+    claim(RunFolder(run.output), run)
+    other, rule = changed(run, name), keys()[name]
+    is_free = rule.may_differ in ("free", "content") and best not in rule.unless_best
+    is_free |= name == "train.epochs" and run.train.steps is not None  # which then counts
+    folder = RunFolder(run.output)
+    found = [one for one, _, _ in folder.differences(other, IDENTITY)]
+    assert found == ([] if is_free else [f"run.{name}"])
+    assert folder.differences(other, IDENTITY, LENGTH) == [] or rule.may_differ != "longer"
 
 
 def test_a_run_without_any_step_does_not_keep_its_folder(make_run):

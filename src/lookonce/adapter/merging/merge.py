@@ -118,7 +118,7 @@ def _merge(
     model = inputs.model_folder.folder
     check_model(model)
     check_outside(target, model)
-    identity = inputs.model_identity(folder.recorded_inputs()) | {"cache": inputs.fingerprint.sha256}
+    identity = inputs.model_identity() | {"cache": inputs.fingerprint.sha256}
     folder.check_inputs(identity)
     questions = draw_questions(session, num_questions) if session else None
     if session and not questions:

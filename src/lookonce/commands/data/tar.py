@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from lookonce.commands.data.group import IMAGE_ROOT, RECORDS, data
-from lookonce.commands.options import JSON, PATH, emit, notify
+from lookonce.commands.options import JSON, PATH, emit
 
 
 @data.command("tar")
@@ -57,11 +56,3 @@ def tar(
         with_questions=with_questions,
     )
     emit(report.to_json(), report.text(), as_json)
-
-
-@data.command("pack", hidden=True, params=tar.params)
-@click.pass_context
-def pack(context: click.Context, /, **options: Any) -> None:
-    """The former name of `lookonce data tar`."""
-    notify("`lookonce data pack` is now called `lookonce data tar`")
-    context.invoke(tar, **options)

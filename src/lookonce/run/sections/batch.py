@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.run.sections.numbers import Count, NumRows, NumTokens
-from lookonce.settings import Section
+from lookonce.settings import Same, Section
 
 
 def _kind_of_order(value: Any) -> str:
@@ -28,28 +28,28 @@ NumSamples = Annotated[int, Field(ge=1, le=1_000_000)]
 class BatchSection(Section):
     """How records become optimizer steps and forward passes."""
 
-    mode: Literal["shared", "packed", "separate"] = "shared"
+    mode: Same[Literal["shared", "packed", "separate"]] = "shared"
     """`shared`: all questions about an image share one pass over its tokens, several images per sequence. `packed`:
     each question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch.
     All three train on the same steps with the same loss."""
-    samples_per_step: NumSamples = 16
+    samples_per_step: Same[NumSamples] = 16
     """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
-    tokens_per_pack: NumTokens = 8192
+    tokens_per_pack: Same[NumTokens] = 8192
     """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
     otherwise loss and gradients do not depend on it."""
-    questions_per_image: Count | None = None
+    questions_per_image: Same[Count | None] = None
     """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
     the usual random order."""
-    samples_per_forward: NumRows = 4
+    samples_per_forward: Same[NumRows] = 4
     """Rows per forward pass in `separate` mode. Limited by GPU memory; loss and gradients do not depend on it."""
-    max_tokens: NumTokens = 4096
+    max_tokens: Same[NumTokens] = 4096
     """Records with more tokens are left out and counted; so are records that are longer than a pack."""
-    order: Order = "random"
+    order: Same[Order] = "random"
     """`random` shuffles by the seed in every epoch. `as_given` keeps the order of the records files: each step has the
     next records, whatever their images. {by: stage, lessons: [1, 2, 3]} trains in every epoch on all records whose
     metadata has stage 1, then on those of stage 2, then 3, each lesson shuffled. Steps have their full size: one may
     hold the end of a lesson and the beginning of the next."""
-    loss: Literal["token", "sample"] = "token"
+    loss: Same[Literal["token", "sample"]] = "token"
     """`token`: mean over all supervised tokens of a step. `sample`: mean over its samples, each with the mean of its
     tokens, so that long answers do not count more."""
 

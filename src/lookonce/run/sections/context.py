@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Tag
 
 from lookonce.datasets.curriculum.context import ContextForm
 from lookonce.run.sections.paths import Paths
+from lookonce.settings import ByContent
 
 
 def _as_word(value: object) -> object:
@@ -29,7 +30,7 @@ Answers = Annotated[
 class ContextSection(ContextForm):
     """Answers to earlier questions in the prompts of later ones."""
 
-    answers: Answers = "true"
+    answers: ByContent[Answers] = "true"
     """Whose answers they are in training and in the validation loss: `true` are those of the records; or predictions
     files with a model's own answers to the same questions, one path or a list."""
 

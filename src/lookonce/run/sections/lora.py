@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from lookonce.run.sections.numbers import Fraction
-from lookonce.settings import Section
+from lookonce.settings import Same, Section
 
 NAME = re.compile(r"[\w.]+")
 SEVERAL_NAMES = re.compile(rf"{NAME.pattern}(\s*[\s,;]\s*{NAME.pattern})+")
@@ -28,15 +28,15 @@ def _name_as_list(value: Any) -> Any:
 class LoraSection(Section):
     """The LoRA adapter."""
 
-    rank: Annotated[int, Field(ge=1, le=8192)] = 16
+    rank: Same[Annotated[int, Field(ge=1, le=8192)]] = 16
     """Rank of the LoRA matrices. A higher rank can learn more and has proportionally more weights to train."""
-    alpha: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    alpha: Same[Annotated[int, Field(ge=1, le=1_000_000)]] = 32
     """LoRA scale: the adapter's output is multiplied by alpha / rank."""
-    dropout: Fraction = 0.0
+    dropout: Same[Fraction] = 0.0
     """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
-    rslora: bool = False
+    rslora: Same[bool] = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
-    targets: Annotated[list[str] | str, BeforeValidator(_name_as_list)] = [
+    targets: Same[Annotated[list[str] | str, BeforeValidator(_name_as_list)]] = [
         "q_proj",
         "k_proj",
         "v_proj",
@@ -47,10 +47,10 @@ class LoraSection(Section):
     ]
     """Modules that get LoRA weights: a name, a list of names, or one regular expression for whole names, as in PEFT.
     Only modules of the language model are allowed."""
-    experts: bool = False
+    experts: Same[bool] = False
     """Give LoRA weights to the experts of a mixture of experts too, other ones to each. Needs `dropout: 0`. Training
     then keeps a second copy of all experts' weights, the sum of these and the adapter."""
-    modules_to_save: list[Annotated[str, BeforeValidator(_is_one_name)]] = []
+    modules_to_save: Same[list[Annotated[str, BeforeValidator(_is_one_name)]]] = []
     """Modules that are trained in full and saved with the adapter, for example embed_tokens."""
 
     @model_validator(mode="after")

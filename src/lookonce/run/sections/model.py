@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from lookonce.run.sections.paths import ModelName
-from lookonce.settings import Section
+from lookonce.settings import ByContent, Same, Section
 
 
 class ModelSection(Section):
     """The model that is fine-tuned."""
 
-    path: ModelName
+    path: ByContent[ModelName]
     """A model folder, or the name of a model on the Hugging Face Hub (owner/name)."""
-    revision: str | None = None
+    revision: ByContent[str | None] = None
     """Branch, tag or commit of a Hub model; by default its main branch. `lookonce fetch --pin` writes the commit
     here."""
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Same[Literal["sdpa", "eager", "flash_attention_2"]] = "sdpa"
     """Attention for padded batches and for generation; packed training always uses FlexAttention on a GPU."""
