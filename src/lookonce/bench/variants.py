@@ -31,7 +31,7 @@ from lookonce.families.family import Family
 from lookonce.run.config import RunFile
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.run.startup import Startup
-from lookonce.text import Notify, listed
+from lookonce.text import Notify
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import Batch, FeatureSource, Pixels
 from lookonce.train.data.tokenize import Example
@@ -107,20 +107,6 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
             raise UsageError(f"{name} needs {package}; install it with: pip install liger-kernel")
         check_frozen(VARIANTS[name].settings.get("frozen", UNQUANTISED), "train.frozen")
     return sorted((VARIANTS[name] for name in names), key=lambda variant: variant.name == "liger")
-
-
-def check_variants(variants: Sequence[Variant], keep: float) -> None:
-    """Refuse variants with a tower if only a share of an image's tokens is kept.
-
-    Raises:
-        UsageError: there is such a variant.
-    """
-    refused = [variant.name for variant in variants if variant.has_tower and keep < 1]
-    if refused:
-        raise UsageError(
-            f"with the tower in every step no tokens are merged, but cache.keep is {keep:g}; leave out "
-            f"{listed(refused)} (--variants), or add --set cache.keep=1.0"
-        )
 
 
 def set_up(
