@@ -1,12 +1,13 @@
 """Measure the training steps of several commits in one run, on the same model and records.
 
-    git worktree add /tmp/older bff47e0
+    git worktree add /tmp/older d7c9069
     python benchmarks/commits.py /tmp/older . --models 8b 2b --samples 96 16 --rounds 2 --out figures.json
 
 Each commit's own `lookonce bench step` runs in a process of its own, with its own compiler caches, in turn: a GPU whose
 power is limited becomes slower while it is warm, which a measurement of one commit after the other would take for a
 difference. Printed are the milliseconds a sample of each round, the best of them, and the ratio to the first commit's
 best. The model's files are written once, by the first commit, to `--place`.
+Commits before d7c9069 have no option `--variants`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KEYS = ("ms_per_sample", "products_share", "peak_gb", "warm_up_seconds", "wait_s
 def measure(checkout: Path, model: str, samples: int, options: Any) -> list[dict[str, Any]]:
     """The figures of each variant of one checkout; a failure is a line on stderr and an empty list."""
     command = [sys.executable, "-m", "lookonce", "bench", "step", *what(model, options), "--json"]
-    command += ["--steps", str(options.steps), "--ways", options.variants]
+    command += ["--steps", str(options.steps), "--variants", options.variants]
     for assignment in (f"batch.samples_per_step={samples}", *options.set):
         command += ["--set", assignment]
     caches = options.place / "compiled" / checkout.resolve().name

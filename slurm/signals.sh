@@ -5,37 +5,33 @@
 # process. Bash runs a trap only after the foreground command has ended, so commands run in the background and the shell
 # waits for them. Exit code 75 of lookonce means: not done, progress saved, run the same command again.
 
-children=()  # processes to forward signals to
-signal=      # the last signal received
+child=  # the process to forward signals to
+signal= # the last signal received
 num_signals=0
 forward() {
   signal=$1 num_signals=$((num_signals + 1))
   echo "$(date '+%F %T') $1: stopping, to resume later" >&2
-  [ ${#children[@]} -eq 0 ] || kill -s "$1" "${children[@]}" 2>/dev/null || true
+  [ -z "$child" ] || kill -s "$1" "$child" 2>/dev/null || true
 }
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 
 # run COMMAND...: sets `rc` to its exit code, or to 75 if a signal ended it before it had installed its handlers.
 run() {
+  local num_before
   rc=75
   [ -z "$signal" ] || return 0
   "$@" &
-  children=($!)
-  [ -z "$signal" ] || kill -s "$signal" "${children[@]}" 2>/dev/null || true # it arrived just before the line above
-  wait_for "${children[0]}"
-  children=()
-  if [ "$rc" -gt 128 ] && [ -n "$signal" ]; then rc=75; fi
-}
-
-wait_for() {
-  local num_before
+  child=$!
+  [ -z "$signal" ] || kill -s "$signal" "$child" 2>/dev/null || true # it arrived just before the line above
   while :; do
     num_before=$num_signals rc=0
-    wait "$1" || rc=$?
+    wait "$child" || rc=$?
     # A code above 128 may mean that a signal interrupted `wait`, not that the command has ended.
-    if [ "$rc" -le 128 ] || [ "$num_signals" -eq "$num_before" ]; then return 0; fi
+    if [ "$rc" -le 128 ] || [ "$num_signals" -eq "$num_before" ]; then break; fi
   done
+  child=
+  if [ "$rc" -gt 128 ] && [ -n "$signal" ]; then rc=75; fi
 }
 
 # finish: ends the job with `rc`, and requeues it first if that is 75. The exit code stays 75, so where requeueing is

@@ -21,8 +21,6 @@ import torch
 
 from lookonce.cache.build.decode import DecodeAhead, DecodedBatch, Request
 from lookonce.cache.constants import Grid
-from lookonce.cache.model.kept import KeptTokens, num_kept
-from lookonce.cache.model.merging import merge_tokens
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -135,12 +133,10 @@ class _BatchOnDevice:
             features = encoder.tower.encode(patches, self._grids)
         self._counts = [t * h * w // encoder.tower.merge_size**2 for t, h, w in self._grids]
         with stopwatch.measure_device("pack", device), torch.inference_mode():
-            features, kept = _merged(features, self._counts, encoder.fingerprint)
-            self._counts = [num_kept(number, encoder.fingerprint.keep) for number in self._counts]
             norms = torch.linalg.vector_norm(features, dim=-1, dtype=torch.float32)
             peaks = features.abs().amax(dim=-1).float()
             stored = encoder.fingerprint.storage.quantize(features)
-        self._copy = HostCopy([norms, peaks, *stored, *kept], device, stopwatch)
+        self._copy = HostCopy([norms, peaks, *stored], device, stopwatch)
 
     def wait(self) -> EncodedBatch:
         """Wait for the copy and return the encoded images."""
@@ -167,15 +163,12 @@ class ImageFeatures:
     features: torch.Tensor
     """`[num_tokens, num_levels, hidden]`, on the CPU."""
     grid_thw: Grid
-    kept: KeptTokens | None
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], grid: Grid, fingerprint: Fingerprint) -> ImageFeatures:
         """The features that are stored in these tensors."""
         storage = fingerprint.storage
-        features = storage.dequantize(tensors[0], tensors[1] if storage.is_scaled else None).cpu()
-        indices = tensors[-1].cpu().numpy() if fingerprint.is_merged else None
-        return cls(features, grid, None if indices is None else KeptTokens(indices, grid, fingerprint.merge_size))
+        return cls(storage.dequantize(tensors[0], tensors[1] if storage.is_scaled else None).cpu(), grid)
 
 
 def encode_image(path: Path, processor: ImageProcessor, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
@@ -189,19 +182,7 @@ def encode_image(path: Path, processor: ImageProcessor, tower: Tower, fingerprin
 
 def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
     """The features of one image from its patches."""
-    features = tower.encode(patches, [grid])
-    features, kept = _merged(features, [len(features)], fingerprint)
-    return ImageFeatures.of([*fingerprint.storage.quantize(features), *kept], grid, fingerprint)
-
-
-def _merged(
-    features: torch.Tensor, counts: Sequence[int], fingerprint: Fingerprint
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The features to store of images with `counts` tokens, and the tensor of kept tokens if there is one."""
-    if not fingerprint.is_merged:
-        return features, ()
-    features, kept = merge_tokens(features, counts, fingerprint.keep)
-    return features, (kept,)
+    return ImageFeatures.of(fingerprint.storage.quantize(tower.encode(patches, [grid])), grid, fingerprint)
 
 
 class HostCopy:

@@ -65,11 +65,9 @@ class Estimate:
     num_done: int
     """Number of images that are encoded already or known to be impossible."""
     num_tokens: int
-    """Tokens of all distinct images; the features are this many vectors for each level, or a share with `keep`."""
+    """Tokens of all distinct images; the features are this many vectors for each level."""
     histogram: list[tuple[int, int, int]]
     """Number of images by number of tokens: from, up to and including, images."""
-    keep: float
-    """The share of these tokens that is kept."""
     num_bytes: int
     """Bytes of the features of all these images, in the dtype of the run file."""
     bytes_by_dtype: dict[str, int]
@@ -100,7 +98,7 @@ class Estimate:
         sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
         lines = [
             ("images", self._images()),
-            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}{self._kept()}"),
+            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
             ("to do", f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}; {self._room()}"),
             ("an epoch", f"reads {size(self.epoch_bytes)} if every question reads its image"),
@@ -109,9 +107,6 @@ class Estimate:
         ]
         chart = bars([(f"{low:,}-{high:,}", number) for low, high, number in self.histogram])
         return f"{rows(lines)}\n\n  images by tokens\n{chart}"
-
-    def _kept(self) -> str:
-        return f"; {self.keep:g} of them kept (cache.keep)" if self.keep < 1 else ""
 
     def _images(self) -> str:
         unusable = f", {self.num_unusable:,} cannot be read" if self.num_unusable else ""
@@ -155,13 +150,13 @@ def estimate(
     pending = pending_shards(plan, finished, tokens_of)
     pending += new_shards(plan, finished, wanted, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
-    num_bytes = num_bytes_of(fingerprint, tokens_of.values())
-    in_epoch = [tokens_of.get(key, 0) for key in epoch_images]
+    num_bytes = num_tokens * fingerprint.bytes_per_token
+    epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
     pilot = None
     if load_tower and free_bytes(folder) > with_margin(min(num_bytes, PILOT_BYTES)):
         pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
     build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
-    epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * sum(in_epoch) if pilot else 0
+    epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
     return Estimate(
         folder=folder,
         num_files=images.num_files,
@@ -170,15 +165,12 @@ def estimate(
         num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
         histogram=histogram([number for number in tokens_of.values() if number]),
-        keep=fingerprint.keep,
         num_bytes=num_bytes,
-        bytes_by_dtype={
-            dtype: num_bytes_of(replace(fingerprint, dtype=dtype), tokens_of.values()) for dtype in COMPARED
-        },
-        missing_bytes=num_bytes_of(fingerprint, (image.num_tokens for shard in pending for image in shard.images)),
+        bytes_by_dtype={dtype: num_tokens * replace(fingerprint, dtype=dtype).bytes_per_token for dtype in COMPARED},
+        missing_bytes=missing_tokens * fingerprint.bytes_per_token,
         num_new_shards=len(pending),
         free_bytes=free_bytes(folder),
-        epoch_bytes=num_bytes_of(fingerprint, in_epoch),
+        epoch_bytes=epoch_tokens * fingerprint.bytes_per_token,
         pilot=pilot,
         build_seconds=build_seconds,
         worker_seconds=_worker_seconds(pilot, pending) if pilot else {},
@@ -247,8 +239,3 @@ def histogram(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
     numbers = Counter((number - low) // width for number in tokens)
     num_bins = (high - low) // width + 1
     return [(low + i * width, min(low + (i + 1) * width - 1, high), numbers[i]) for i in range(num_bins)]
-
-
-def num_bytes_of(fingerprint: Fingerprint, num_tokens: Iterable[int]) -> int:
-    """The bytes of the features of images for which the tower gives these numbers of tokens."""
-    return sum(fingerprint.num_bytes(number) for number in num_tokens)

@@ -102,8 +102,7 @@ def new_shards(
         for key, image in wanted.items()
         if (image.is_transparent and key not in painted) or not (key in finished.images or key in pending)
     ]
-    before_merging = round(shard_bytes / fingerprint.keep)
-    return plan.extension(new, fingerprint.bytes_per_token, before_merging, taken=finished.shards)
+    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=finished.shards)
 
 
 def ensure_plan(

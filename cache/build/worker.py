@@ -253,7 +253,7 @@ class _Build:
         return [shard for shard in self._shards if shard.name not in finished]
 
     def _bytes(self, shards: list[Shard]) -> int:
-        return sum(self.fingerprint.num_bytes(image.num_tokens) for shard in shards for image in shard.images)
+        return sum(shard.num_tokens for shard in shards) * self.fingerprint.bytes_per_token
 
     def _raise_if_stopped(self) -> None:
         if self._stop.name and (left := self._unfinished()):

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import xxhash
 
 from lookonce.cache.constants import MAX_HEADER_BYTES, PARSE_ERRORS
-from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.receipts import Receipt
 from lookonce.cache.store.shards import FORMAT_NAME, shard_path
@@ -137,10 +135,7 @@ def _check_open_shard(
     yield from broken
     if every_byte:
         for image in images:
-            found = _check_region(descriptor, receipt, image, on_block)
-            yield from found
-            if fingerprint and fingerprint.is_merged and not found:
-                yield from _check_kept(descriptor, receipt, image, fingerprint)
+            yield from _check_region(descriptor, receipt, image, on_block)
         yield from check_offsets(receipt)
         if fingerprint and not broken:
             content = os.pread(descriptor, min(header.size_bytes, MAX_HEADER_BYTES), 0)
@@ -157,17 +152,6 @@ def _check_region(descriptor: int, receipt: Receipt, region: Region, on_block: O
     if region.key:
         return [Problem(receipt.shard, region.key, f"its bytes {what}", "image")]
     return [Problem(receipt.shard, "", f"the bytes of its header {what}", "header")]
-
-
-def _check_kept(descriptor: int, receipt: Receipt, image: Region, fingerprint: Fingerprint) -> Iterator[Problem]:
-    """The problem of kept tokens that an image cannot have, which no checksum shows."""
-    entry = receipt.images[image.key]
-    num_bytes = entry.num_tokens * fingerprint.tensors[-1].bytes_per_token
-    num_bytes = min(num_bytes, image.size_bytes, os.fstat(descriptor).st_size)  # may be hostile
-    content = os.pread(descriptor, num_bytes, image.offset + image.size_bytes - num_bytes)
-    indices = np.frombuffer(content, np.int32, len(content) // 4)
-    if not KeptTokens(indices, entry.grid_thw, fingerprint.merge_size).fit(fingerprint.keep):
-        yield Problem(receipt.shard, image.key, "its kept tokens do not fit its patch grid", "image")
 
 
 def check_offsets(receipt: Receipt) -> Iterator[Problem]:

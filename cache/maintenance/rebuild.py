@@ -8,7 +8,6 @@ does: it finds the new checksums in what is left of the old receipt.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from lookonce.cache.constants import MAX_HEADER_BYTES, PARSE_ERRORS
 from lookonce.cache.maintenance.checks import Region, check_header, check_offsets, checksum, parse_header, regions
+from lookonce.cache.store.dtypes import SCALE_SUFFIX
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import plan_path, plan_text, read_plan_file
 from lookonce.cache.store.plan import PlannedImage, Shard, shard_name
@@ -44,7 +44,7 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
         content = os.pread(descriptor, min(8 + length, stat.st_size, MAX_HEADER_BYTES), 0)
         try:
             found, metadata, header_bytes = parse_header(content)
-            images = _entries(found, metadata, header_bytes, fingerprint)
+            images = _entries(found, metadata, header_bytes)
         except PARSE_ERRORS as error:
             raise CacheCorrupt(f"the header of {path} is broken ({error})") from None
         receipt = Receipt(
@@ -67,17 +67,15 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
     return replace(receipt, images={key: replace(entry, xxh3_64=digest_of[key]) for key, entry in images.items()})
 
 
-def _entries(
-    found: dict[str, Any], metadata: dict[str, Any], header_bytes: int, fingerprint: Fingerprint
-) -> dict[str, Entry]:
-    entries, suffixes = {}, [tensor.suffix for tensor in fingerprint.tensors]
+def _entries(found: dict[str, Any], metadata: dict[str, Any], header_bytes: int) -> dict[str, Entry]:
+    entries = {}
     for name, about in sorted(found.items()):
-        if any(name.endswith(suffix) for suffix in suffixes[1:]):
+        if name.endswith(SCALE_SUFFIX):
             continue
         if not KEY.fullmatch(name):
             raise ValueError(f"{name!r} is not an image key")
         begin, _ = about["data_offsets"]
-        _, end = found.get(name + suffixes[-1], about)["data_offsets"]
+        _, end = found.get(name + SCALE_SUFFIX, about)["data_offsets"]
         grid_t, grid_h, grid_w = metadata["grid_thw"][name]
         entries[name] = Entry(
             natural(header_bytes + begin),
@@ -103,7 +101,7 @@ def _is_nearly_in(digits: bytes, content: bytes) -> bool:
     return any(re.search(digits[:at] + b"." + digits[at + 1 :], content, re.DOTALL) for at in range(len(digits)))
 
 
-def rebuild_plan(folder: Path, file_of: Mapping[str, Path], fingerprint: Fingerprint) -> list[Path]:
+def rebuild_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
     """Write broken and lost plan files again from the receipts; returns their paths. No worker may be alive.
 
     Plan files keep their numbers, and shards theirs. Shards without a receipt get no images; the next build that wants
@@ -119,7 +117,7 @@ def rebuild_plan(folder: Path, file_of: Mapping[str, Path], fingerprint: Fingerp
             end = shard_number(after[0]) if after else max(map(shard_number, _known_names(folder)), default=-1) + 1
             if first < end or after or path.exists():
                 names = map(shard_name, range(first, end))
-                text = plan_text(_planned(folder, name, file_of, fingerprint) for name in names)
+                text = plan_text(_planned(folder, name, file_of) for name in names)
                 write_text(path, text) if path.exists() else create_text(path, text)
                 rebuilt.append(path)
             first = max(first, end)
@@ -137,21 +135,15 @@ def _plan_files(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]
             yield path, None
 
 
-def _planned(folder: Path, name: str, file_of: Mapping[str, Path], fingerprint: Fingerprint) -> Shard:
+def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
     """A shard of the plan, from its receipt."""
     try:
         receipt = read_receipt(folder, name)
     except (FileNotFoundError, CacheCorrupt):
         return Shard(name, ())
-    tokens_of = {key: _num_tokens(entry, fingerprint) for key, entry in receipt.images.items()}
-    tokens_of |= dict.fromkeys(receipt.failed, 0)
+    tokens_of = {key: entry.num_tokens for key, entry in receipt.images.items()} | dict.fromkeys(receipt.failed, 0)
     files = {key: (str(file_of[key]),) for key in tokens_of if key in file_of}
     return Shard(name, tuple(PlannedImage(key, number, files.get(key, ())) for key, number in tokens_of.items()))
-
-
-def _num_tokens(entry: Entry, fingerprint: Fingerprint) -> int:
-    """The tokens of an image before merging."""
-    return math.prod(entry.grid_thw) // fingerprint.merge_size**2 if fingerprint.is_merged else entry.num_tokens
 
 
 def _known_names(folder: Path) -> set[str]:

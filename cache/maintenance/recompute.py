@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -138,13 +137,10 @@ def recompute(
 
 def _compare(cache: VisionCache, key: str, found: ImageFeatures) -> list[float]:
     """The relative error of each level; infinite if the shapes differ."""
-    cached, kept = cache[key], cache.kept(key)
+    cached = cache[key]
     if cached.shape != found.features.shape or cache.grid_thw(key) != found.grid_thw:
         return [float("inf")] * found.features.shape[1]
-    if kept is None or found.kept is None:
-        return relative_errors(cached, found.features)
-    _, here, there = np.intersect1d(kept.indices, found.kept.indices, return_indices=True)
-    return typical_errors(cached[here], found.features[there])
+    return relative_errors(cached, found.features)
 
 
 def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
@@ -152,14 +148,6 @@ def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
     found, expected = found.double(), expected.double()
     difference = torch.linalg.vector_norm(found - expected, dim=(0, 2))
     errors: list[float] = (difference / torch.linalg.vector_norm(expected, dim=(0, 2)).clamp_min(1e-30)).tolist()
-    return errors
-
-
-def typical_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
-    """The relative error of the median token, for each level: which tokens are merged may depend on rounding."""
-    difference = torch.linalg.vector_norm(found.double() - expected.double(), dim=2)
-    each = difference / torch.linalg.vector_norm(expected.double(), dim=2).clamp_min(1e-30)
-    errors: list[float] = each.median(dim=0).values.tolist() if len(each) else [float("inf")] * found.shape[1]
     return errors
 
 

@@ -165,7 +165,7 @@ class _Repair:
             return
         self._check_owned()
         file_of = {key: path for path, key in self._images.key_of.items()}
-        self.report.mended += [path.name for path in rebuild_plan(self._folder, file_of, self._fingerprint)]
+        self.report.mended += [path.name for path in rebuild_plan(self._folder, file_of)]
 
     def _check_plan(self) -> tuple[Plan, list[Problem]]:
         return check_plan(self._folder, finished_shards(self._folder))

@@ -65,8 +65,6 @@ class ShowReport:
     dtype: str = ""
     grid_thw: Grid | None = None
     num_tokens: int = 0
-    keep: float = 1.0
-    """The share of the tower's tokens that is kept."""
     checksum_ok: bool | None = None
     levels: tuple[LevelStats, ...] = ()
 
@@ -76,14 +74,11 @@ class ShowReport:
             return rows(lines)
         grid = " x ".join(map(str, self.grid_thw))
         lines += [
-            ("tokens", f"{self.num_tokens:,}{self._kept()}, from a patch grid {grid}"),
+            ("tokens", f"{self.num_tokens:,}, from a patch grid {grid}"),
             ("features", f"{size(self.size_bytes)} of {self.dtype} at {self.offset:,} in {self.path}"),
             ("checksum", "ok" if self.checksum_ok else f"WRONG; run: {REPAIR_COMMAND}"),
         ]
         return "\n\n".join([rows(lines), *([self._table()] if self.levels else [])])
-
-    def _kept(self) -> str:
-        return f" ({self.keep:g} of the tower's, cache.keep)" if self.keep < 1 else ""
 
     def _state(self) -> str:
         return {
@@ -183,7 +178,6 @@ def _encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
         dtype=cache.fingerprint.dtype,
         grid_thw=entry.grid_thw,
         num_tokens=entry.num_tokens,
-        keep=cache.fingerprint.keep,
         checksum_ok=_has_checksum(path, entry),
         levels=level_stats(unchecked[key], read_receipt(cache.folder, shard).images[key]),
     )

@@ -7,6 +7,4 @@ content_hash  hashes of a model folder, whole or without its tower
 pixels        image file to 8-bit pixels of the size that the tower takes, and these to patches
 tower         the vision tower alone, loaded from the model folder
 fast_tower    the same tower made fast on a GPU, for several images of different sizes at once
-merging       similar tokens of an image become one, after the tower
-kept          how many tokens are kept, and which
 """

@@ -19,12 +19,12 @@ from lookonce.cache.constants import DtypeName
 if TYPE_CHECKING:
     import torch
 
-SCALE_SUFFIX, KEPT_SUFFIX = ".scale", ".kept"
-"""Follow the image key in the names of the tensors of scales and of kept tokens in a shard."""
+SCALE_SUFFIX = ".scale"
+"""Follows the image key in the name of a tensor of scales in a shard."""
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of each image in a shard: features, scales or kept tokens."""
+    """A tensor of each image in a shard: features or scales."""
 
     suffix: str
     """Follows the image key in its name."""
@@ -68,17 +68,15 @@ class Storage:
     def is_scaled(self) -> bool:
         return self.stored_name != self.compute_name
 
-    def tensors(self, num_levels: int, hidden: int, *, is_merged: bool = False) -> list[StoredTensor]:
-        """The tensors of an image, in their order; with `is_merged` the last one has the indices of kept tokens."""
+    def tensors(self, num_levels: int, hidden: int) -> list[StoredTensor]:
+        """The tensors of an image, in their order."""
         tensors = [StoredTensor("", self.code, self.stored_name, self.stored_bytes, (num_levels, hidden))]
         if self.is_scaled:
             tensors.append(StoredTensor(SCALE_SUFFIX, "F32", "float32", 4, (num_levels,)))
-        if is_merged:
-            tensors.append(StoredTensor(KEPT_SUFFIX, "I32", "int32", 4, ()))
         return tensors
 
-    def bytes_per_token(self, num_levels: int, hidden: int, *, is_merged: bool = False) -> int:
-        return sum(tensor.bytes_per_token for tensor in self.tensors(num_levels, hidden, is_merged=is_merged))
+    def bytes_per_token(self, num_levels: int, hidden: int) -> int:
+        return sum(tensor.bytes_per_token for tensor in self.tensors(num_levels, hidden))
 
     def quantize(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors to write, in this order: the features, or quantized features and their scales."""

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lookonce.cache.constants import FORMAT_VERSION, DtypeName
-from lookonce.cache.model.kept import num_kept
 from lookonce.cache.store.dtypes import STORAGE, Storage, StoredTensor
 from lookonce.differences import Difference, differences
 from lookonce.families.lookup import family_of_tower
@@ -43,14 +42,10 @@ class Fingerprint:
     image_processor: dict[str, Any]
     num_levels: int
     dtype: DtypeName
-    keep: float = 1.0
-    """The share of the tokens that merging leaves (`cache.keep`); not hashed if it is 1."""
 
     @classmethod
-    def of(
-        cls, model_folder: ModelFolder, processor: ImageProcessor, dtype: DtypeName, keep: float = 1.0
-    ) -> Fingerprint:
-        """The fingerprint of features from this tower, image processor and dtype, of which a share is kept."""
+    def of(cls, model_folder: ModelFolder, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
+        """The fingerprint of features from this tower, image processor and dtype."""
         return cls(
             format_version=FORMAT_VERSION,
             tower_sha256=hash_tensors(model_folder.tower_tensors()),
@@ -58,20 +53,16 @@ class Fingerprint:
             image_processor=processor.settings,
             num_levels=model_folder.family.num_levels(model_folder.vision_config),
             dtype=dtype,
-            keep=keep,
         )
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Fingerprint:
         if value["dtype"] not in STORAGE:
             raise ValueError(f"dtype {value['dtype']!r} is not one of {', '.join(STORAGE)}")
-        if not 0 < value.get("keep", 1.0) <= 1:
-            raise ValueError(f"keep {value['keep']!r} is not above 0 and up to 1")
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        return fields if self.is_merged else {name: fields[name] for name in fields if name != "keep"}
+        return asdict(self)
 
     @cached_property
     def sha256(self) -> str:
@@ -88,36 +79,22 @@ class Fingerprint:
         return int(self.tower_config[family_of_tower(self.tower_config).feature_size])
 
     @property
-    def merge_size(self) -> int:
-        """Patches of a token, in height and in width."""
-        return int(self.image_processor["merge_size"])
-
-    @property
     def storage(self) -> Storage:
         return STORAGE[self.dtype]
-
-    @property
-    def is_merged(self) -> bool:
-        """Whether only some tokens of an image are kept, which are then stored with their indices."""
-        return self.keep < 1
 
     @cached_property
     def tensors(self) -> list[StoredTensor]:
         """The tensors of each image in a shard, in their order."""
-        return self.storage.tensors(self.num_levels, self.hidden_size, is_merged=self.is_merged)
+        return self.storage.tensors(self.num_levels, self.hidden_size)
 
     @property
     def bytes_per_token(self) -> int:
         """The bytes of a stored token."""
-        return sum(tensor.bytes_per_token for tensor in self.tensors)
-
-    def num_bytes(self, num_tokens: int) -> int:
-        """The stored bytes of an image for which the tower gives `num_tokens` tokens."""
-        return num_kept(num_tokens, self.keep) * self.bytes_per_token
+        return self.storage.bytes_per_token(self.num_levels, self.hidden_size)
 
     def differences(self, other: Fingerprint) -> list[Difference]:
         """The fields that differ, each as (dotted name, value here, value in `other`)."""
-        return differences(asdict(self), asdict(other))
+        return differences(self.to_json(), other.to_json())
 
 
 def hash_tensors(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:

@@ -16,11 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import xxhash
 
 from lookonce.cache.constants import BUILD_COMMAND, PARSE_ERRORS, REPAIR_COMMAND, Grid
-from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.index import Index, file_stats
 from lookonce.cache.store.manifest import MANIFEST, mismatch_message, read_manifest, read_plan
@@ -121,28 +119,8 @@ class VisionCache:
         return list(self._threads.map(lambda key: self._read(key, pin), keys))
 
     def grid_thw(self, key: str) -> Grid:
-        """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens, or a share with `keep`."""
+        """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens."""
         return self.entry(key)[1].grid_thw
-
-    def kept(self, key: str) -> KeptTokens | None:
-        """The kept tokens of an image; None if none were merged.
-
-        Reads their indices alone, less than a thousandth of the image, and checks that they fit its patch grid. Its
-        checksum covers them too; it is compared when the features are read.
-
-        Raises:
-            FeaturesMissing: the cache does not have the image.
-            CacheCorrupt: the bytes on disk are damaged.
-        """
-        if not self.fingerprint.is_merged:
-            return None
-        shard, entry = self._sized_entry(key)
-        content = bytearray(entry.num_tokens * self.fingerprint.tensors[-1].bytes_per_token)
-        self._fill(memoryview(content), shard, entry.offset + entry.size_bytes - len(content), key)
-        kept = KeptTokens(np.frombuffer(content, np.int32), entry.grid_thw, self.fingerprint.merge_size)
-        if not kept.fit(self.fingerprint.keep):
-            raise self._corrupt(shard, key, "have kept tokens that do not fit its patch grid")
-        return kept
 
     def entry(self, key: str) -> tuple[str, Entry]:
         """The shard of an image, and its entry there.
@@ -171,7 +149,12 @@ class VisionCache:
         """The tensors of an image as they are stored."""
         import torch
 
-        shard, entry = self._sized_entry(key)
+        shard, entry = self.entry(key)
+        expected = entry.num_tokens * self.fingerprint.bytes_per_token
+        if expected != entry.size_bytes:
+            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
+        if entry.offset + entry.size_bytes > self._bytes_of[shard]:  # before memory is taken for them
+            raise self._corrupt(shard, key, "are truncated")
         content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
         buffer = raw_bytes(content)
         self._fill(buffer, shard, entry.offset, key)
@@ -183,16 +166,6 @@ class VisionCache:
             part.view(tensor.dtype).view(entry.num_tokens, *tensor.of_token)
             for part, tensor in zip(parts, stored, strict=True)
         ]
-
-    def _sized_entry(self, key: str) -> tuple[str, Entry]:
-        """The shard of an image and its entry there, whose bytes are those of its tokens."""
-        shard, entry = self.entry(key)
-        expected = entry.num_tokens * self.fingerprint.bytes_per_token
-        if expected != entry.size_bytes:
-            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
-        if entry.offset + entry.size_bytes > self._bytes_of[shard]:  # before memory is taken for them
-            raise self._corrupt(shard, key, "are truncated")
-        return shard, entry
 
     def _fill(self, buffer: memoryview, shard: str, offset: int, key: str) -> None:
         """Read bytes of an image, from `offset` in its shard."""

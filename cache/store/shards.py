@@ -54,8 +54,7 @@ class StoredImage:
     key: str
     grid_thw: Grid
     tensors: tuple[torch.Tensor, ...]
-    """On the CPU: features `[num_tokens, num_levels, hidden]`, scales if the dtype has them, and the indices of kept
-    tokens if others were merged into them."""
+    """On the CPU: features `[num_tokens, num_levels, hidden]`, and scales if the dtype has them."""
     norms: tuple[float, ...]
     peaks: tuple[float, ...]
 

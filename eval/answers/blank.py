@@ -15,7 +15,6 @@ import torch
 
 from lookonce.cache.build.encode import ImageFeatures, encode_patches
 from lookonce.cache.constants import Grid
-from lookonce.cache.model.kept import KeptTokens
 from lookonce.run.inputs import RunInputs
 from lookonce.train.data.features import CPU
 
@@ -34,9 +33,6 @@ class BlankImages:
 
     def grid_thw(self, key: str) -> Grid:
         return self._grids[key]
-
-    def kept(self, key: str) -> KeptTokens | None:
-        return self._of_grid[self._grids[key]].kept
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         return torch.cat([self._of_grid[self._grids[key]].features for key in keys]).to(device)

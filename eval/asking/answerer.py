@@ -67,7 +67,7 @@ class Answerer:
         """Use `Answerer.open`. Without an adapter the model answers untuned."""
         self.inputs, self.adapter = inputs, adapter
         model = inputs.model_folder
-        self._chat = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep, inputs.run.data.enable_thinking)
+        self._chat = ChatTokenizer(model.folder, model.config, inputs.run.data.enable_thinking)
         self._features = LiveFeatures(inputs)
         collator = RowCollator(self._features, self._chat.image_token_id, self._chat.tokenizer.pad_token_id)
         prompter = _Prompter(inputs, self._chat, collator)

@@ -17,7 +17,6 @@ import torch
 from lookonce.cache.build.encode import Encoder, ImageFeatures
 from lookonce.cache.build.planner import planned_tokens
 from lookonce.cache.constants import Grid
-from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import using
 from lookonce.cache.store.manifest import MANIFEST
@@ -107,12 +106,6 @@ class LiveFeatures:
             return self._encoded[key].grid_thw
         assert self._cache is not None
         return self._cache.grid_thw(key)
-
-    def kept(self, key: str) -> KeptTokens | None:
-        if key in self._encoded:
-            return self._encoded[key].kept
-        assert self._cache is not None
-        return self._cache.kept(key)
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         found = {key: self._encoded[key].features for key in keys if key in self._encoded}

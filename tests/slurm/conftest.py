@@ -27,7 +27,7 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 TIMEOUT_S = 240
 MEGABYTE = 20_000
 """The value of slow_lookonce.py."""
-KINDS = ("cache", "finalize", "train", "eval", "report", "experiments", "study")
+KINDS = ("cache", "finalize", "train", "eval", "report", "study")
 BY_HAND = """
 from pathlib import Path
 from lookonce.run import records as content
@@ -121,7 +121,7 @@ class Project:
 
     def sbatch(self, kind: str, *arguments: str, options: str = "") -> str:
         (self.folder / "logs").mkdir(exist_ok=True)
-        script = min((self.folder / "slurm").glob(f"{kind}.*"))  # x.sbatch before x.sh
+        script = self.folder / "slurm" / f"{kind}.sbatch"
         options = f"--cpus-per-task=1 --mem=500M {options}"
         return self.slurm.ask("sbatch", "--parsable", *options.split(), str(script), *arguments, cwd=self.folder)
 

@@ -59,8 +59,8 @@ def test_shellcheck_finds_nothing(root):
 
 
 def test_slurm_accepts_the_directives(slurm: Slurm, root: Path):
-    for script in sorted((root / "slurm").glob("*.sbatch")) + [root / "slurm" / "experiments.sh"]:
-        options = ["--gres=gpu:2"] if script.stem in ("experiments", "study") else []
+    for script in sorted((root / "slurm").glob("*.sbatch")):
+        options = ["--gres=gpu:2"] if script.stem == "study" else []
         slurm.ask("sbatch", "--test-only", *options, str(script), "run.yaml")
         assert not re.search(r"(account|partition|qos)=|^ *module", script.read_text(), re.M)
 
@@ -205,28 +205,6 @@ def test_an_evaluation_is_requeued_and_continues(make_project: Make, slurm: Slur
     log = project.log("eval")
     assert slurm.states(job) == {"COMPLETED"} and slurm.jobs(job)[0]["Restarts"] == "1", log
     assert "continuing an evaluation" in log and answers.read_text() == expected and metrics.exists()
-
-
-def test_experiments_share_a_node_run_in_order_and_are_requeued(make_project: Make, slurm: Slurm):
-    project = make_project("experiments")
-    run = yaml.safe_load((project.folder / "run.yaml").read_text())
-    for name in ("a", "b"):
-        (project.folder / f"{name}.yaml").write_text(yaml.safe_dump(run | {"output": f"runs/{name}"}))
-    project.set_knobs(step_s=5)
-    chains = ["a.yaml", "b.yaml,absent.yaml,never.yaml"]
-    job = project.sbatch("experiments", *chains, options="--gres=gpu:2")
-    logs = project.folder / "logs"
-    slurm.until(lambda: all("step 1/3" in text(logs / f"experiments-{job}-{name}.out") for name in "ab"))
-    slurm.ask("scancel", "--batch", "-s", "USR1", job)
-    slurm.until(lambda: "run file (75: unfinished" in project.log("experiments"))
-    project.set_knobs()
-    slurm.wait(job)
-    first, second = project.log("experiments").split("run file (75: unfinished, -: not started)")[1:]
-    ended = [sorted(re.findall(r"^ *(\S+) .*  (\w+)\.yaml$", part, re.M)) for part in (first, second)]
-    assert ended[0] == [("-", "absent"), ("-", "never"), ("75", "a"), ("75", "b")]
-    assert ended[1] == [("-", "never"), ("0", "a"), ("0", "b"), ("2", "absent")]
-    assert slurm.jobs(job)[0]["ExitCode"] == "2:0"
-    assert all((project.folder / f"runs/{name}/summary.json").exists() for name in "ab")
 
 
 def test_a_study_on_a_node_is_requeued_until_nothing_is_missing(make_project: Make, slurm: Slurm):

@@ -64,8 +64,7 @@ class PackCollator:
         first = examples[group.examples[0]]
         prefix_ids = first.token_ids[: group.len_prefix]
         grids = [self.source.grid_thw(key) for key in first.image_keys]
-        kept = [self.source.kept(key) for key in first.image_keys]
-        positions, start = prefix_positions(prefix_ids, self.image_token_id, grids, self.merge_size, kept)
+        positions, start = prefix_positions(prefix_ids, self.image_token_id, grids, self.merge_size)
         repeats = np.ones(len(prefix_ids), dtype=np.int64)
         repeats[prefix_ids == self.image_token_id] = first.num_image_tokens
         prefix = pack.add(np.repeat(prefix_ids, repeats), positions)

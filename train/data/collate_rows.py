@@ -18,7 +18,6 @@ import torch
 from torch.nn.functional import pad
 
 from lookonce.train.data.features import Batch, FeatureSource, image_inputs
-from lookonce.train.data.mrope import prefix_positions
 from lookonce.train.data.tokenize import Example
 
 IGNORED = -100
@@ -50,7 +49,6 @@ class RowCollator:
         targets = torch.where(supervised, input_ids, IGNORED)[:, 1:]
         columns = (targets != IGNORED).any(dim=0).nonzero().flatten()
         batch = self._text(input_ids, self._pad([np.ones_like(ids) for ids, _ in rows], 0))
-        batch |= self._positions(examples)
         batch["logits_to_keep"], batch["targets"] = columns, targets[:, columns]
         row_weights = torch.tensor(target_weights, dtype=torch.float32)[:, None]
         return batch | {"weights": (batch["targets"] != IGNORED) * row_weights}
@@ -60,8 +58,7 @@ class RowCollator:
         rows = [example.expanded(self.image_token_id)[0] for example in examples]
         input_ids = self._pad(rows, self.pad_token_id, left=True)
         attention_mask = self._pad([np.ones_like(ids) for ids in rows], 0, left=True)
-        text = self._text(input_ids, attention_mask) | self._positions(examples, left=True)
-        return text | self._images(examples)
+        return self._text(input_ids, attention_mask) | self._images(examples)
 
     def _images(self, examples: Sequence[Example]) -> Batch:
         return image_inputs(self.source, image_keys(examples))
@@ -69,19 +66,6 @@ class RowCollator:
     def _text(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Batch:
         is_image = (input_ids == self.image_token_id).int()
         return {"input_ids": input_ids, "attention_mask": attention_mask, "mm_token_type_ids": is_image}
-
-    def _positions(self, examples: Sequence[Example], left: bool = False) -> Batch:
-        """`position_ids` `[3, B, T]` if only some tokens of images are kept; else the model derives them from grids."""
-        kept_of = {key: kept for key in image_keys(examples) if (kept := self.source.kept(key))}
-        if not kept_of:
-            return {}
-        merge_size = next(iter(kept_of.values())).merge_size
-        rows = []
-        for example in examples:
-            shown = [kept_of[key] for key in example.image_keys]
-            grids = [kept.grid_thw for kept in shown]
-            rows.append(prefix_positions(example.token_ids, self.image_token_id, grids, merge_size, shown)[0])
-        return {"position_ids": torch.stack([self._pad(axis, 0, left) for axis in zip(*rows, strict=True)])}
 
     @staticmethod
     def _pad(rows: Sequence[np.ndarray], value: int, left: bool = False) -> torch.Tensor:

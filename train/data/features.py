@@ -15,7 +15,6 @@ from typing import ClassVar, Protocol
 import torch
 
 from lookonce.cache.constants import Grid
-from lookonce.cache.model.kept import KeptTokens
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.reader import VisionCache
 
@@ -34,10 +33,6 @@ class FeatureSource(Protocol):
         """An image's patch grid: time, height, width."""
         ...
 
-    def kept(self, key: str) -> KeptTokens | None:
-        """The tokens that merging kept of an image; None if nothing was merged."""
-        ...
-
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         """The images one after another, without padding, on a device.
 
@@ -50,9 +45,8 @@ def image_inputs(source: FeatureSource, keys: Sequence[str], device: torch.devic
     """The model's inputs for these images; empty if there are none."""
     if not keys:
         return {}
-    grids = [kept.stand_in if (kept := source.kept(key)) else source.grid_thw(key) for key in keys]
-    on_device = torch.tensor(grids, device=device if source.has_tower else CPU)
-    return {"pixel_values": source.load(keys, device), "image_grid_thw": on_device}
+    grids = torch.tensor([source.grid_thw(key) for key in keys], device=device if source.has_tower else CPU)
+    return {"pixel_values": source.load(keys, device), "image_grid_thw": grids}
 
 
 class CachedFeatures:
@@ -74,9 +68,6 @@ class CachedFeatures:
 
     def grid_thw(self, key: str) -> Grid:
         return self.cache.grid_thw(key)
-
-    def kept(self, key: str) -> KeptTokens | None:
-        return self.cache.kept(key)
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         with self._lock:
@@ -115,9 +106,6 @@ class Pixels:
         if key not in self._grids:
             self._grids[key] = self.processor.read(self.path_of[key])[1]
         return self._grids[key]
-
-    def kept(self, key: str) -> None:
-        return None
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         return torch.cat([self.processor.read(self.path_of[key])[0] for key in keys]).to(device)

@@ -14,30 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.cache.constants import Grid
-from lookonce.cache.model.kept import KeptTokens
 
 
 def prefix_positions(
-    token_ids: NDArray[np.int32],
-    image_token_id: int,
-    grids: Sequence[Grid],
-    merge_size: int,
-    kept: Sequence[KeptTokens | None] = (),
+    token_ids: NDArray[np.int32], image_token_id: int, grids: Sequence[Grid], merge_size: int
 ) -> tuple[NDArray[np.int64], int]:
     """Positions `[3, N]` of `N` tokens, placeholders expanded, and the position of the token after them.
 
     `token_ids` has one placeholder per image; `grids` are in patches, of which `merge_size` squared make one token.
-    Where only some tokens of an image are kept, each has the position that it would have among all; `kept` has one item
-    for each image, or none if all tokens of all images are kept.
     """
     placeholders = np.flatnonzero(token_ids == image_token_id)
     pieces, start, done = [], 0, 0
-    images = [*zip(grids, kept or [None] * len(grids), strict=True), ((0, 0, 0), None)]
-    for end, ((t, h, w), some) in zip([*placeholders, len(token_ids)], images, strict=True):
+    for end, (t, h, w) in zip([*placeholders, len(token_ids)], [*grids, (0, 0, 0)], strict=True):
         num_text = int(end) - done
         pieces.append(np.broadcast_to(np.arange(start, start + num_text), (3, num_text)))
         start, done = start + num_text, int(end) + 1
-        every = np.indices((t, h // merge_size, w // merge_size)).reshape(3, -1)
-        pieces.append((every if some is None else every[:, some.indices]) + start)
+        pieces.append(np.indices((t, h // merge_size, w // merge_size)).reshape(3, -1) + start)
         start += max(h, w) // merge_size
     return np.concatenate(pieces, axis=1), start

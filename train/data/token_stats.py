@@ -22,7 +22,6 @@ from tqdm import tqdm
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from lookonce.cache.build.planner import planned_tokens
-from lookonce.cache.model.kept import num_kept
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Item, encodable
@@ -119,9 +118,7 @@ class TokenStats:
 class TokenCounter:
     """Makes examples and counts the tokens of images, for the model in a folder."""
 
-    def __init__(
-        self, folder: Path, max_pixels: int | None = None, keep: float = 1.0, enable_thinking: bool | None = None
-    ) -> None:
+    def __init__(self, folder: Path, max_pixels: int | None = None, enable_thinking: bool | None = None) -> None:
         """Load tokenizer, chat template and image processor settings; weights are not needed.
 
         Raises:
@@ -132,8 +129,6 @@ class TokenCounter:
         self.processor = ImageProcessor(folder, max_pixels=max_pixels)
         self.merge_size: int = self.processor.settings["merge_size"]
         self.chat_tokenizer = ChatTokenizer(folder, _config(folder, self.merge_size), enable_thinking=enable_thinking)
-        self.keep = keep
-        """The share of an image's tokens that is kept."""
         self._tokenized = lru_cache(NUM_TEXTS)(self._tokenize)
 
     def example(self, record: Record, keys: Sequence[str], image_tokens: Sequence[int]) -> Example:
@@ -148,10 +143,6 @@ class TokenCounter:
             raise RecordsError(f"{record.origin}{error}") from None
         return replace(example, image_keys=tuple(keys), num_image_tokens=tuple(image_tokens), origin=record.origin)
 
-    def num_image_tokens(self, size: tuple[int, int]) -> int:
-        """The number of tokens of an image of this size that are kept; 0 if the processor refuses it."""
-        return num_kept(planned_tokens(self.processor, size), self.keep)
-
     def _tokenize(
         self, system: str | None, turns: tuple[Turn, ...], num_images: int, context: Context | None
     ) -> Example:
@@ -164,7 +155,7 @@ def count_tokens(
     corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection, assumed: int | None = None
 ) -> TokenStats:
     """The token counts of each file. `assumed` is the number of tokens of an image of unknown size."""
-    known = {image.key: counter.num_image_tokens(image.size) for image in corpus.images.values() if image.size}
+    known = {image.key: planned_tokens(counter.processor, image.size) for image in corpus.images.values() if image.size}
     known = {key: number for key, number in known.items() if number}
     images = {corpus.identity(path) for path in corpus.images}
 

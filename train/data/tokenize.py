@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.constants import Grid
-from lookonce.cache.model.kept import num_kept
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError, RecordsError, explain_os_error
 from lookonce.families.lookup import family_of
@@ -77,10 +76,8 @@ TRIED = (Record((Path(),), (TURN,)), Record((), (TURN,)), Record((Path(), Path()
 class ChatTokenizer:
     """Makes examples of records for one model, with its tokenizer, chat template and image token."""
 
-    def __init__(
-        self, folder: Path, config: PreTrainedConfig, keep: float = 1.0, enable_thinking: bool | None = None
-    ) -> None:
-        """Load the tokenizer of a model folder; `keep` is the share of an image's tokens that the model is shown.
+    def __init__(self, folder: Path, config: PreTrainedConfig, enable_thinking: bool | None = None) -> None:
+        """Load the tokenizer of a model folder.
 
         `enable_thinking` is handed to the chat template; None leaves its own default.
 
@@ -95,7 +92,6 @@ class ChatTokenizer:
         special: dict[int, str] = {number: token.content for number, token in added if token.special}
         self.special_token_ids, self.special_tokens = [*special], [*special.values()]
         self.merge_size: int = config.vision_config.spatial_merge_size
-        self.keep = keep
         self.template_options = _template_options(self.tokenizer, folder, enable_thinking)
         """What the chat template is given beside messages."""
         self._folder = folder
@@ -150,7 +146,7 @@ class ChatTokenizer:
     def num_image_tokens(self, grid: Grid) -> int:
         """Number of tokens of an image."""
         t, h, w = grid
-        return num_kept(t * h * w // self.merge_size**2, self.keep)
+        return t * h * w // self.merge_size**2
 
     def _check_texts(self, record: Record) -> None:
         """Refuse special tokens inside texts: they could end an answer early, or stand for an image."""

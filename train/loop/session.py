@@ -49,7 +49,7 @@ class Session:
         cache = inputs.open_cache(notify)
         model = inputs.model_folder
         thinks = inputs.run.data.enable_thinking
-        chat_tokenizer = ChatTokenizer(model.folder, model.config, inputs.fingerprint.keep, thinks)
+        chat_tokenizer = ChatTokenizer(model.folder, model.config, thinks)
         collator = RowCollator(
             cached_features(cache, inputs.run), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id
         )

@@ -6,8 +6,7 @@ Design: vLLM wants the levels beside one another, the merged output first, then 
 layers: it splits the last axis at H, and cuts the rest into L - 1 pieces of H. Images follow one another, and their
 patch grids say where each ends (`_process_image_input` and `_compute_deepstack_embeds`, as read in
 https://github.com/vllm-project/vllm/blob/4f5768c74b6f87eedb592dac8a7fe39f2aecb1ab/vllm/model_executor/models/qwen3_vl.py).
-That is the layout of the cache, so nothing is computed and no value changes. Merged tokens (`cache.keep`) do not fit,
-because vLLM counts tokens by the grid.
+That is the layout of the cache, so nothing is computed and no value changes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_key
-from lookonce.errors import CacheError, FeaturesMissing, UsageError
+from lookonce.errors import FeaturesMissing, UsageError
 from lookonce.files import atomic_write
 from lookonce.run.claim import claimed_around
 from lookonce.text import count, rows, size
@@ -64,12 +63,7 @@ def image_embeds(cache: VisionCache, keys: Sequence[str]) -> dict[str, torch.Ten
 
     Raises:
         FeaturesMissing: the cache does not have an image.
-        CacheError: its tokens were merged.
     """
-    if cache.fingerprint.is_merged:
-        raise CacheError(
-            f"{cache.folder} has merged tokens (cache.keep), which vLLM cannot place; build another cache with keep: 1"
-        )
     features = cache.get_many(keys)
     return {
         EMBEDS: torch.cat([one_TLH.flatten(1) for one_TLH in features]),
@@ -83,7 +77,7 @@ def export_embeds(cache: VisionCache, images: Sequence[Path], target: Path) -> E
     Raises:
         UsageError: the file exists.
         ImageError: an image cannot be read.
-        CacheError: the cache lacks an image, or its tokens were merged.
+        FeaturesMissing: the cache lacks an image.
     """
     if target.exists():
         raise UsageError(f"{target} exists; name another file with -o, or remove it")

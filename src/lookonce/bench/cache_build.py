@@ -125,7 +125,7 @@ def bench_cache(
         raise UsageError("no image of the run can be decoded; name a run file whose records have images")
     num_tokens = sum(image.num_tokens for image in wanted)
     tower_seconds = _tower_alone(wanted, images, processor, tower)
-    num_bytes = sum(fingerprint.num_bytes(image.num_tokens) for image in wanted)
+    num_bytes = sum(image.num_tokens for image in wanted) * fingerprint.bytes_per_token
     options = BuildOptions(shard_bytes)
     with scratch_folder(existing(scratch_root), "bench") as folder:
         warm_up = images.first(_num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time

@@ -26,7 +26,7 @@ from lookonce import environment
 from lookonce.bench.flops import num_flops
 from lookonce.bench.matmul import matmul_flops_per_second
 from lookonce.bench.step_report import Measured, StepReport
-from lookonce.bench.variants import Variant, check_variants, set_up
+from lookonce.bench.variants import Variant, set_up
 from lookonce.text import Notify
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
@@ -55,7 +55,6 @@ def bench_step(
     Yields:
         After each variant the report of all so far, so that a time limit loses only the variant that it interrupts.
     """
-    check_variants(variants, session.inputs.fingerprint.keep)
     rate = None
     if torch.cuda.is_available():
         device = torch.device("cuda", environment.local_rank())

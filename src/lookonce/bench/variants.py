@@ -6,8 +6,7 @@ cached     padded rows too, but features from the cache and logits of targets on
 tower      `packed` with the tower in every step: the best that a trainer without padding can do
 packed     no padding, from the cache; each question with its own copy of the image
 shared     all questions about an image share one pass over its tokens
-fp8        `shared` with the frozen weights' products in fp8; int8 and nf4: with quantised frozen weights
-selective  `shared` with activations of MLPs computed again in the backward pass; checkpointed: of whole layers
+fp8        `shared` with the frozen weights' products in fp8
 
 Each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging.
 """
@@ -16,8 +15,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,9 @@ from lookonce import environment
 from lookonce.errors import UsageError
 from lookonce.families.family import Family
 from lookonce.run.config import RunFile
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections.train import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
-from lookonce.text import Notify, listed
+from lookonce.text import Notify
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import Batch, FeatureSource, Pixels
 from lookonce.train.data.tokenize import Example
@@ -60,22 +59,14 @@ class Variant:
     has_tower: bool
     package: str = ""
     """The package that must be installed for it."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What it changes in the section `train` of the run file."""
+    frozen: Frozen | None = None
+    """Its `train.frozen`, if not that of the run file."""
 
     @property
     def has_packs(self) -> bool:
         return self.mode in ("packed", "shared")
 
 
-OF_SHARED: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp8": ("frozen products in fp8", {"frozen": "fp8"}),
-    "int8": ("frozen weights in int8", {"frozen": "int8"}),
-    "nf4": ("frozen weights in nf4", {"frozen": "nf4"}),
-    "selective": ("MLPs computed again in the backward pass", {"gradient_checkpointing": "selective"}),
-    "checkpointed": ("layers computed again in the backward pass", {"gradient_checkpointing": True}),
-}
-"""Variants that differ from `shared` in settings of the section `train`: description and settings."""
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -85,10 +76,7 @@ VARIANTS = {
         Variant("tower", "packs, every question its own image, tower in every step", "packed", True),
         Variant("packed", "packs, every question its own image, from the cache", "packed", False),
         Variant("shared", "packs, questions share their image, from the cache", "shared", False),
-        *(
-            Variant(name, f"shared, {description}", "shared", False, settings=settings)
-            for name, (description, settings) in OF_SHARED.items()
-        ),
+        Variant("fp8", "shared, frozen products in fp8", "shared", False, frozen="fp8"),
     )
 }
 
@@ -105,22 +93,8 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
         package = VARIANTS[name].package
         if package and importlib.util.find_spec(package) is None:
             raise UsageError(f"{name} needs {package}; install it with: pip install liger-kernel")
-        check_frozen(VARIANTS[name].settings.get("frozen", UNQUANTISED), "train.frozen")
+        check_frozen(VARIANTS[name].frozen or UNQUANTISED, "train.frozen")
     return sorted((VARIANTS[name] for name in names), key=lambda variant: variant.name == "liger")
-
-
-def check_variants(variants: Sequence[Variant], keep: float) -> None:
-    """Refuse variants with a tower if only a share of an image's tokens is kept.
-
-    Raises:
-        UsageError: there is such a variant.
-    """
-    refused = [variant.name for variant in variants if variant.has_tower and keep < 1]
-    if refused:
-        raise UsageError(
-            f"with the tower in every step no tokens are merged, but cache.keep is {keep:g}; leave out "
-            f"{listed(refused)} (--variants), or add --set cache.keep=1.0"
-        )
 
 
 def set_up(
@@ -165,7 +139,7 @@ def _patch_with_liger(family: Family) -> None:
 
 def _run_of(variant: Variant, run: RunFile) -> RunFile:
     changes = {"mode": variant.mode, "samples_per_forward": PLAIN_ROWS} if variant.mode else {}
-    train = run.train.model_copy(update=variant.settings)
+    train = run.train.model_copy(update={"frozen": variant.frozen} if variant.frozen else {})
     return run.model_copy(update={"batch": run.batch.model_copy(update=changes), "train": train})
 
 

@@ -31,7 +31,7 @@ def check_disk(run: RunFile, model: CheckedModel, images: CheckedImages, is_comp
 def _needs(run: RunFile, model: CheckedModel, images: CheckedImages) -> Iterator[tuple[str, Path, int]]:
     if model.model_folder and images.to_encode:
         shape = model.model_folder.family.feature_shape(model.model_folder.vision_config)
-        each = STORAGE[run.cache.dtype].bytes_per_token(*shape, is_merged=run.cache.keep < 1)
+        each = STORAGE[run.cache.dtype].bytes_per_token(*shape)
         yield "features", run.cache.dir, each * sum(images.tokens.get(path, 0) for path in images.to_encode)
     if model.num_trained:
         number = run.train.save_total_limit + 1  # an old one is deleted once the new one is written

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from lookonce.cache.build.planner import index_from_plan, planned_tokens
 from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.model.kept import num_kept
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import MANIFEST, read_manifest, read_plan
 from lookonce.cache.store.reader import VisionCache
@@ -59,7 +58,7 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
     unusable: dict[Path, str] = {}
     cache, state = _open_cache(run, model, found)
     rest = _by_plan(cache, origin_of, found, unusable) if cache else list(origin_of)
-    _on_disk(rest, cache, model, run.cache.keep, found, unusable)
+    _on_disk(rest, cache, model, found, unusable)
     if cache is None and state.level == "error":
         results.append(state)
     elif found.to_encode:
@@ -140,7 +139,6 @@ def _on_disk(
     paths: list[Path],
     cache: VisionCache | None,
     model: CheckedModel,
-    keep: float,
     found: CheckedImages,
     unusable: dict[Path, str],
 ) -> None:
@@ -162,5 +160,5 @@ def _on_disk(
             continue
         found.to_encode += [] if key in keys else [path]
         keys.add(key)
-        if model.processor and (num_tokens := num_kept(planned_tokens(model.processor, size), keep)):
+        if model.processor and (num_tokens := planned_tokens(model.processor, size)):
             found.tokens[path] = num_tokens

@@ -127,7 +127,6 @@ def _opened(
     show_default=True,
     help="Comma-separated training variants; the first is the baseline.",
 )
-@click.option("--ways", hidden=True, help="The former name of --variants.")
 @click.option(
     "--steps",
     default=0,
@@ -144,7 +143,6 @@ def bench_step(
     tokenizer: Path | None,
     place: Path,
     variants: str,
-    ways: str | None,
     steps: int,
     as_json: bool,
 ) -> None:
@@ -158,8 +156,7 @@ def bench_step(
       tower   packs, each question with its own image, tower in every step
       packed  packs, each question with its own image, from the cache
       shared  packs, questions share their image, from the cache (the default of `lookonce train`)
-      fp8, int8, nf4  `shared` with this train.frozen
-      selective, checkpointed  `shared` with train.gradient_checkpointing: selective, or true
+      fp8     `shared` with train.frozen: fp8
 
     --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time. If interrupted, or
     stopped by a signal (exit code 75), it still reports the finished variants.
@@ -169,6 +166,7 @@ def bench_step(
       lookonce bench step data/sample/run.yaml
       lookonce bench step run.yaml --variants plain,liger,shared --steps 50 --json
       lookonce bench step --model 8b --data kvasir-shaped --variants plain,liger,cached,tower,packed,shared
+      lookonce bench step run.yaml --variants shared --set train.gradient_checkpointing=selective
       torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --variants shared
     """
     run = _chosen_run(run_file, assignments, model)
@@ -176,7 +174,7 @@ def bench_step(
     from lookonce.bench.variants import find_variants
     from lookonce.train.loop.session import Session
 
-    chosen = find_variants((ways or variants).split(","))
+    chosen = find_variants(variants.split(","))
     inputs = _opened(run, assignments, model, family, num_images, tokenizer, place)
     session = Session.open(inputs)
     is_first = environment.rank() == 0

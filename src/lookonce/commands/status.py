@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -43,8 +42,8 @@ def status(
 
     RUN is a run file or a run folder. Workers are listed with their Slurm job. A slow worker has had its shard three
     times as long as others took; a dead one had no heartbeat for `cache.claim_s` seconds. The last line is the command
-    to run next. Several runs are shown as a table. --watch redraws on a terminal, with a plot of the losses, and prints
-    one line each time in a log.
+    to run next. Several runs are shown as a table. --watch redraws on a terminal, and prints one line each time in a
+    log.
 
     --missing prints, in this order: `plan` if no plan covers the run's images, `cache N` with the number of planned
     shards that are not finished (just `cache` without such a plan), `train`, `eval`. Nothing is missing from a finished
@@ -130,18 +129,5 @@ def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_
         from lookonce.status.report import HEADER
 
         return say(table(HEADER, [state.row() for _, _, state in states]))
-    _, run, state = states[0]
-    plot = _plot(run.output) if is_watched and state.training.state != "another run" else ""
-    return say(f"{with_run_file(state.text())}\n\n{plot}next: {commands[0]}")
-
-
-def _plot(output: Path) -> str:
-    """The losses of the run in this folder, and an empty line; nothing if the terminal cannot show the characters."""
-    from lookonce.run.folder import RunFolder
-    from lookonce.run.log_file import read_curves
-    from lookonce.status.terminal_plot import loss_plot
-
-    width = min(shutil.get_terminal_size().columns, 80)
-    plot = loss_plot(read_curves(RunFolder(output).log), width)
-    is_shown = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-    return f"{plot}\n\n" if plot and is_shown else ""
+    _, _, state = states[0]
+    return say(f"{with_run_file(state.text())}\n\nnext: {commands[0]}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lookonce.cache.model.pixels import ImageProcessor
 
 PIXEL_SETTINGS = {"backend", "min_pixels", "max_pixels"}
-FEATURE_SETTINGS = {*PIXEL_SETTINGS, "dtype", "keep"}
+FEATURE_SETTINGS = {*PIXEL_SETTINGS, "dtype"}
 """The keys of the section `cache` that change the fingerprint."""
 
 
@@ -46,8 +46,7 @@ def open_model(source: Source, known: Fingerprint | None = None) -> tuple[ModelF
 
     pixels = {name: value for name, value in source.settings.items() if name in PIXEL_SETTINGS}
     model_folder, processor = ModelFolder.open(str(source.folder)), ImageProcessor(source.folder, **pixels)
-    dtype, keep = source.settings["dtype"], source.settings["keep"]
-    return model_folder, processor, known or Fingerprint.of(model_folder, processor, dtype, keep)
+    return model_folder, processor, known or Fingerprint.of(model_folder, processor, source.settings["dtype"])
 
 
 def find_fingerprint(run: RunFile, *, is_local: bool = False) -> Fingerprint:

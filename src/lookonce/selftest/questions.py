@@ -59,9 +59,6 @@ class RandomFeatures:
         height, width = map(int, key.split("x"))
         return 1, height * MERGE_SIZE, width * MERGE_SIZE
 
-    def kept(self, key: str) -> None:
-        return None
-
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
         return torch.cat([self._draw(key) for key in keys]).to(device)
 

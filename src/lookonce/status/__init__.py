@@ -2,6 +2,5 @@
 
 status       find the state of a run's phases: plan, cache, training, evaluation
 report       the state of a run as text: in full, on one line, as a table row
-terminal_plot  the losses as block characters
 summary      the figures of a finished run
 """

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 from lookonce.adapter.embeds import export_embeds
 from lookonce.cli import main
 from lookonce.datasets.records import read_records
-from lookonce.errors import CacheError, FeaturesMissing, UsageError
+from lookonce.errors import FeaturesMissing, UsageError
 
 
 @pytest.fixture
@@ -67,15 +67,12 @@ def test_the_command_says_the_shapes(built, images, make_cached_run, tmp_path):
     assert again.exit_code == 2 and "exists; name another file with -o" in again.stderr
 
 
-def test_what_cannot_be_exported_is_named(built, images, tmp_path, monkeypatch):
+def test_what_cannot_be_exported_is_named(built, images, tmp_path):
     other = tmp_path / "other.png"
     Image.new("RGB", (64, 64)).save(other)
     target = tmp_path / "out.safetensors"
     with pytest.raises(FeaturesMissing, match=rf"no features of {other} \(1 image of 2\); .*lookonce cache build"):
         export_embeds(built, [images[0], other], target)
-    monkeypatch.setattr(type(built.fingerprint), "is_merged", True)
-    with pytest.raises(CacheError, match=r"has merged tokens \(cache.keep\), which vLLM cannot place"):
-        export_embeds(built, images, target)
     assert not target.exists()
     target.write_text("mine")
     with pytest.raises(UsageError, match="exists; name another file"):

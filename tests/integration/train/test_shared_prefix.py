@@ -81,12 +81,10 @@ def make_session(
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
-    def make(model: Path = sample / "model", keep: float = 1.0, **changes: Any) -> Session:
+    def make(model: Path = sample / "model", **changes: Any) -> Session:
         data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)} | changes
         lora = {"modules_to_save": ["embed_tokens"]}
-        inputs = RunInputs.open(
-            make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES | {"keep": keep}, lora=lora)
-        )
+        inputs = RunInputs.open(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora))
         inputs.build()
         return Session.open(RunInputs.from_cache(inputs.run))
 
@@ -185,18 +183,6 @@ def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_wit
     assert bench.session.cache.fingerprint.num_levels == 1
     [found] = bench.steps(bench.batch_maker(samples_per_step=ALL))
     assert_same(found, bench.expected(samples_per_step=ALL)[0])
-
-
-@pytest.mark.parametrize("keep", [0.5, 0.2])
-def test_sharing_is_exact_with_merged_tokens(bench, make_session, keep):
-    merged = Bench(make_session(keep=keep), bench.model)
-    for found, whole in zip(merged.examples, bench.examples, strict=True):
-        assert found.num_image_tokens == tuple(max(1, round(keep * number)) for number in whole.num_image_tokens)
-    [expected] = merged.expected(samples_per_step=ALL)
-    for batch in ({"mode": "shared"}, {"mode": "packed", "tokens_per_pack": 2000}):
-        assert_same(merged.steps(merged.batch_maker(samples_per_step=ALL, **batch))[0], expected)
-    [of_whole] = bench.expected(samples_per_step=ALL)
-    assert abs(expected.loss - of_whole.loss) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("form", ["summary", "turns"])

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from lookonce.cli import main
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.sections.train import TrainSection
@@ -27,15 +25,6 @@ def test_three_keys_are_enough(tmp_path):
     run = read(tmp_path, MINIMAL)
     assert run.data.train == [Path("a.jsonl")] and run.data.val == []
     assert run.lora.rank == 16 and run.train.precision == "bf16"
-
-
-@pytest.mark.parametrize("keep", ["0", "-0.5", "1e-320", "0.009", "1.5", "nan", "half"])
-def test_a_share_of_kept_tokens_is_from_a_hundredth_to_all(tmp_path, keep):
-    assert read(tmp_path, MINIMAL, "cache.keep=0.01").cache.keep == 0.01
-    with pytest.raises(UsageError, match=r"cache\.keep: Input should be .*got"):
-        read(tmp_path, MINIMAL, f"cache.keep={keep}")
-    done = CliRunner().invoke(main, ["data", "audit", str(tmp_path / "a.jsonl"), "--tokenizer", "m", "--keep", keep])
-    assert done.exit_code == 2 and "Invalid value for '--keep'" in done.output
 
 
 def test_a_record_is_never_longer_than_a_pack(tmp_path):

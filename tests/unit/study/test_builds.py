@@ -44,10 +44,9 @@ def test_the_arm_that_selects_least_builds_for_all_that_have_its_features(builde
         },
         "attention": {"model.attention": "eager", "cache.shard_mb": 2, "cache.check": False},
         "small": {"data.where": {"stage": 2}, "cache.max_pixels": 65536},
-        "merged": {"data.where": {"stage": 2}, "cache.keep": 0.5},
         "elsewhere": {"cache.dir": "elsewhere"},
     }
-    alone = ("small-1", "merged-1", "elsewhere-1")
+    alone = ("small-1", "elsewhere-1")
     assert builders_of(arms, seeds=[1]) == {
         name: name if name in alone else "all-1" for name in ("some-1", "replayed-1", "all-1", "attention-1", *alone)
     }

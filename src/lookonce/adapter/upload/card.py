@@ -197,11 +197,6 @@ def _limits(facts: CardFacts, is_merged: bool) -> Iterator[str]:
         yield "val is not a final test: settings may have been chosen by it."
     if run.train.frozen != "precision":
         yield f"Trained on rounded weights (train.frozen: {run.train.frozen}); with others answers may differ."
-    if run.cache.keep < 1:
-        yield (
-            f"Similar tokens of an image were merged, and {run.cache.keep:.0%} were kept (cache.keep). Other programs "
-            "use all of them, so answers may differ."
-        )
     if is_merged:
         yield "Merging rounds the weights, so single answers may differ from those of the adapter."
     yield (

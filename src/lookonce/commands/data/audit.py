@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lookonce.commands.data.group import COERCE, IMAGE_ROOT, RECORDS, data
-from lookonce.commands.options import JSON, PATH, SEED, Decimal, emit, notify
+from lookonce.commands.options import JSON, PATH, SEED, emit, notify
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ TOKENS = click.IntRange(1, 1_000_000)
 )
 @click.option("--image-tokens", type=TOKENS, help="Tokens that each missing image counts.")
 @click.option("--max-pixels", type=click.IntRange(1, 100_000_000), help="Like cache.max_pixels in the run file.")
-@click.option("--keep", type=Decimal(0.01, 1), help="Like cache.keep in the run file.")
 @click.option(
     "--enable-thinking",
     type=click.Choice(["true", "false"]),
@@ -55,7 +54,6 @@ def audit(
     tokenizer: Path | None,
     image_tokens: int | None,
     max_pixels: int | None,
-    keep: float | None,
     enable_thinking: str | None,
     as_json: bool,
     **batch: int | None,
@@ -93,12 +91,12 @@ def audit(
     from lookonce.datasets.audit.corpus import Corpus
     from lookonce.datasets.audit.report import to_text
 
-    if tokenizer is None and (image_tokens or max_pixels or keep or enable_thinking or any(batch.values())):
+    if tokenizer is None and (image_tokens or max_pixels or enable_thinking or any(batch.values())):
         raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
     corpus = Corpus.read(records, image_root, decode=decode, coerce_answers=coerce_answers)
     report = run_audit(corpus)
     thinks = None if enable_thinking is None else enable_thinking == "true"
-    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, keep, thinks, batch) if tokenizer else None
+    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, thinks, batch) if tokenizer else None
     sections, texts, tokens = [], [], {}
     if stats:
         from lookonce.train.data import token_report
@@ -122,7 +120,6 @@ def _token_stats(
     tokenizer: Path,
     image_tokens: int | None,
     max_pixels: int | None,
-    keep: float | None,
     thinks: bool | None,
     batch: dict[str, int | None],
 ) -> TokenStats:
@@ -130,5 +127,5 @@ def _token_stats(
     from lookonce.train.data.token_stats import TokenCounter, count_tokens
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
-    counter = TokenCounter(tokenizer, max_pixels, keep or 1.0, thinks)
+    counter = TokenCounter(tokenizer, max_pixels, thinks)
     return count_tokens(corpus, counter, str(tokenizer), section, image_tokens)

@@ -29,11 +29,6 @@ class CacheSection(Section):
     """Larger images are shrunk to this many pixels; by default the model's own limit. An image has one token per
     32 x 32 pixels (28 x 28 in Qwen2-VL and Qwen2.5-VL), so a lower limit means fewer tokens, a smaller cache and faster
     training."""
-    keep: Same[Annotated[float, Field(ge=0.01, le=1)]] = 1.0
-    """Share of an image's tokens that is kept: after the vision tower, similar tokens are merged until this share is
-    left, at least one token. 0.5 halves the cache and the image tokens of training and answers, with other features.
-    What answers with the adapter must merge in the same way, as `lookonce eval`, `predict` and `ask` do; other programs
-    do not."""
     shard_mb: Free[Annotated[int, Field(ge=1, le=1_000_000)]] = 2048
     """Planned size of a shard in megabytes. A killed worker loses at most its unfinished shard and up to two tower
     batches of the next one."""

@@ -37,11 +37,9 @@ def stats_of(path: Path, counter: TokenCounter, assumed: int | None = None, **ba
     return count_tokens(Corpus.read([path]), counter, "a model", BatchSection(**batch), assumed)
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.5])
-def test_the_tokens_of_an_epoch_are_those_that_training_processes(sample: Path, make_run, keep):
+def test_the_tokens_of_an_epoch_are_those_that_training_processes(sample: Path, make_run, counter):
     inputs = RunInputs.open(make_run())
-    chat_tokenizer = ChatTokenizer(sample / "model", inputs.model_folder.config, keep)
-    counter = TokenCounter(sample / "model", keep=keep)
+    chat_tokenizer = ChatTokenizer(sample / "model", inputs.model_folder.config)
     grids = {key: inputs.processor.read(path)[1] for key, path in inputs.images.path_of.items()}
     examples, _ = make_examples(chat_tokenizer, inputs.records["train"], inputs.key_of, grids.__getitem__, 4096)
     batch = BatchSection(samples_per_step=8, tokens_per_pack=256)

@@ -228,15 +228,6 @@ def test_the_hash_of_a_fingerprint_does_not_drift():
     assert shuffled.sha256 == BY_HAND.sha256
 
 
-def test_a_share_of_kept_tokens_is_another_cache_and_all_of_them_are_not():
-    assert "keep" not in BY_HAND.to_json() and replace(BY_HAND, keep=1.0).sha256 == BY_HAND.sha256
-    merged = replace(BY_HAND, keep=0.5)
-    assert merged.sha256 != BY_HAND.sha256 and Fingerprint.from_json(merged.to_json()) == merged
-    assert BY_HAND.differences(merged) == [("keep", 1.0, 0.5)]
-    assert merged.bytes_per_token == BY_HAND.bytes_per_token + 4
-    assert [one.num_bytes(7) for one in (BY_HAND, merged)] == [7 * 512, 4 * 516]
-
-
 def test_the_hash_of_tensors_does_not_drift():
     tensors = {
         "a.weight": torch.tensor([[1.0, -2.0]]),

@@ -19,9 +19,6 @@ class FakeSource:
     def grid_thw(self, key: str) -> tuple[int, int, int]:
         return (1, 2, 2 * self.tokens_of[key])
 
-    def kept(self, key: str) -> None:
-        return None
-
     def load(self, keys: Sequence[str], device: str = "cpu") -> torch.Tensor:
         return torch.cat([torch.full((self.tokens_of[key], 1, 1), float(ord(key))) for key in keys])
 

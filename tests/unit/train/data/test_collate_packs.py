@@ -21,7 +21,7 @@ START, IMAGE, END, PAD = 97, 98, 99, 0
 GRIDS = {"a": (1, 4, 4), "b": (1, 2, 6)}
 MERGE = 2
 TOKENS_OF = {key: h * w // MERGE**2 for key, (_, h, w) in GRIDS.items()}
-COLLATOR = PackCollator(IMAGE, PAD, MERGE, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))
+COLLATOR = PackCollator(IMAGE, PAD, MERGE, SimpleNamespace(grid_thw=GRIDS.__getitem__))
 
 
 def example(keys: str, *turns: tuple[list[int], list[int]]) -> Example:

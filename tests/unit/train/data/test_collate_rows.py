@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lookonce.cache.model.kept import KeptTokens
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
-from lookonce.train.data.features import image_inputs
 from lookonce.train.data.tokenize import Example
 
 IMAGE, PAD = 99, 0
@@ -83,19 +81,3 @@ def test_prompts_are_padded_on_the_left(collator):
 def test_a_batch_without_images_has_no_pixels(collator):
     batch = collator(EXAMPLES[2:])
     assert "pixel_values" not in batch and "image_grid_thw" not in batch
-
-
-def test_positions_are_given_where_only_some_tokens_are_kept(make_source):
-    """Images of 3 and 4 tokens in a row, of which all but the first are kept."""
-    source = make_source({"a": 3, "b": 4})
-    kept = {key: np.arange(number)[-number + 1 :].astype(np.int32) for key, number in {"a": 3, "b": 4}.items()}
-    source.kept = lambda key: KeptTokens(kept[key], source.grid_thw(key), 2)
-    collator = RowCollator(source, IMAGE, PAD)
-    batch = collator(EXAMPLES)
-    assert batch["position_ids"].shape == (3, *batch["input_ids"].shape)
-    assert batch["position_ids"][1:, 0].tolist() == [[0, 1, 1, 4, 5, 0, 0, 0], [0, 2, 3, 4, 5, 0, 0, 0]]
-    assert batch["position_ids"][:, 2].tolist() == [[0, 1, 0, 0, 0, 0, 0, 0]] * 3
-    prompts = collator.prompts(EXAMPLES[1:])["position_ids"]
-    assert prompts[2].tolist() == [[1, 2, 3, 4, 6, 7, 8, 9], [0, 0, 0, 0, 0, 0, 0, 1]]
-    assert "position_ids" not in collator(EXAMPLES[2:])
-    assert image_inputs(source, ["a", "b"])["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6]]

@@ -24,9 +24,6 @@ class FakeCache:
     def grid_thw(self, key: str) -> tuple[int, int, int]:
         return (1, 2, 2 * NUM_TOKENS[key])
 
-    def kept(self, key: str) -> None:
-        return None
-
     def get_many(self, keys: list[str], *, pin: bool = False) -> list[torch.Tensor]:
         assert not pin, "there is no GPU"
         self.read += keys
