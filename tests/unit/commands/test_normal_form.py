@@ -20,6 +20,8 @@ from lookonce.datasets.curriculum.context import ContextForm, with_context
 from lookonce.datasets.majority import Majority, MajorityInContext
 from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.datasets.records import Record, Turn
+from lookonce.eval.comparison.route import route
+from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.counts import training_answers
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import read_predictions
@@ -73,10 +75,9 @@ def test_runs_are_joined_and_reported(predictions):
     assert {*confusion["times"].values()} == {6}
 
 
-def test_a_routed_file_keeps_the_texts_as_they_were_written(predictions, tmp_path):
-    result = run("route", f"e\u0301={predictions[1]}", "--by", "category", "-o", tmp_path / "routed.jsonl")
-    assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "routed.jsonl").read_text().splitlines()[0])["answer"] == OTHER
+def test_a_routed_arm_keeps_the_texts_as_they_were_written(predictions):
+    answers = Run("a", read_predictions(predictions[1]), "a", 1)
+    assert route({"e\u0301": answers}, "category")[0].answer == OTHER
 
 
 def record(*turns: tuple[str, str], **metadata: Any) -> Record:
