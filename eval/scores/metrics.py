@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lookonce.eval.scores import texts
-from lookonce.eval.scores.calibration import Calibration
 from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.counts import Counts, TrainingAnswers
 from lookonce.eval.scores.figures import Figure, Sizes, figures
@@ -22,7 +21,7 @@ from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.intervals import MIN_CLUSTERS, Interval
 from lookonce.run.folder import RunFolder, read_form
-from lookonce.text import count, rows, shell, table
+from lookonce.text import rows, shell, table
 
 __all__ = ["Evaluation", "Score"]
 
@@ -47,8 +46,6 @@ class Evaluation:
     """The scores by question text, category, source and stage; empty where no record has one."""
     figures: dict[str, Figure]
     counts: Counts
-    calibration: Calibration | None
-    """None without log-probabilities."""
     text_metrics: str = field(default_factory=texts.libraries)
     """The libraries of the text metrics, or what to install."""
 
@@ -76,7 +73,6 @@ class Evaluation:
             groups=groups,
             figures=figures(compared, groups, sizes or {}),
             counts=Counts.of(compared, training),
-            calibration=Calibration.of(compared),
         )
 
     @property
@@ -129,10 +125,6 @@ class Evaluation:
         notes = [("answers", self.counts.text())]
         if self.predictions and self.interval is None:
             notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))
-        if self.calibration:
-            notes.append(("confidence", self.calibration.text()))
-            if self.calibration.num_without:
-                notes.append(("", f"{count(self.calibration.num_without, 'answer')} without a log-probability"))
         if self.text_metrics == texts.NOT_INSTALLED:
             notes.append(("BLEU etc.", self.text_metrics))
         return notes
@@ -149,7 +141,6 @@ class Evaluation:
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
             "counts": asdict(self.counts),
-            "calibration": self.calibration and asdict(self.calibration),
             "text_metrics": self.text_metrics,
         }
 
@@ -162,7 +153,6 @@ class WrittenMetrics:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
-    calibration: dict[str, Any] | None = None
 
 
 def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
