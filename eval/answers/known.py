@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from lookonce.errors import RecordsError, RunFolderError
 from lookonce.eval.answers.baselines import as_asked
-from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.answers.partial import is_begun
 from lookonce.eval.answers.questions import Questions
@@ -19,11 +18,8 @@ from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.folder import RunFolder
 
 
-def known_predictions(folder: RunFolder, questions: Questions, choice: Choice | None = None) -> list[Prediction] | None:
-    """The predictions of an evaluation that asked the same, with the same choice among candidates if there is one.
-
-    None if there was none or its files are damaged.
-    """
+def known_predictions(folder: RunFolder, questions: Questions) -> list[Prediction] | None:
+    """The predictions of an evaluation that asked the same; None if there was none or its files are damaged."""
     path = folder.predictions(questions.name)
     if not path.exists() or is_begun(path.parent, questions.name):
         return None
@@ -33,16 +29,13 @@ def known_predictions(folder: RunFolder, questions: Questions, choice: Choice | 
         return None
     if cost.identity != questions.identity(folder):
         return None
-    if choice and cost.candidates != choice.identity(cost.identity):
-        return None
     try:
         before = read_predictions(path)
     except RecordsError:
         return None
     if len(before) != len(questions.asked):
         return None
-    known = questions.again(before)
-    return choice.again(known, before) if choice else known
+    return questions.again(before)
 
 
 def known_baselines(folder: RunFolder, questions: Questions) -> dict[Baseline, list[str]]:

@@ -2,7 +2,6 @@
 
 prediction   one answered question, written to and read from predictions files
 headline     the interval of exact match, and how much higher it is than each baseline
-candidates   what the likeliest candidates score, beside the greedy answers
 match        whether one answer matches the right ones: exactly, as labels, as words
 points       whether an answer is a point in a box, or how far from a point
 groups       exact match by question, category, source and stage

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lookonce.eval.scores import texts
-from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.counts import Counts, TrainingAnswers
 from lookonce.eval.scores.figures import Figure, Sizes, figures
 from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, scores_by
@@ -40,8 +39,6 @@ class Evaluation:
     """The 95 % interval of the exact match of all; None if there are too few images."""
     baselines: dict[str, BaselineScore]
     """Exact match of the baselines that are known, by their keys."""
-    candidates: CandidateScore | None
-    """What the likeliest candidates score; None if no question has candidates."""
     groups: dict[str, dict[str, Score]]
     """The scores by question text, category, source and stage; empty where no record has one."""
     figures: dict[str, Figure]
@@ -69,7 +66,6 @@ class Evaluation:
             overall=score(compared),
             interval=headline.interval,
             baselines=headline.baselines,
-            candidates=headline.candidates,
             groups=groups,
             figures=figures(compared, groups, sizes or {}),
             counts=Counts.of(compared, training),
@@ -93,7 +89,6 @@ class Evaluation:
         header = ("other metrics", "asked", "model", "majority", *known, "at most")
         blocks = [
             self._by_question(),
-            self.candidates.text() if self.candidates else "",
             table(HEADER, [one.line(key) for key, one in self.baselines.items()]) if self.baselines else "",
             table(header, others) if others else "",
             rows(self._notes()),
@@ -101,10 +96,7 @@ class Evaluation:
         return "\n\n".join(filter(None, blocks))
 
     def _by_question(self) -> str:
-        """The table of question texts, with the likeliest candidates beside greedy answers if there are some.
-
-        Of many texts, those that are asked most.
-        """
+        """The table of question texts; of many, those that are asked most."""
         most = sorted(self.by_question, key=lambda name: -self.by_question[name].num_questions)[:MAX_GROUPS]
         shown = {name: one for name, one in self.by_question.items() if name in most}
         scores = [*shown.items(), ("all", self.overall)]
@@ -112,11 +104,6 @@ class Evaluation:
         header = ["question", "asked", "exact match", "majority"]
         if self.interval:
             lines[-1][2] += f" [{self.interval.in_percent()}]"
-        if self.candidates:
-            header.insert(3, "candidates")
-            shares = [self.candidates.by_question[name] for name in shown]
-            for line, share in zip(lines, [*shares, self.candidates.exact_match], strict=True):
-                line.insert(3, f"{share:.1%}")
         if more := len(self.by_question) - len(shown):
             lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
         return table(header, lines)
@@ -137,7 +124,6 @@ class Evaluation:
             "overall": asdict(self.overall),
             "exact_match_interval": self.interval,
             "baselines": {key: asdict(one) for key, one in self.baselines.items()},
-            "candidates": self.candidates and asdict(self.candidates),
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
             "counts": asdict(self.counts),

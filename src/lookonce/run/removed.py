@@ -14,6 +14,10 @@ REMOVED = {
 """Each with its replacement."""
 
 
+WITHOUT_REPLACEMENT = {"eval.candidates"}
+"""Those that nothing replaced: unknown keys in run files, and dropped from recorded runs."""
+
+
 def refuse_removed_keys(values: dict[str, Any]) -> None:
     """Check that the values of a run file have none of these keys.
 
@@ -31,9 +35,10 @@ def without_removed_keys(values: dict[str, Any]) -> dict[str, Any]:
     train = values.get("train")
     if isinstance(train, dict) and train.get("load_best_model_at_end"):
         values = values | {"train": train | {"best": "loss"}}
-    sections = {name.partition(".")[0] for name in REMOVED}
+    removed = REMOVED.keys() | WITHOUT_REPLACEMENT
+    sections = {name.partition(".")[0] for name in removed}
     return {
-        name: {key: inner for key, inner in value.items() if f"{name}.{key}" not in REMOVED}
+        name: {key: inner for key, inner in value.items() if f"{name}.{key}" not in removed}
         if name in sections and isinstance(value, dict)
         else value
         for name, value in values.items()

@@ -18,7 +18,6 @@ from PIL import Image
 from lookonce.cli import main
 from lookonce.datasets.curriculum.context import ContextForm, with_context
 from lookonce.datasets.majority import Majority, MajorityInContext
-from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.comparison.route import route
 from lookonce.eval.comparison.runs import Run
@@ -84,14 +83,12 @@ def record(*turns: tuple[str, str], **metadata: Any) -> Record:
     return Record((Path("/a.png"),), tuple(Turn(*turn) for turn in turns), metadata=metadata)
 
 
-def test_majority_answers_and_candidates_know_both_forms(tmp_path):
+def test_majority_answers_and_those_of_training_know_both_forms():
     records = [record((ASKED, "b"), ("Why?", ONE)), *[record((ASKED_TOO, ONE)), record((ASKED, OTHER))] * 2]
     assert Majority.of_records(records).answer(ASKED) == Majority.of_records(records).answer(ASKED_TOO) == ONE
     after = [record((ASKED, ONE), ("Why?", "x")), record((ASKED_TOO, OTHER), ("Why?", "y"))] * 3
     assert {MajorityInContext(after).answer((Turn(*turn),), "Why?") for turn in ((ASKED, OTHER), (ASKED, ONE))} == {"x"}
     assert training_answers(records)[ASKED] == {ONE, "b"}
-    (tmp_path / "c.yaml").write_text(json.dumps({ASKED_TOO: [OTHER, "b"]}, ensure_ascii=False))
-    assert read_candidates(tmp_path / "c.yaml") == {ASKED: (ONE, "b")}
 
 
 def test_contexts_have_an_answer_once_and_none_to_the_own_question():

@@ -33,6 +33,24 @@ def test_a_run_that_was_recorded_with_it_is_readable_and_the_same_run(make_run, 
     folder.check(run, {})
 
 
+def test_a_key_without_a_replacement_is_unknown_in_run_files_and_left_out_of_recorded_runs(make_run, tmp_path):
+    run = make_run()
+    path = tmp_path / "run.yaml"
+    path.write_text(run.to_yaml())
+    with pytest.raises(UsageError, match="eval.candidates: unknown key"):
+        read_run_file(path, ["eval.candidates=training"])
+    folder = RunFolder(run.output)
+    folder.claim(run, {})
+    folder.log.touch()
+    record = run.output / "run.json"
+    values = json.loads(record.read_text())
+    for recorded in (None, "training", "/data/known.yaml"):
+        values["run"]["eval"]["candidates"] = recorded
+        record.write_text(json.dumps(values))
+        assert folder.read_run().eval == run.eval
+        folder.check(run, {})
+
+
 def test_the_removed_choice_of_the_best_checkpoint_means_the_same_in_a_recorded_run(make_run, tmp_path):
     run = make_run(train={"best": "loss"})
     path = tmp_path / "run.yaml"

@@ -126,7 +126,7 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
     page = (root / "docs" / "metrics.md").read_text()
     value = Evaluation.of([*ANSWERED, prediction("(1, 2)", "?"), prediction("[1, 2, 3, 4]", "?")]).to_json()
     assert value["overall"] == {"num_questions": 4, "exact_match": 0, "majority": 0}
-    headline = {"overall", "exact_match_interval", "baselines", "candidates"}
+    headline = {"overall", "exact_match_interval", "baselines"}
     groups = {"by_question", "by_category", "by_source", "by_stage"}
     assert value.keys() == {*headline, *groups, "metrics", "counts", "text_metrics"}
     assert value["metrics"]["label_set_match"] == {
