@@ -4,6 +4,11 @@ Design: a run's own answers and those of its baselines are evaluations of the sa
 With several of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the
 same one with its adapter switched off. The run's own answers come last, when all baselines are known. With own answers
 as context each stage is a pass; all are interrupted and shared in the same way.
+
+Answers of an evaluation that has ended need not be given again: `answering/NAME.json` has the identity of what they
+depended on, apart from the machine, so that they are found again on another one. Only what the model gave is taken from
+the rows of the file: references, labels and majority answers are those of the records as they are now. While an
+evaluation of that name is unfinished, its file may be the one before, so it does not count.
 """
 
 from __future__ import annotations
@@ -15,17 +20,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lookonce.errors import UsageError
+from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.baselines import as_asked, why_not
 from lookonce.eval.answers.cost import AnsweringCost
-from lookonce.eval.answers.known import known_baselines, known_predictions
-from lookonce.eval.answers.partial import Answered, PartialAnswers
+from lookonce.eval.answers.partial import Answered, PartialAnswers, is_begun
 from lookonce.eval.answers.questions import Questions, on_this_machine
 from lookonce.eval.asking.found import find_run
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Prediction, write_predictions
+from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
 from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder
@@ -62,7 +66,7 @@ def evaluate(
         The scores; None on all ranks but the first.
     """
     folder = RunFolder(owner.folder)
-    if reuses and (known := ranks.first_decides(lambda: known_predictions(folder, questions))) is not None:
+    if reuses and (known := ranks.first_decides(lambda: _known_predictions(folder, questions))) is not None:
         notify(f"the answers of {questions.name} are on disk")
         return _save(folder, questions, known, owner) if ranks.is_first else None
     cost = AnsweringCost(identity=ranks.first_decides(lambda: questions.identity(folder)))
@@ -130,10 +134,38 @@ def _answered(
 
 def _save(folder: RunFolder, questions: Questions, predictions: list[Prediction], owner: RunClaim) -> Evaluation:
     """Score predictions, the run's own beside its baselines, and write them."""
-    evaluation = questions.score(predictions, None if questions.baseline else known_baselines(folder, questions))
+    evaluation = questions.score(predictions, None if questions.baseline else _known_baselines(folder, questions))
     owner.check()
     save_evaluation(folder, questions.name, evaluation)
     return evaluation
+
+
+def _known_predictions(folder: RunFolder, questions: Questions) -> list[Prediction] | None:
+    """The predictions of an evaluation that asked the same; None if there was none or its files are damaged."""
+    path = folder.predictions(questions.name)
+    if not path.exists() or is_begun(path.parent, questions.name):
+        return None
+    try:
+        cost = AnsweringCost.read(folder.answering(questions.name))
+    except RunFolderError:
+        return None
+    if cost.identity != questions.identity(folder):
+        return None
+    try:
+        before = read_predictions(path)
+    except RecordsError:
+        return None
+    if len(before) != len(questions.asked):
+        return None
+    return questions.again(before)
+
+
+def _known_baselines(folder: RunFolder, questions: Questions) -> dict[Baseline, list[str]]:
+    """The answers of the baselines to a run's own questions, as far as they are known."""
+    each = (*BASELINES, *IN_CONTEXT)
+    asked = {one: as_asked(questions, one) for one in each if folder.answering(questions.name_of(one)).exists()}
+    found = {one: _known_predictions(folder, those) for one, those in asked.items()}
+    return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}
 
 
 def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> None:
