@@ -2,32 +2,34 @@
 
 Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
 With several of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the
-same one with its adapter switched off. The run's own answers come last, when all baselines are known. With
-`eval.candidates` the likeliest candidates are a second pass after the greedy answers, and with own answers as context
-each stage is a pass; all are interrupted and shared in the same way.
+same one with its adapter switched off. The run's own answers come last, when all baselines are known. With own answers
+as context each stage is a pass; all are interrupted and shared in the same way.
+
+Answers of an evaluation that has ended need not be given again: `answering/NAME.json` has the identity of what they
+depended on, apart from the machine, so that they are found again on another one. Only what the model gave is taken from
+the rows of the file: references, labels and majority answers are those of the records as they are now. While an
+evaluation of that name is unfinished, its file may be the one before, so it does not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lookonce.errors import UsageError
+from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.baselines import as_asked, why_not
-from lookonce.eval.answers.candidates.choice import Choice
 from lookonce.eval.answers.cost import AnsweringCost
-from lookonce.eval.answers.known import known_baselines, known_predictions
-from lookonce.eval.answers.partial import Answered, PartialAnswers
+from lookonce.eval.answers.partial import Answered, PartialAnswers, is_begun
 from lookonce.eval.answers.questions import Questions, on_this_machine
 from lookonce.eval.asking.found import find_run
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Prediction, write_predictions
+from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
 from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder
@@ -40,8 +42,6 @@ from lookonce.train.model.load import load_trained, load_untuned, without_adapte
 
 Open = Callable[[], AbstractContextManager[Any]]
 """Loads the model, if it is not loaded, and makes it the one that answers within the block."""
-Asked = Questions | Choice
-"""Questions that are answered greedily, or by a choice among candidates."""
 Baselines = tuple[Baseline, ...] | Literal["all"]
 """The baselines that are asked: some by name, or all that have a meaning for the run."""
 UNTUNED: Baselines = ("untuned",)
@@ -65,35 +65,24 @@ def evaluate(
     Returns:
         The scores; None on all ranks but the first.
     """
-    folder, choice = RunFolder(owner.folder), Choice.of(questions, notify)
-    if reuses and (known := ranks.first_decides(lambda: known_predictions(folder, questions, choice))) is not None:
+    folder = RunFolder(owner.folder)
+    if reuses and (known := ranks.first_decides(lambda: _known_predictions(folder, questions))) is not None:
         notify(f"the answers of {questions.name} are on disk")
         return _save(folder, questions, known, owner) if ranks.is_first else None
-    identity = ranks.first_decides(lambda: questions.identity(folder))
-    cost = AnsweringCost(identity=identity, candidates=choice.identity(identity) if choice else "")
+    cost = AnsweringCost(identity=ranks.first_decides(lambda: questions.identity(folder)))
     with ExitStack() as opened, questions.session.compile_cache(notify).in_use():
         model = cache(lambda: opened.enter_context(open_model()))
-        answers, unfinished = _greedy(questions, folder, cost, model, owner, ranks, notify)
-        asked = questions.after_all(answers)
-        if choice and asked is not questions:
-            choice = Choice.of(asked)  # longer prompts leave less room for candidates
-        if choice:
-            unfinished.append(_unfinished(folder, choice, cost.candidates, ranks))
-            choice = replace(choice, answers=answers)
-            chosen = _answered(choice, unfinished[-1], AnsweringCost(), model, owner, ranks, notify)
+        answers, unfinished = _all_stages(questions, folder, cost, model, owner, ranks, notify)
     if not ranks.is_first:
         return None
-    predictions = asked.predictions(answers)
-    if choice:
-        predictions = choice.added_to(predictions, chosen)
-    evaluation = _save(folder, questions, predictions, owner)
+    evaluation = _save(folder, questions, questions.after_all(answers).predictions(answers), owner)
     write_json(folder.answering(questions.name), asdict(cost))
     for one in reversed(unfinished):
         one.remove()
     return evaluation
 
 
-def _greedy(
+def _all_stages(
     questions: Questions,
     folder: RunFolder,
     cost: AnsweringCost,
@@ -108,20 +97,16 @@ def _greedy(
     for number, stage in enumerate(questions.stages):
         part = questions.at_stage(number, answers)
         identity = cost.identity if part is questions else ranks.first_decides(partial(part.identity, folder))
-        unfinished.append(_unfinished(folder, part, identity, ranks))
+        here = ranks.first_decides(partial(on_this_machine, identity))
+        unfinished.append(PartialAnswers(folder.predictions(part.name).parent, part.name, here, ranks.rank))
         answered = _answered(part, unfinished[-1], cost, model, owner, ranks, notify)
         found = ranks.first_decides(partial(part.of_questions, answered))
         answers |= {stage[place]: answer for place, answer in found.items()}
     return answers, unfinished
 
 
-def _unfinished(folder: RunFolder, asked: Asked, identity: str, ranks: Ranks) -> PartialAnswers:
-    here = ranks.first_decides(lambda: on_this_machine(identity))
-    return PartialAnswers(folder.predictions(asked.name).parent, asked.name, here, ranks.rank)
-
-
 def _answered(
-    asked: Asked,
+    questions: Questions,
     unfinished: PartialAnswers,
     cost: AnsweringCost,
     model: Callable[[], Any],
@@ -132,15 +117,15 @@ def _answered(
     """Give the answers that are missing; returns all of them on the first rank, and its own on each other."""
     owner.check()
     answered = ranks.first_decides(unfinished.read)
-    missing = [number for number in range(len(asked.batches)) if number not in answered]
+    missing = [number for number in range(len(questions.batches)) if number not in answered]
     if answered:
-        before, of_all = asked.num_in(answered), asked.num_in(range(len(asked.batches)))
-        notify(f"continuing an evaluation: {before:,} of {of_all:,} questions {asked.DONE} before")
+        before, of_all = questions.num_in(answered), questions.num_in(range(len(questions.batches)))
+        notify(f"continuing an evaluation: {before:,} of {of_all:,} questions were answered before")
     with unfinished:
         if mine := missing[ranks.rank :: ranks.num_ranks]:
             opened = model()
-            with cost.measure(asked.num_in(mine)):
-                for number, answers in asked.answer(opened, mine, shows_progress=ranks.is_first, notify=notify):
+            with cost.measure(questions.num_in(mine)):
+                for number, answers in questions.answer(opened, mine, shows_progress=ranks.is_first, notify=notify):
                     owner.check()
                     unfinished.add(number, answers)
                     answered[number] = answers
@@ -149,10 +134,38 @@ def _answered(
 
 def _save(folder: RunFolder, questions: Questions, predictions: list[Prediction], owner: RunClaim) -> Evaluation:
     """Score predictions, the run's own beside its baselines, and write them."""
-    evaluation = questions.score(predictions, None if questions.baseline else known_baselines(folder, questions))
+    evaluation = questions.score(predictions, None if questions.baseline else _known_baselines(folder, questions))
     owner.check()
     save_evaluation(folder, questions.name, evaluation)
     return evaluation
+
+
+def _known_predictions(folder: RunFolder, questions: Questions) -> list[Prediction] | None:
+    """The predictions of an evaluation that asked the same; None if there was none or its files are damaged."""
+    path = folder.predictions(questions.name)
+    if not path.exists() or is_begun(path.parent, questions.name):
+        return None
+    try:
+        cost = AnsweringCost.read(folder.answering(questions.name))
+    except RunFolderError:
+        return None
+    if cost.identity != questions.identity(folder):
+        return None
+    try:
+        before = read_predictions(path)
+    except RecordsError:
+        return None
+    if len(before) != len(questions.asked):
+        return None
+    return questions.again(before)
+
+
+def _known_baselines(folder: RunFolder, questions: Questions) -> dict[Baseline, list[str]]:
+    """The answers of the baselines to a run's own questions, as far as they are known."""
+    each = (*BASELINES, *IN_CONTEXT)
+    asked = {one: as_asked(questions, one) for one in each if folder.answering(questions.name_of(one)).exists()}
+    found = {one: _known_predictions(folder, those) for one, those in asked.items()}
+    return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}
 
 
 def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> None:

@@ -1,9 +1,9 @@
 """Answers to earlier questions in the prompt of a question about the same images.
 
-Design: the context is kept beside the turns of a record, because majority answers, candidates and comparisons know a
-question by its text. It becomes a text or turns when tokens are made (`Record.shown`). As a text it is a part of the
-question, so the questions of a stage remain parallel branches of one prefix. As turns, only the record's own answers
-are trained on: an answer of the context may be wrong, and a true one is trained on in its own record.
+Design: the context is kept beside the turns of a record, because majority answers and comparisons know a question by
+its text. It becomes a text or turns when tokens are made (`Record.shown`). As a text it is a part of the question, so
+the questions of a stage remain parallel branches of one prefix. As turns, only the record's own answers are trained on:
+an answer of the context may be wrong, and a true one is trained on in its own record.
 
 Only records of an earlier stage give context, and never an answer to a question that the record itself asks. Records
 without images are about nothing in common and have none. Drop-out follows from the seed, the images and the turns of a

@@ -4,6 +4,5 @@ parquet       rows, single columns and embedded images of parquet files
 image_column  the usual names of columns, and which column of a parquet file holds images
 text          CSV, JSON arrays and JSONL
 file_kind     what kind of file holds records, and what other files are
-candidates    known answers to questions, from YAML or JSON
 tar           members and WebDataset samples of tar files
 """

@@ -5,8 +5,6 @@ dialogues    the dialogues in which questions are answered
 staged       the questions of later stages, with the model's own answers to earlier ones
 baselines    the same questions as the baselines are asked
 blank        grey images in place of all others
-candidates   the likeliest of each question's known answers
-known        answers of evaluations that have ended
 engines      the ways to answer questions, which eval.engine chooses
 accuracy     exact match of a model while it is trained
 wave_size    how many tokens are answered together

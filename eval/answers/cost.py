@@ -31,8 +31,6 @@ class AnsweringCost:
     """GPU memory that was allocated after the last answer, without `model_mb`."""
     identity: str = ""
     """What the answers depend on, as `Questions.identity` has it; empty if an earlier version answered."""
-    candidates: str = ""
-    """What the choice among candidates depends on, as `Choice.identity` has it; empty without candidates."""
 
     @classmethod
     def read(cls, path: Path) -> AnsweringCost:

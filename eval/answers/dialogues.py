@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
@@ -64,22 +63,6 @@ class Dialogues:
         chosen = [[self.each[number] for number in batch] for batch in batches]
         for answers in engine.stream(model, chosen, notify):
             yield [answer for some in answers for answer in some]
-
-    def prompt(self, question: int, answers: Mapping[int, Answer]) -> Example:
-        """The prompt of a question after these answers, which are by the number of their question."""
-        number, turn = self._where[question]
-        return self.each[number].prompt([answers[one] for one in self.numbers[number][:turn]])
-
-    def num_own(self, question: int) -> int:
-        """The number of the model's own answers in the prompt of a question."""
-        return self._where[question][1]
-
-    @cached_property
-    def _where(self) -> dict[int, tuple[int, int]]:
-        """The dialogue of each question, and which of its questions it is."""
-        return {
-            question: (number, turn) for number, some in enumerate(self.numbers) for turn, question in enumerate(some)
-        }
 
 
 def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -37,7 +37,7 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.session import Session
 from lookonce.train.model.frozen.choice import model_settings
 
-NOT_OF_ANSWERS = {"split", "staged", "candidates", "every", "max_questions", "frozen"}
+NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "frozen"}
 """Keys of `eval` that answers do not depend on, or that their identity has in another form."""
 
 
@@ -45,8 +45,6 @@ NOT_OF_ANSWERS = {"split", "staged", "candidates", "every", "max_questions", "fr
 class Questions:
     """Questions that a run's model is asked."""
 
-    DONE: ClassVar[str] = "were answered"
-    """What is said of those that an earlier, interrupted evaluation got to."""
     session: Session
     split: str
     dialogues: Dialogues

@@ -163,7 +163,7 @@ class Answerer:
             "adapter": {path.name: hash_file(path) for path in files},
             "model": inputs.model_identity(),
             "cache": inputs.fingerprint.sha256,
-            "eval": run.eval.model_dump(exclude={"split", "candidates", "frozen"}),
+            "eval": run.eval.model_dump(exclude={"split", "frozen"}),
             "precision": model_settings(run),
         }
         if self._chat.template_options:

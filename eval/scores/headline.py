@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.clusters import clusters_of
 from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
@@ -65,8 +63,6 @@ class Headline:
     interval: Interval | None = None
     """The 95 % interval; None if there are too few images."""
     baselines: dict[str, BaselineScore] = field(default_factory=dict)
-    candidates: CandidateScore | None = None
-    """None if no question has candidates."""
 
     @classmethod
     def of(cls, predictions: Sequence[Prediction], answers: BaselineAnswers) -> Headline:
@@ -77,21 +73,16 @@ class Headline:
         clusters = clusters_of([one.sources for one in predictions])
 
         def baseline(texts: Sequence[str]) -> BaselineScore:
-            baseline_Q = _right(predictions, texts)
+            right = [one.accepts(text) for one, text in zip(predictions, texts, strict=True)]
+            baseline_Q = np.array(right, dtype=np.float64)
             score = float(baseline_Q.mean())
             return BaselineScore(
                 score, float(right_Q.mean()) - score, difference_interval(right_Q - baseline_Q, clusters)
             )
 
-        def candidates() -> CandidateScore:
-            higher_Q = _right(predictions, [one.chosen for one in predictions]) - right_Q
-            return CandidateScore.of(predictions, float(higher_Q.mean()), difference_interval(higher_Q, clusters))
-
-        has_candidates = any(one.candidate is not None for one in predictions)
         return cls(
             share_interval(right_Q, clusters),
             {key: baseline(texts) for key, texts in (_majorities(predictions) | dict(answers)).items()},
-            candidates() if has_candidates else None,
         )
 
 
@@ -102,8 +93,3 @@ def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:
         in_context = [(one.majority_in_context, one.majority) for one in predictions]
         given["majority_in_context"] = [plain if known is None else known for known, plain in in_context]
     return given
-
-
-def _right(predictions: Sequence[Prediction], answers: Sequence[str]) -> NDArray[np.float64]:
-    right = [one.accepts(answer) for one, answer in zip(predictions, answers, strict=True)]
-    return np.array(right, dtype=np.float64)

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lookonce.eval.scores import texts
-from lookonce.eval.scores.calibration import Calibration
-from lookonce.eval.scores.candidates import CandidateScore
 from lookonce.eval.scores.counts import Counts, TrainingAnswers
 from lookonce.eval.scores.figures import Figure, Sizes, figures
 from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, scores_by
@@ -22,7 +20,7 @@ from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics.intervals import MIN_CLUSTERS, Interval
 from lookonce.run.folder import RunFolder, read_form
-from lookonce.text import count, rows, shell, table
+from lookonce.text import rows, shell, table
 
 __all__ = ["Evaluation", "Score"]
 
@@ -41,14 +39,10 @@ class Evaluation:
     """The 95 % interval of the exact match of all; None if there are too few images."""
     baselines: dict[str, BaselineScore]
     """Exact match of the baselines that are known, by their keys."""
-    candidates: CandidateScore | None
-    """What the likeliest candidates score; None if no question has candidates."""
     groups: dict[str, dict[str, Score]]
     """The scores by question text, category, source and stage; empty where no record has one."""
     figures: dict[str, Figure]
     counts: Counts
-    calibration: Calibration | None
-    """None without log-probabilities."""
     text_metrics: str = field(default_factory=texts.libraries)
     """The libraries of the text metrics, or what to install."""
 
@@ -72,11 +66,9 @@ class Evaluation:
             overall=score(compared),
             interval=headline.interval,
             baselines=headline.baselines,
-            candidates=headline.candidates,
             groups=groups,
             figures=figures(compared, groups, sizes or {}),
             counts=Counts.of(compared, training),
-            calibration=Calibration.of(compared),
         )
 
     @property
@@ -97,7 +89,6 @@ class Evaluation:
         header = ("other metrics", "asked", "model", "majority", *known, "at most")
         blocks = [
             self._by_question(),
-            self.candidates.text() if self.candidates else "",
             table(HEADER, [one.line(key) for key, one in self.baselines.items()]) if self.baselines else "",
             table(header, others) if others else "",
             rows(self._notes()),
@@ -105,10 +96,7 @@ class Evaluation:
         return "\n\n".join(filter(None, blocks))
 
     def _by_question(self) -> str:
-        """The table of question texts, with the likeliest candidates beside greedy answers if there are some.
-
-        Of many texts, those that are asked most.
-        """
+        """The table of question texts; of many, those that are asked most."""
         most = sorted(self.by_question, key=lambda name: -self.by_question[name].num_questions)[:MAX_GROUPS]
         shown = {name: one for name, one in self.by_question.items() if name in most}
         scores = [*shown.items(), ("all", self.overall)]
@@ -116,11 +104,6 @@ class Evaluation:
         header = ["question", "asked", "exact match", "majority"]
         if self.interval:
             lines[-1][2] += f" [{self.interval.in_percent()}]"
-        if self.candidates:
-            header.insert(3, "candidates")
-            shares = [self.candidates.by_question[name] for name in shown]
-            for line, share in zip(lines, [*shares, self.candidates.exact_match], strict=True):
-                line.insert(3, f"{share:.1%}")
         if more := len(self.by_question) - len(shown):
             lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
         return table(header, lines)
@@ -129,10 +112,6 @@ class Evaluation:
         notes = [("answers", self.counts.text())]
         if self.predictions and self.interval is None:
             notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))
-        if self.calibration:
-            notes.append(("confidence", self.calibration.text()))
-            if self.calibration.num_without:
-                notes.append(("", f"{count(self.calibration.num_without, 'answer')} without a log-probability"))
         if self.text_metrics == texts.NOT_INSTALLED:
             notes.append(("BLEU etc.", self.text_metrics))
         return notes
@@ -145,11 +124,9 @@ class Evaluation:
             "overall": asdict(self.overall),
             "exact_match_interval": self.interval,
             "baselines": {key: asdict(one) for key, one in self.baselines.items()},
-            "candidates": self.candidates and asdict(self.candidates),
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
             "counts": asdict(self.counts),
-            "calibration": self.calibration and asdict(self.calibration),
             "text_metrics": self.text_metrics,
         }
 
@@ -162,7 +139,6 @@ class WrittenMetrics:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
-    calibration: dict[str, Any] | None = None
 
 
 def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:

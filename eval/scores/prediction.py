@@ -82,17 +82,6 @@ class Prediction:
     """The number of tokens of the answer, with its end token."""
     ended: Literal["stop", "length"] | None = None
     """Why the answer ended: `stop` at its end token, `length` at `eval.max_new_tokens`."""
-    candidate: str | None = None
-    """The likeliest of the question's candidates, with `eval.candidates`."""
-    candidate_logprob: float | None = None
-    """The sum of the log-probabilities of its tokens, with its end token."""
-    num_candidates: int | None = None
-    """The number of the question's candidates."""
-
-    @property
-    def chosen(self) -> str:
-        """The likeliest candidate; of a question without candidates the model's answer."""
-        return self.predicted if self.candidate is None else self.candidate
 
     @property
     def is_right(self) -> bool:
@@ -121,22 +110,21 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """The row in a predictions file; keys without a value are left out, also a log-probability that is NaN."""
         values = asdict(self)
-        for name in ("logprob", "candidate_logprob"):
-            if values[name] is not None and not math.isfinite(values[name]):
-                values[name] = None  # JSON has no NaN
+        if self.logprob is not None and not math.isfinite(self.logprob):
+            values["logprob"] = None  # JSON has no NaN
         kept = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, ())}
         return {"version": VERSION} | kept | {"right": self.is_right}
 
 
 TEXTS = (
-    *("question", "answer", "predicted", "majority", "majority_in_context", "candidate", "system"),
+    *("question", "answer", "predicted", "majority", "majority_in_context", "system"),
     *("source", "category", "stage"),
 )
 """Keys whose values are single texts to compare."""
 OPTIONAL = {
     *("references", "source", "category", "stage", "system", "earlier", "earlier_answers", "majority_in_context"),
     *("context", "context_answers"),
-    *("logprob", "num_tokens", "ended", "candidate", "candidate_logprob", "num_candidates"),
+    *("logprob", "num_tokens", "ended"),
 }
 """Keys that a row may lack."""
 ROW = TypeAdapter(Prediction)

@@ -44,7 +44,6 @@ from lookonce.commands.predict import predict
 from lookonce.commands.runs.compare import compare
 from lookonce.commands.runs.export import export
 from lookonce.commands.runs.report import report
-from lookonce.commands.runs.route import route
 from lookonce.commands.runs.study import study
 from lookonce.commands.sample import sample
 from lookonce.commands.selftest import selftest
@@ -152,7 +151,7 @@ def main(debug: bool) -> None:
         _hush_libraries()
 
 
-RUNS = (evaluate, study, compare, report, route, export, predict, ask, fetch, status, bench, selftest)
+RUNS = (evaluate, study, compare, report, export, predict, ask, fetch, status, bench, selftest)
 for command in (sample, data, init, check, cache, train, *RUNS, adapter, completion):
     main.add_command(command)
 add_addresses(main)

@@ -6,11 +6,9 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from lookonce.checks.report import Result
-from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.environment import LAUNCH, MPI, gpu_gb, launch_note
 from lookonce.errors import LookonceError
 from lookonce.run.config import RunFile
@@ -41,7 +39,7 @@ PLAIN_TRAINING = {
 
 def check_settings(run: RunFile) -> list[Result]:
     """Errors and warnings about settings that the schema allows."""
-    wrong = [*_launch(), *_packages(run), *_training(run), *_hardware(run), *_candidates(run)]
+    wrong = [*_launch(), *_packages(run), *_training(run), *_hardware(run)]
     options = run.train
     usual = f"{options.optimizer}, {options.scheduler}, {run.batch.samples_per_step} samples a step"
     return [*(wrong or [Result("ok", "training", usual)]), *_splits(run)]
@@ -78,14 +76,6 @@ def _packages(run: RunFile) -> Iterator[Result]:
     for package, setting in needed.items():
         if importlib.util.find_spec(package) is None:
             yield Result("error", "packages", f"{setting} needs the package {package}", "install it, or change the key")
-
-
-def _candidates(run: RunFile) -> Iterator[Result]:
-    if isinstance(run.eval.candidates, Path):
-        try:
-            read_candidates(run.eval.candidates)
-        except LookonceError as error:
-            yield Result("error", "candidates", str(error), "correct the file, or eval.candidates")
 
 
 def _training(run: RunFile) -> Iterator[Result]:

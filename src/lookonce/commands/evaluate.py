@@ -74,7 +74,7 @@ def evaluate(
       lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
       lookonce eval runs/sample --true-context --no-context
-      lookonce eval runs/sample --set eval.candidates=training
+      lookonce eval runs/sample --set eval.max_new_tokens=8
       lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
       torchrun --nproc-per-node 4 -m lookonce eval runs/sample

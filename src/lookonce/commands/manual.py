@@ -49,7 +49,6 @@ PAGES = {
     "init": "docs/getting-started.md#first-run-file",
     "predict": "docs/ask.md#one-question",
     "report": "docs/run-report.md",
-    "route": "docs/studies.md#route-each-question-to-an-adapter",
     "sample": "docs/getting-started.md#the-sample",
     "selftest": "docs/selftest.md",
     "status": "docs/cluster.md",

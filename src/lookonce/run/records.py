@@ -24,7 +24,6 @@ from lookonce.datasets.curriculum.folds import hold_out
 from lookonce.datasets.curriculum.selection import select_training
 from lookonce.datasets.curriculum.stage_map import read_stage_map, with_stages
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.datasets.records import Record, RecordsFile, missing_file
 from lookonce.datasets.stamps import is_gone
 from lookonce.datasets.usable import leave_out
@@ -175,7 +174,7 @@ def check_paths(run: RunFile) -> None:
     """Check that the records files exist, and the model folder unless it may be on the Hub; takes no time.
 
     Raises:
-        UsageError: the file of `eval.candidates` or `data.stage_map` is missing or wrong.
+        UsageError: the file of `data.stage_map` is missing or wrong.
         RecordsError: a records file is missing.
         ModelError: the model folder is missing.
     """
@@ -183,8 +182,6 @@ def check_paths(run: RunFile) -> None:
         for path in getattr(run.data, split):
             if not path.exists():
                 raise RecordsError(missing_file(path))
-    if isinstance(run.eval.candidates, Path):
-        read_candidates(run.eval.candidates)
     if run.data.stage_map:
         read_stage_map(run.data.stage_map)
     check_name(run.model.path)

@@ -1,4 +1,4 @@
-"""`lookonce compare`, `lookonce route` and `lookonce export` on the files of runs."""
+"""`lookonce compare` and `lookonce export` on the files of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lookonce.cli import main
-from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
+from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 
@@ -66,9 +66,6 @@ def test_compare_with_a_baseline_has_a_pair_for_each_other_run(runs):
         (["compare", "a", "--baseline", "a"], "comparing needs two runs"),
         (["compare", "a", "nothing"], "is not a run folder"),
         (["compare", "a", "b", "--split", "test"], "no predictions of the split test; there are those of val"),
-        (["route", "a", "-o", "x.jsonl"], "a: name the run of each stage, such as 1=runs/first"),
-        (["route", "1=a", "1=b", "-o", "x.jsonl"], "there are two runs for stage 1; name one"),
-        (["route", "1=a", "-o", "x.jsonl"], "60 of 60 questions have no run to be routed to: no stage (60); there are"),
         (["export", "a", "--to", "medico", "--split", "test"], "no predictions of the split test"),
         (["export", "a", "--to", "medico", "--info", "team.yaml"], "Team: unknown key; did you mean `Team_Name`?"),
     ],
@@ -77,20 +74,6 @@ def test_mistakes_are_explained(runs, tmp_path, words, message):
     (tmp_path / "team.yaml").write_text("Team: x\n")
     result = invoke(*words)
     assert result.exit_code in (1, 2) and message in result.output
-
-
-def test_route_writes_the_answers_of_each_run_to_the_questions_of_its_stage(runs):
-    for name in ("a", "c"):
-        path = RunFolder(Path(name)).predictions("val")
-        rows = read_predictions(path)
-        write_predictions(path, [replace(one, stage=str(place % 2)) for place, one in enumerate(rows)])
-    value = json.loads(invoke("route", "0=a", "1=c", "-o", "routed.jsonl", "--json").stdout)
-    assert value["overall"]["exact_match"] == 0.75
-    rows = read_predictions(Path("routed.jsonl"))
-    assert [one.is_right for one in rows] == [place % 2 == 0 or place >= 30 for place in range(60)]
-    assert "routed.jsonl exists; name another file" in invoke("route", "0=a", "1=c", "-o", "routed.jsonl").output
-    assert invoke("route", "0=a", "1=c", "-o", "routed.jsonl", "--overwrite").exit_code == 0
-    assert "B routed 75.0%" in " ".join(invoke("compare", "b", "routed.jsonl").output.split())
 
 
 def test_export_fails_if_rows_of_the_challenge_are_missing(runs, tmp_path):

@@ -170,14 +170,11 @@ def test_ranks_share_each_stage(trained, preloaded, monkeypatch):
     assert path.read_bytes() == expected and not list(path.parent.glob("*partial*"))
 
 
-def test_both_engines_and_candidates_have_the_same_contexts(run):
+def test_both_engines_have_the_same_contexts(run):
     own = rows(run)
-    evaluate_run(run.output, assignments=["eval.engine=generate", "eval.candidates=training"], **QUIET)
+    evaluate_run(run.output, assignments=["eval.engine=generate"], **QUIET)
     found = rows(run)
     assert [(row.predicted, row.context) for row in found] == [(row.predicted, row.context) for row in own]
-    same = [row for row in found if row.context and row.candidate == row.predicted]
-    assert same, "a candidate has the log-probability of the same greedy answer only after the same prompt"
-    assert [row.candidate_logprob for row in same] == pytest.approx([row.logprob for row in same], abs=1e-4)
 
 
 def test_the_key_says_what_the_run_itself_answers(run):

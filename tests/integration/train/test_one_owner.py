@@ -263,7 +263,6 @@ WRITERS = {
     "eval": ("eval", "run"),
     "report": ("report", "run", "-o", "run/page.html"),
     "export": ("export", "run", "--to", "medvqa-gi", "-o", "run/answers.json"),
-    "route": ("route", "1=run", "--by", "source", "-o", "run/routed.jsonl"),
     "predict": ("predict", "run", "--image", "a.jpg", "--question", "Is there text?", "-o", "run/asked.jsonl"),
     "adapter merge": ("adapter", "merge", "run", "run/merged", "--questions", "0"),
 }
@@ -277,10 +276,6 @@ def test_whatever_writes_into_a_run_folder_claims_it_before_it_reads_there(
     finished, watched, sample, tmp_path, monkeypatch, name
 ):
     monkeypatch.chdir(tmp_path)
-    if name == "route":  # whose rows need the label that decides
-        answers = RunFolder(finished.output).predictions("val")
-        rows = [json.loads(line) | {"source": "1"} for line in answers.read_text().splitlines()]
-        answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copy(next((sample / "images").iterdir()), "a.jpg")
     watched.is_on = True
     result = CliRunner().invoke(main, list(WRITERS[name]))

@@ -190,11 +190,6 @@ def test_a_split_without_records_cannot_be_evaluated(checked):
     assert "nothing is evaluated" in found.one("evaluation").value
 
 
-def test_candidates_that_cannot_be_read_are_named_before_a_training(checked, tmp_path):
-    (tmp_path / "known.yaml").write_text("Is there text?: [yes, no]")
-    assert "got True; write it in quotes" in checked(f"eval.candidates={tmp_path}/known.yaml").one("candidates").value
-
-
 def test_a_model_that_is_not_here_does_not_hide_the_rest(checked, tmp_path):
     found = checked("model.path=nowhere", data={"val": str(tmp_path / "none.jsonl")})
     assert "no model folder at" in found.one("model").value and "no records file" in found.one("records").value

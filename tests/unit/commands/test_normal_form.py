@@ -18,8 +18,9 @@ from PIL import Image
 from lookonce.cli import main
 from lookonce.datasets.curriculum.context import ContextForm, with_context
 from lookonce.datasets.majority import Majority, MajorityInContext
-from lookonce.datasets.readers.candidates import read_candidates
 from lookonce.datasets.records import Record, Turn
+from lookonce.eval.comparison.route import route
+from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.counts import training_answers
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import read_predictions
@@ -73,24 +74,21 @@ def test_runs_are_joined_and_reported(predictions):
     assert {*confusion["times"].values()} == {6}
 
 
-def test_a_routed_file_keeps_the_texts_as_they_were_written(predictions, tmp_path):
-    result = run("route", f"e\u0301={predictions[1]}", "--by", "category", "-o", tmp_path / "routed.jsonl")
-    assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "routed.jsonl").read_text().splitlines()[0])["answer"] == OTHER
+def test_a_routed_arm_keeps_the_texts_as_they_were_written(predictions):
+    answers = Run("a", read_predictions(predictions[1]), "a", 1)
+    assert route({"e\u0301": answers}, "category")[0].answer == OTHER
 
 
 def record(*turns: tuple[str, str], **metadata: Any) -> Record:
     return Record((Path("/a.png"),), tuple(Turn(*turn) for turn in turns), metadata=metadata)
 
 
-def test_majority_answers_and_candidates_know_both_forms(tmp_path):
+def test_majority_answers_and_those_of_training_know_both_forms():
     records = [record((ASKED, "b"), ("Why?", ONE)), *[record((ASKED_TOO, ONE)), record((ASKED, OTHER))] * 2]
     assert Majority.of_records(records).answer(ASKED) == Majority.of_records(records).answer(ASKED_TOO) == ONE
     after = [record((ASKED, ONE), ("Why?", "x")), record((ASKED_TOO, OTHER), ("Why?", "y"))] * 3
     assert {MajorityInContext(after).answer((Turn(*turn),), "Why?") for turn in ((ASKED, OTHER), (ASKED, ONE))} == {"x"}
     assert training_answers(records)[ASKED] == {ONE, "b"}
-    (tmp_path / "c.yaml").write_text(json.dumps({ASKED_TOO: [OTHER, "b"]}, ensure_ascii=False))
-    assert read_candidates(tmp_path / "c.yaml") == {ASKED: (ONE, "b")}
 
 
 def test_contexts_have_an_answer_once_and_none_to_the_own_question():

@@ -27,8 +27,10 @@ UNKNOWN = "unknown"
 SCORED = ("test", "val", HELD_OUT, "train")
 """The splits whose scores are on the card, in this order."""
 COMMIT = re.compile(rf"[0-9a-f]{{40,64}}({DIRTY})?")
-TEXTS = ("by_question", "by_source")
-"""Groups of scores whose names may be texts of records, or names of places; they are not uploaded."""
+SHARED = {
+    *("overall", "exact_match_interval", "baselines", "by_category", "by_stage", "metrics", "counts", "text_metrics"),
+}
+"""Keys of an evaluation that are uploaded; names in other groups may be texts of records, or names of places."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,7 @@ def _commit(recorded: object) -> str | None:
 
 
 def _scores(folder: RunFolder, split: str) -> dict[str, Any]:
-    written = {key: value for key, value in read_metrics(folder, split).items() if key not in TEXTS}
-    if candidates := written.get("candidates"):
-        written["candidates"] = {key: value for key, value in candidates.items() if key not in TEXTS}
-    return written
+    return {key: value for key, value in read_metrics(folder, split).items() if key in SHARED}
 
 
 def _systems(run: RunFile) -> list[str] | None:

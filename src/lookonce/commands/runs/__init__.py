@@ -3,6 +3,5 @@
 compare  lookonce compare
 export   lookonce export
 report   lookonce report
-route    lookonce route
 study    lookonce study plan, run, status, report
 """

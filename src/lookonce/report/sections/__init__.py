@@ -4,7 +4,7 @@ verdict     the headline in words, beside the baselines
 comparison  each pair of runs: whether the difference is more than chance
 contexts    own, true and no earlier answers in the prompts, side by side
 groups      exact match by question, category, source and stage
-metrics     all other metrics, counts and confidence
+metrics     all other metrics and counts
 curves      losses and learning rate, and exact match of several evaluations
 answers     right, wrong, won and lost answers with their images
 errors      the most frequent wrong answers, and closed questions

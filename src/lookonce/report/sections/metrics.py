@@ -1,4 +1,4 @@
-"""All other metrics beside the majority answers, what is wrong in kind, and confidence."""
+"""All other metrics beside the majority answers, and what is wrong in kind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from lookonce.eval.scores.headline import NAMES
 from lookonce.page.markup import table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
-from lookonce.text import count
 
 TITLE = "Other metrics"
 DISTANCES = ("point_distance", "point_distance_median")
 """Figures that are not shares but in the units of the answers."""
-NUMBERS = ("metrics", "counts", "calibration")
+NUMBERS = ("metrics", "counts")
 """Keys of the evaluation that are shown."""
 COUNTS = {
     "distinct_wrong": "different wrong answers",
@@ -35,7 +34,7 @@ def metrics(runs: Sequence[ReportedRun]) -> Part:
     header = ("metric", "asked", *(run.name for run in scored), "majority", *others, "at most")
     numbers = {run.name: {name: run.metrics.get(name) for name in NUMBERS} for run in scored}
     tables = [table(header, [_line(key, scored) for key in keys])]
-    tables.append(table(("answers", *(run.name for run in scored)), [*_counts(scored), *_confidence(scored)]))
+    tables.append(table(("answers", *(run.name for run in scored)), _counts(scored)))
     return Part("metrics", TITLE, _text(scored), numbers, tables)
 
 
@@ -70,21 +69,3 @@ def _counts(runs: Sequence[ReportedRun]) -> list[list[str]]:
         for words, numbers in known
         if any(number is not None for number in numbers)
     ]
-
-
-def _confidence(runs: Sequence[ReportedRun]) -> list[list[str]]:
-    """How confidence and rightness agree; no lines without log-probabilities."""
-    found = [run.metrics["calibration"] or {} for run in runs]
-    if not any(found):
-        return []
-    halves = [one.get("coverage", {}).get("0.5") for one in found]
-    return [
-        ["AUROC of confidence", *(_number(one.get("auroc")) for one in found)],
-        ["expected calibration error", *(_number(one.get("ece")) for one in found)],
-        ["exact match of the most confident half", *("" if half is None else f"{half:.1%}" for half in halves)],
-        ["without a log-probability", *(count(one.get("num_without", 0), "answer") if one else "" for one in found)],
-    ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

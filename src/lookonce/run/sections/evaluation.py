@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from lookonce.run.sections.numbers import Count, NumRows, NumTokens
-from lookonce.run.sections.paths import UserPath
 from lookonce.run.sections.train import Frozen
 from lookonce.settings import Free, FreeUnlessAnswersDecide, Section
 
@@ -36,9 +35,6 @@ class EvalSection(Section):
     questions are answered stage by stage; those of the records, which are `true`; or `none`."""
     max_new_tokens: FreeUnlessAnswersDecide[Annotated[int, Field(ge=1, le=100_000)]] = 32
     """Longest answer in tokens; longer ones are cut off."""
-    candidates: Free[Literal["training"] | UserPath | None] = None
-    """Known answers of which the likeliest is chosen too: `training` takes those of the training records to the same
-    question text; a file (YAML or JSON) maps question texts to lists of answers. By default greedy answers alone."""
     engine: Free[Literal["shared", "generate"]] = "shared"
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,

@@ -25,3 +25,12 @@ def test_a_commit_is_taken_from_the_record_if_it_is_one(make_run, recorded, name
     RunFolder(run.output).claim(run, {})
     write_json(run.output / "environment.json", {"libraries": {}, "commit": recorded})
     assert facts_of(RunFolder(run.output), BaseModel("owner/base", None, None)).commit == (recorded if named else None)
+
+
+def test_keys_of_an_evaluation_that_may_have_texts_of_records_are_left_out(make_run):
+    folder = RunFolder(make_run().output)
+    folder.claim(make_run(), {})
+    score = {"num_questions": 1, "exact_match": 1.0, "majority": 0.0}
+    texts = {"by_question": {"Is it me?": score}, "by_source": {"me": score}, "of_another_version": {"Is it me?": 1}}
+    write_json(folder.metrics("val"), {"overall": score, "by_stage": {}, **texts})
+    assert facts_of(folder, BaseModel("owner/base", None, None)).scores == {"val": {"overall": score, "by_stage": {}}}

@@ -17,18 +17,16 @@ NAMES = st.text("abcXYZ019-_.", min_size=1, max_size=8).filter(lambda name: name
 
 
 def test_each_path_of_a_run_file_becomes_its_last_part(make_run):
-    candidates, start = "/home/me/known.yaml", "/home/me/runs/first"
     run = make_run(
         data={"train": ["/home/me/a.jsonl", "sets/b.jsonl"], "image_root": "/data/of/me", "stage_map": "/x/map.yaml"},
         cache={"dir": "~/caches", "stage": "/scratch/me"},
-        train={"start_from": start},
-        eval={"candidates": candidates},
+        train={"start_from": "/home/me/runs/first"},
         output="/home/me/runs/second",
     )
     reduced = reduced_run(run, BASE)
     assert [str(path) for path in reduced.data.train] == ["a.jsonl", "b.jsonl"]
     assert (str(reduced.data.image_root), str(reduced.cache.dir), str(reduced.output)) == ("me", "caches", "second")
-    assert (str(reduced.train.start_from), str(reduced.eval.candidates)) == ("first", "known.yaml")
+    assert (str(reduced.train.start_from), str(reduced.data.stage_map)) == ("first", "map.yaml")
     assert (reduced.model.path, reduced.model.revision) == (BASE.name, BASE.commit)
     assert "/" not in reduced.to_yaml().replace(BASE.name, "")
 

@@ -23,9 +23,9 @@ def folder(run):
 
 
 def test_the_evaluation_of_a_recorded_run_may_change(folder):
-    assert find_run(folder, needs_run=True)[1].eval.candidates is None
-    _, run = find_run(folder, ["eval.candidates=training", "eval.max_new_tokens=2"], needs_run=True)
-    assert (run.eval.candidates, run.eval.max_new_tokens) == ("training", 2)
+    assert find_run(folder, needs_run=True)[1].eval.engine == "shared"
+    _, run = find_run(folder, ["eval.engine=generate", "eval.max_new_tokens=2"], needs_run=True)
+    assert (run.eval.engine, run.eval.max_new_tokens) == ("generate", 2)
 
 
 @pytest.mark.parametrize("needs_run", [True, False])
@@ -56,8 +56,8 @@ def test_another_output_than_the_run_folder_is_refused(folder, run, tmp_path, na
 @pytest.mark.parametrize(
     ("assignment", "error", "message"),
     [
-        ("eval.candidate=training", UsageError, r"the run of .* with --set is wrong:\n.*did you mean `candidates`\?"),
-        ("eval.candidates", UsageError, r"not of the form section.key=value"),
+        ("eval.engin=generate", UsageError, r"the run of .* with --set is wrong:\n.*did you mean `engine`\?"),
+        ("eval.engine", UsageError, r"not of the form section.key=value"),
         ("lora.rank=3", RunFolderError, r"holds another run, which differs in\n  run.lora.rank: this run 3"),
     ],
 )
