@@ -12,7 +12,15 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from lookonce.errors import UsageError, explain_os_error
@@ -74,6 +82,28 @@ class Section(BaseModel):
             for name, value in values.items()
             if name not in blank - may_be_null
         }
+
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no number, although Python counts it as 1; no path or name has a NUL character."""
+        _check_kinds(value, cls.model_fields[info.field_name or ""].annotation)
+        return value
+
+
+def _check_kinds(value: Any, annotation: Any) -> None:
+    """Check what pydantic lets pass: the values of a key, also those of a list or a mapping."""
+    kinds = [kind for kind, _ in _alternatives(annotation, ())]
+    if isinstance(value, list):
+        inner = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), Any)
+        for item in value:
+            _check_kinds(item, inner)
+    elif isinstance(value, bool) and not {bool, Any} & set(kinds) and {int, float} & set(kinds):
+        if not any(value in get_args(kind) for kind in kinds if get_origin(kind) is Literal):
+            raise ValueError("Input should be a number")
+    elif isinstance(value, str) and "\0" in value:
+        raise ValueError("Input should have no NUL character")
 
 
 def as_list(value: Any) -> Any:
