@@ -1,8 +1,8 @@
 """The command line: the group of all commands, and how errors become messages and exit codes.
 
-The commands are in `commands`. Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong
-usage, 75 stopped by a signal, 130 interrupted by Ctrl-C. Modules are imported inside the commands, so that help needs
-no torch.
+The commands are in `commands`, one module each, which is imported when its command is asked for. Data goes to stdout,
+everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal, 130 interrupted by
+Ctrl-C. Commands import what they need when they run, so that help needs no torch.
 """
 
 from __future__ import annotations
@@ -12,48 +12,27 @@ import logging
 import os
 import traceback
 import warnings
+from importlib import import_module
 from typing import Any
 
 import click
 
-import lookonce.commands.adapter.check  # noqa: F401  (these modules add their commands to the group `adapter`)
-import lookonce.commands.adapter.embeds
-import lookonce.commands.adapter.merge
-import lookonce.commands.adapter.push
-import lookonce.commands.cache.build  # noqa: F401  (these two modules add their commands to the group `cache`)
-import lookonce.commands.cache.maintenance
-import lookonce.commands.data.audit  # noqa: F401  (these five modules add their commands to the group `data`)
-import lookonce.commands.data.clean
-import lookonce.commands.data.convert
-import lookonce.commands.data.prepare
-import lookonce.commands.data.tar  # noqa: F401  (the last of them is the one that the linter reports)
 from lookonce import environment
-from lookonce.commands.adapter.group import adapter
-from lookonce.commands.ask import ask
-from lookonce.commands.bench import bench
-from lookonce.commands.cache.group import cache
-from lookonce.commands.check import check
-from lookonce.commands.completion import completion
-from lookonce.commands.data.group import data
-from lookonce.commands.evaluate import evaluate
-from lookonce.commands.fetch import fetch
-from lookonce.commands.init import init
-from lookonce.commands.manual import add_addresses
+from lookonce.commands.manual import add_addresses, epilog
 from lookonce.commands.options import with_run_file
-from lookonce.commands.predict import predict
-from lookonce.commands.runs.compare import compare
-from lookonce.commands.runs.export import export
-from lookonce.commands.runs.report import report
-from lookonce.commands.runs.study import study
-from lookonce.commands.sample import sample
-from lookonce.commands.selftest import selftest
-from lookonce.commands.status import status
-from lookonce.commands.train import train
 from lookonce.errors import LookonceError, Stopped, UsageError, explain_system_error
 from lookonce.signals import RESUME, exit_on_signal
 from lookonce.text import printable
 from lookonce.version import __version__
 
+COMMANDS = {
+    name: f"lookonce.commands.{name}:{name}"
+    for name in (
+        *("adapter", "ask", "bench", "cache", "check", "compare", "completion", "data", "export", "fetch", "init"),
+        *("predict", "report", "sample", "selftest", "status", "study", "train"),
+    )
+} | {"eval": "lookonce.commands.evaluate:evaluate"}
+"""The module and the name of each command in it."""
 RESUMABLE = (
     ("adapter", "merge"),
     ("cache", "build"),
@@ -74,7 +53,21 @@ WITH_OPTION = "run the same command with --resume to continue"
 
 
 class Commands(click.Group):
-    """A group that turns errors into messages and exit codes; tracebacks are shown with --debug."""
+    """The group of all commands. It turns errors into messages and exit codes; tracebacks are shown with --debug.
+
+    Commands are imported lazily (https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands).
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        add_addresses(command, (cmd_name,))
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -151,10 +144,7 @@ def main(debug: bool) -> None:
         _hush_libraries()
 
 
-RUNS = (evaluate, study, compare, report, export, predict, ask, fetch, status, bench, selftest)
-for command in (sample, data, init, check, cache, train, *RUNS, adapter, completion):
-    main.add_command(command)
-add_addresses(main)
+main.epilog = epilog(())
 
 
 def _hush_libraries() -> None:

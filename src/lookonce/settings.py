@@ -83,7 +83,6 @@ class Section(BaseModel):
             if name not in blank - may_be_null
         }
 
-
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_switch(cls, value: Any, info: ValidationInfo) -> Any:

@@ -18,7 +18,7 @@ import traceback
 from typing import Any
 
 import lookonce.cli
-import lookonce.commands.cache.build
+import lookonce.commands.cache
 import lookonce.commands.train
 import lookonce.workflow.train  # noqa: F401
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel
+from support.commands import all_commands
 from support.keys import bounds_of, keys_of
 
 from lookonce.cli import main
@@ -27,13 +28,9 @@ MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
 FILES = (RunFile, StudyFile, Definition, StageMap, SubmissionInfo)
 
 
-def leaves(command: click.Command = main, names: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """All commands by the words that call them."""
-    if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            yield from leaves(child, (*names, name))
-    else:
-        yield " ".join(names), command
+def leaves() -> Iterator[tuple[str, click.Command]]:
+    """All commands but the groups, by the words that call them."""
+    return ((" ".join(words), one) for words, one in all_commands() if not isinstance(one, click.Group))
 
 
 NUMBERS = [
@@ -242,3 +239,11 @@ def test_what_is_not_one_value_is_refused_with_the_cure(tmp_path, assignment, sa
     (tmp_path / "run.yaml").write_text(MINIMAL)
     result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), "--set", assignment])
     assert result.exit_code == 2 and said in result.stderr
+
+
+def test_the_number_of_commands_options_and_keys_is_what_was_decided():
+    """Each is something that users read and we keep: a new one is a decision, and this number says so."""
+    found = [command for _, command in leaves()]
+    options = [one for command in found for one in command.params if isinstance(one, click.Option)]
+    num_keys = sum(len(list(keys_of(file))) for file in (RunFile,))
+    assert (len(found), len(options), num_keys) == (0, 0, 0)

@@ -9,7 +9,10 @@ data       lookonce data prepare, convert, audit, tar
 cache      lookonce cache plan, build, status, verify, repair, show, gc, stage
 train      lookonce train
 evaluate   lookonce eval
-runs       lookonce compare, export, report, study
+compare    lookonce compare
+export     lookonce export
+report     lookonce report
+study      lookonce study plan, run, status, report, jobs
 predict    lookonce predict
 ask        lookonce ask
 adapter    lookonce adapter merge, check, push

@@ -80,9 +80,14 @@ def address(page: str, site: str = SITE, shared: Path = SHARED) -> str:
     return str(shared / page) if shared.is_dir() else page
 
 
-def add_addresses(command: click.Command, words: tuple[str, ...] = ()) -> None:
+def epilog(words: tuple[str, ...]) -> str:
+    """The end of the help of a command: the address of its page."""
+    return f"\b\nDocumentation: {address(page_of(words))}"  # \b: an address is not wrapped
+
+
+def add_addresses(command: click.Command, words: tuple[str, ...]) -> None:
     """Let the help of a command, and of all commands below it, end with the address of its page."""
-    command.epilog = f"\b\nDocumentation: {address(page_of(words))}"  # \b: an address is not wrapped
+    command.epilog = epilog(words)
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             add_addresses(child, (*words, name))

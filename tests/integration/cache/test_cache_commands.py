@@ -144,7 +144,7 @@ def test_a_status_is_watched_until_all_is_built(run_file, monkeypatch):
         waits.append(seconds)
         run("cache", "build", run_file)
 
-    monkeypatch.setattr("lookonce.commands.cache.build.time.sleep", build)
+    monkeypatch.setattr("lookonce.commands.cache.time.sleep", build)
     result = run("cache", "status", run_file, "--watch", 0.5)
     assert waits == [0.5] and result.exit_code == 0
     first, last = result.stdout.splitlines()
@@ -158,6 +158,6 @@ def test_an_interrupted_watch_ends_as_every_command(run_file, monkeypatch):
     def interrupt(seconds):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("lookonce.commands.cache.build.time.sleep", interrupt)
+    monkeypatch.setattr("lookonce.commands.cache.time.sleep", interrupt)
     result = run("cache", "status", run_file, "--watch", 1)
     assert (result.exit_code, result.stderr) == (130, "Error: interrupted; run the same command again\n")

@@ -13,19 +13,16 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from support.commands import all_commands
 
 from lookonce.cli import RESUMABLE, main
 from lookonce.errors import CacheError, Stopped, UsageError
 from lookonce.signals import workers_without_signals
 
 
-def commands(command: click.Command = main, names: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+def commands() -> dict[tuple[str, ...], click.Command]:
     """Every command by the words that call it."""
-    found = {names: command}
-    if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            found |= commands(child, (*names, name))
-    return found
+    return dict(all_commands())
 
 
 def run(*words: str | Path) -> Result:

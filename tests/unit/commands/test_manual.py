@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import tomllib
 
-import click
 import pytest
 from click.testing import CliRunner
+from support.commands import all_commands
 
 from lookonce.cli import main
 from lookonce.commands import manual
 
 
-def commands(command: click.Command = main, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    children = command.commands if isinstance(command, click.Group) else {}
-    return [words, *(found for name, child in children.items() for found in commands(child, (*words, name)))]
+def commands() -> list[tuple[str, ...]]:
+    return [words for words, _ in all_commands()]
 
 
 def headings(text: str) -> set[str]:

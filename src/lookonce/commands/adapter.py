@@ -1,0 +1,218 @@
+"""The commands `lookonce adapter ...`: what a trained adapter is used for. The work is done in `adapter`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lookonce.commands.options import (
+    JSON,
+    PATH,
+    cache_folder,
+    check_launch,
+    emit,
+    notify,
+    only_results_on_stdout,
+    remember_run_file,
+)
+from lookonce.settings import MAX_COUNT
+
+if TYPE_CHECKING:
+    from lookonce.adapter.merging.merge import Dtype
+
+
+@click.group()
+def adapter() -> None:
+    """Merge a trained adapter into its model, check it for other programs, and upload it to the Hub.
+
+    \b
+    Examples:
+      lookonce adapter merge runs/kvasir models/kvasir-merged
+      lookonce adapter check runs/kvasir --for vllm
+      lookonce adapter push runs/kvasir your-name/kvasir-adapter --dry-run
+    """
+
+
+@adapter.command("check")
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.option(
+    "--for",
+    "program",
+    type=click.Choice(["vllm"]),
+    default="vllm",
+    show_default=True,
+    help="The program that is to serve it.",
+)
+@JSON
+def check(run_dir: Path, program: str, as_json: bool) -> None:
+    """Compare a run's adapter with the rules of a program that serves adapters, and print the command that does.
+
+    RUN is the folder of a trained run, or its run file. Each rule is printed with the published code that it was read
+    in; vLLM itself need not be installed. The exit code is 1 if a rule is not kept. A warning says that vLLM was
+    reported to load such an adapter and then to ignore it.
+
+    \b
+    Keys of --json: for, passed, adapter, rules (name, passed, found, source), command, notes.
+
+    \b
+    Examples:
+      lookonce adapter check runs/kvasir
+      lookonce adapter check runs/kvasir/run.yaml --for vllm --json
+    """
+    from lookonce.adapter.vllm import check_for_vllm
+
+    if run_dir.is_file():
+        remember_run_file(run_dir)
+    done = check_for_vllm(run_dir)
+    emit(done.to_json(), done.text(), as_json)
+    if not done.passed:
+        click.get_current_context().exit(1)
+
+
+@adapter.command("embeds")
+@click.argument("place", metavar="RUN|CACHE", type=PATH)
+@click.argument("images", metavar="IMAGE...", type=PATH, nargs=-1, required=True)
+@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="File to write; it must not exist.")
+@JSON
+def embeds(place: Path, images: tuple[Path, ...], output: Path, as_json: bool) -> None:
+    """Write cached features of images as the image_embeds that vLLM takes for Qwen3-VL.
+
+    RUN is a run folder or a run file, CACHE the folder of a cache. The file is in safetensors and has the two tensors
+    of one prompt: image_embeds, [tokens of all IMAGEs, hidden size * levels], and image_grid_thw, [IMAGEs, 3]. Nothing
+    is computed: images must be in the cache.
+
+    \b
+    Keys of --json: file, image_embeds and image_grid_thw (their shape, and the grids), dtype, num_levels, size_bytes.
+
+    \b
+    Examples:
+      lookonce adapter embeds runs/sample data/sample/images/frame-0026.jpg -o frame.safetensors
+      lookonce adapter embeds caches/1f2e3d4c5b6a7980 before.jpg after.jpg -o pair.safetensors
+    """
+    from lookonce.adapter.embeds import export_embeds
+    from lookonce.cache.store.reader import VisionCache
+    from lookonce.run.folder import RECORD
+
+    run_file = place / "run.yaml" if (place / RECORD).exists() else place
+    done = export_embeds(VisionCache.open(cache_folder(run_file, ())), images, output)
+    emit(asdict(done), done.text(), as_json)
+
+
+@adapter.command("merge")
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Type of the tensors that the adapter changes; all others keep their bytes.",
+)
+@click.option(
+    "--questions",
+    "num_questions",
+    type=click.IntRange(0, MAX_COUNT),
+    default=64,
+    show_default=True,
+    help="At most this many validation questions are asked of both models; 0 asks none.",
+)
+@click.option(
+    "--onto-unquantised",
+    is_flag=True,
+    help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised ones.",
+)
+@JSON
+def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_unquantised: bool, as_json: bool) -> None:
+    """Merge a run's adapter into its model: a model folder that needs neither PEFT nor lookonce.
+
+    RUN is the folder of a trained run, or its run file. DIR must not exist. It appears when it is complete; until then
+    the files are in DIR.partial, and the same command continues there after an interruption.
+
+    Only what the adapter changes is computed: in float32, and rounded once. All other tensors and files keep their
+    bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all weights in
+    it. Then questions are asked of the model with its adapter and of the merged one, from the cache and with the run's
+    settings: that shows what rounding costs. Merging takes little memory, asking as much as an evaluation.
+
+    \b
+    Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out, comparison
+    (num_questions, num_different, adapter, merged, precision, different).
+
+    \b
+    Examples:
+      lookonce adapter merge runs/sample models/sample-merged
+      lookonce adapter merge runs/kvasir models/kvasir-merged --questions 500 --json
+      lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --questions 0
+    """
+    check_launch()
+    with only_results_on_stdout():
+        from lookonce.adapter.merging.merge import merge as merge_run
+
+    if run_dir.is_file():
+        remember_run_file(run_dir)
+    with only_results_on_stdout():
+        done = merge_run(run_dir, folder, dtype, num_questions, onto_unquantised=onto_unquantised, notify=notify)
+    emit(done.to_json(), done.text(), as_json)
+
+
+@adapter.command("push")
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.argument("repository", metavar="OWNER/NAME")
+@click.option("--merged", type=PATH, metavar="DIR", help="Upload the model in DIR, into which RUN was merged.")
+@click.option("--base-model", metavar="OWNER/NAME", help="The base model's name on the Hub, if RUN names a folder.")
+@click.option("--dataset", metavar="NAME", help="A known dataset, or a YAML file, if the records do not say theirs.")
+@click.option("--license", "licence", metavar="ID", help="The Hub's name of the licence of the trained weights.")
+@click.option("--public", "is_public", is_flag=True, help="Everybody may see it; by default it is private.")
+@click.option("--revision", "branch", metavar="BRANCH", help="Upload to this branch instead of main.")
+@click.option("--message", metavar="TEXT", help="The message of the commit.")
+@click.option("--dry-run", is_flag=True, help="Show what would be uploaded, and ask no other machine.")
+@JSON
+def push(
+    run_dir: Path,
+    repository: str,
+    merged: Path | None,
+    base_model: str | None,
+    dataset: str | None,
+    licence: str | None,
+    is_public: bool,
+    branch: str | None,
+    message: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Upload a run's adapter to the Hugging Face Hub, with a model card, or the model that it was merged into.
+
+    RUN is the folder of a trained run, or its run file. The card has the base model, the dataset and its licence, the
+    scores with intervals and baselines, how to ask the model, how it was made, and its limits. Predictions, records and
+    images are never uploaded, and no file names a folder of this machine.
+
+    The upload is one commit. `train.start_from: hf://OWNER/NAME@COMMIT` starts a training from an uploaded adapter.
+
+    \b
+    Keys of --json: repository, url, is_private, branch, commit (null with --dry-run), start_from, files, size_bytes,
+    base_model, dataset, card, notes.
+
+    \b
+    Examples:
+      lookonce adapter push runs/kvasir your-name/kvasir-adapter --dry-run
+      lookonce adapter push runs/kvasir your-name/kvasir-adapter --base-model Qwen/Qwen3-VL-8B-Instruct
+      lookonce adapter push runs/kvasir your-name/kvasir-merged --merged models/kvasir-merged
+    """
+    if sys.stderr.isatty():
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"  # its own bars are the only ones that show an upload
+    from lookonce.adapter.upload.push import Options, prepare
+    from lookonce.adapter.upload.push import push as push_upload
+    from lookonce.run.folder import RunFolder
+
+    if run_dir.is_file():
+        remember_run_file(run_dir)
+    options = Options(merged, base_model, dataset, licence, is_public, branch, message)
+    upload = prepare(RunFolder.find(run_dir), repository, options)
+    done = upload if dry_run else push_upload(upload)
+    emit(done.to_json(), done.text(), as_json)
+    for note in done.notes:
+        notify(note)

@@ -1,0 +1,444 @@
+"""The commands `lookonce data ...`: records and images. The work is done in `datasets`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lookonce.commands.options import JSON, PATH, SEED, emit, notify
+from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
+from lookonce.errors import UsageError
+
+if TYPE_CHECKING:
+    from lookonce.datasets.audit.corpus import Corpus
+    from lookonce.train.data.token_stats import TokenStats
+
+
+RECORDS = click.argument("records", metavar="RECORDS...", type=PATH, nargs=-1, required=True)
+IMAGE_ROOT = click.option(
+    "--image-root",
+    type=PATH,
+    help="Folder that image paths are relative to; by default the folder of each records file.",
+)
+
+COERCE = click.option(
+    "--coerce-answers",
+    is_flag=True,
+    help="Read answers that are numbers or booleans as text, like data.coerce_answers in the run file.",
+)
+
+
+@click.group()
+def data() -> None:
+    """Prepare, convert, check and clean records, and put their images into tar shards.
+
+    \b
+    Examples:
+      lookonce data prepare kvasir-vqa data/kvasir
+      lookonce data audit data/kvasir/train.jsonl data/kvasir/val.jsonl
+      lookonce data clean train.jsonl train-clean.jsonl
+      lookonce data convert llava.json train.jsonl
+    """
+
+
+TOKENS = click.IntRange(1, 1_000_000)
+
+
+@data.command("audit")
+@RECORDS
+@IMAGE_ROOT
+@COERCE
+@click.option("--decode", is_flag=True, help="Decode whole images, which finds truncated ones.")
+@click.option("--strict", is_flag=True, help="Exit 1 if there is a finding of level error.")
+@click.option("--html", type=PATH, metavar="FILE", help="Also write an HTML page with plots and a contact sheet.")
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Seed that draws the images of the contact sheet."
+)
+@click.option(
+    "--tokenizer", type=PATH, metavar="DIR", help="Also count tokens, with this model folder; it needs no weights."
+)
+@click.option("--image-tokens", type=TOKENS, help="Tokens that each missing image counts.")
+@click.option("--max-pixels", type=click.IntRange(1, 100_000_000), help="Like cache.max_pixels in the run file.")
+@click.option(
+    "--enable-thinking",
+    type=click.Choice(["true", "false"]),
+    help="Like data.enable_thinking in the run file; Qwen3.5's chat template needs false.",
+)
+@click.option("--samples-per-step", type=TOKENS, help="Like batch.samples_per_step in the run file.")
+@click.option("--tokens-per-pack", type=TOKENS, help="Like batch.tokens_per_pack in the run file.")
+@click.option("--max-tokens", type=TOKENS, help="Like batch.max_tokens in the run file; longer records are left out.")
+@JSON
+def audit(
+    records: tuple[Path, ...],
+    image_root: Path | None,
+    coerce_answers: bool,
+    decode: bool,
+    strict: bool,
+    html: Path | None,
+    seed: int,
+    tokenizer: Path | None,
+    image_tokens: int | None,
+    max_pixels: int | None,
+    enable_thinking: str | None,
+    as_json: bool,
+    **batch: int | None,
+) -> None:
+    """Show what is in records, what is wrong with them, and which images the files share.
+
+    Several files are compared as splits. The one whose name begins with train, else the first, is trained on. Malformed
+    records, missing and broken images, images that several files share, contradictions, and records that training
+    refuses are errors. All other findings are warnings or notes. `lookonce data clean` leaves out malformed records and
+    those of broken images.
+
+    The exit code is 0 whatever is found in files that exist, unless --strict is given.
+
+    With --tokenizer, also counts the tokens of records, of images, and of an epoch with and without shared prefixes.
+
+    \b
+    --json has these keys:
+      files, num_images, num_questions, num_distinct_questions      how much there is
+      findings     code, level, count, says, examples, items (all occurrences)
+      leaks        for every two files: one, other (shares), num_images, num_renamed, num_asked_in_both, images
+      baselines    the majority baseline: learned_on, scored_on, num_right, exact_match
+      questions    the 1,000 asked most: num_asked, num_answers, top, majority, majority_share
+      questions_per_image, image_sizes                              histograms
+      tokens       with --tokenizer: files (record_tokens, num_separate, num_shared, num_packed ...), image_tokens
+
+    \b
+    Examples:
+      lookonce data audit data/sample/train.jsonl data/sample/val.jsonl data/sample/test.jsonl
+      lookonce data audit train.jsonl test.jsonl --image-root images --decode --strict
+      lookonce data audit train.jsonl --tokenizer Qwen3-VL-8B-Instruct --html audit.html
+      lookonce data audit train.jsonl --tokenizer Qwen3.5-9B --enable-thinking false
+      lookonce data audit train.jsonl --json
+    """
+    from lookonce.datasets.audit.audit import audit as run_audit
+    from lookonce.datasets.audit.corpus import Corpus
+    from lookonce.datasets.audit.report import to_text
+
+    if tokenizer is None and (image_tokens or max_pixels or enable_thinking or any(batch.values())):
+        raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
+    corpus = Corpus.read(records, image_root, decode=decode, coerce_answers=coerce_answers)
+    report = run_audit(corpus)
+    thinks = None if enable_thinking is None else enable_thinking == "true"
+    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, thinks, batch) if tokenizer else None
+    sections, texts, tokens = [], [], {}
+    if stats:
+        from lookonce.train.data import token_report
+
+        report = report.with_findings(token_report.findings(stats))
+        sections, texts = [token_report.section(stats)], [token_report.to_text(stats)]
+        tokens = {"tokens": stats.to_json()}
+    if html:
+        from lookonce.datasets.audit.contact_sheet import draw_contact_sheet
+        from lookonce.datasets.audit.page import to_page
+        from lookonce.files import write_text
+
+        write_text(html, to_page(report, sections, draw_contact_sheet(corpus, seed)))
+        notify(f"wrote the page to {html}")
+    emit(report.to_json() | tokens, to_text(report, texts), as_json)
+    sys.exit(1 if strict and report.count("error") else 0)
+
+
+def _token_stats(
+    corpus: Corpus,
+    tokenizer: Path,
+    image_tokens: int | None,
+    max_pixels: int | None,
+    thinks: bool | None,
+    batch: dict[str, int | None],
+) -> TokenStats:
+    from lookonce.run.sections.batch import BatchSection
+    from lookonce.train.data.token_stats import TokenCounter, count_tokens
+
+    section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
+    counter = TokenCounter(tokenizer, max_pixels, thinks)
+    return count_tokens(corpus, counter, str(tokenizer), section, image_tokens)
+
+
+@data.command("clean")
+@click.argument("source", metavar="RECORDS", type=PATH)
+@click.argument("target", metavar="OUT", type=PATH)
+@click.option(
+    "--image-root",
+    type=PATH,
+    help="Folder that image paths are relative to and may not leave, in both files; by default the folder of RECORDS.",
+)
+@COERCE
+@click.option(
+    "--headers-only", is_flag=True, help="Decode only the headers of images: faster, and misses truncated ones."
+)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@JSON
+def clean(
+    source: Path,
+    target: Path,
+    image_root: Path | None,
+    coerce_answers: bool,
+    headers_only: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the records without malformed ones and without those of broken images.
+
+    Leaves out what `lookonce data audit` reports as malformed records, and the records of images that are missing or
+    cannot be decoded. Lines of JSONL that are kept have the same bytes; other files are written in the canonical
+    format, CSV in the flat one. If nothing is left, the command fails and OUT is not written.
+
+    \b
+    --json has these keys:
+      source, target, num_records, num_kept, num_malformed, num_with_unusable_images, num_coerced,
+      left_out_columns
+      malformed    by kind: kind, reason (of the first), places
+      images       path, reason, places
+
+    \b
+    Examples:
+      lookonce data clean train.jsonl train-clean.jsonl
+      lookonce data clean train.jsonl train-clean.jsonl --image-root images --json
+    """
+    from lookonce.datasets.clean import clean as clean_records
+
+    report = clean_records(
+        source,
+        target,
+        image_root,
+        decode=not headers_only,
+        coerce_answers=coerce_answers,
+        overwrite=overwrite,
+    )
+    emit(report.to_json(), report.text(), as_json)
+
+
+FORMAT = click.Choice(FORMAT_NAMES)
+
+
+@data.command("convert")
+@click.argument("source", metavar="RECORDS", type=PATH)
+@click.argument("target", metavar="OUT", type=PATH)
+@click.option("--to", "target_format", type=FORMAT, help="Format to write; by default canonical, in CSV flat.")
+@click.option(
+    "--format", "source_format", type=FORMAT, help="Format to read; by default recognised from the first record."
+)
+@click.option(
+    "--image-root",
+    type=PATH,
+    help="Folder that image paths in RECORDS are relative to and may not leave; by default the folder of RECORDS, and "
+    "absolute paths may be anywhere.",
+)
+@click.option(
+    "--out-image-root",
+    "target_root",
+    type=PATH,
+    help="Folder that image paths in OUT are relative to; by default the folder of OUT, and images elsewhere get "
+    "absolute paths.",
+)
+@click.option(
+    "--split",
+    "shares",
+    metavar="val=0.1,test=0.1",
+    help="Divide the records by image: write OUT.train.jsonl and OUT.val.jsonl, OUT.test.jsonl in place of OUT.jsonl. "
+    "Shares are of the images; train has the rest.",
+)
+@click.option("--seed", type=SEED, default=42, show_default=True, help="Seed that draws the images of --split.")
+@click.option(
+    "--together",
+    multiple=True,
+    metavar="KEY",
+    help="With --split: records with the same value of this metadata key, such as a patient, stay in one part.",
+)
+@COERCE
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@JSON
+def convert(
+    source: Path,
+    target: Path,
+    target_format: FormatName | None,
+    source_format: FormatName | None,
+    image_root: Path | None,
+    target_root: Path | None,
+    shares: str | None,
+    seed: int,
+    together: tuple[str, ...],
+    coerce_answers: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write records in another format, or divide them into train, val and test.
+
+    The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
+    are; images embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. If
+    the format cannot hold a record, the command fails and OUT is not written. In CSV, a text that a spreadsheet would
+    run as a formula has an apostrophe before it, which is removed when the file is read.
+
+    With --split no image is in two of the files: images are known by their content, and those that a record shows
+    together stay together.
+
+    \b
+    Formats:
+      canonical  images, turns, system, metadata: can hold every record
+      flat       image_filename, question, answer: one question about one image; the format of CSV
+      llava      image, conversations (LLaVA)
+      sharegpt   images, conversations (ShareGPT, as LLaMA-Factory writes it)
+      alpaca     images, instruction, input, output (Alpaca, as LLaMA-Factory writes it)
+      messages   images, messages with <image> (ms-swift, LLaMA-Factory)
+      parts      messages with content parts (Hugging Face, TRL, Axolotl)
+      openai     messages with image_url content parts
+
+    \b
+    Examples:
+      lookonce data convert llava.json train.jsonl
+      lookonce data convert train.jsonl swift.jsonl --to messages
+      lookonce data convert train.jsonl train.csv
+      lookonce data convert chats.jsonl out/train.parquet --to parts --image-root /data/frames
+      lookonce data convert own.jsonl data/own.jsonl --split val=0.1,test=0.1 --together patient
+    """
+    from lookonce.datasets.convert import convert as convert_records
+    from lookonce.datasets.divide import Division, parse_shares
+    from lookonce.errors import UsageError
+
+    if together and not shares:
+        raise UsageError("--together keeps records in one part of --split; name the shares with --split val=0.1")
+
+    report = convert_records(
+        source,
+        target,
+        source_format=source_format,
+        target_format=target_format,
+        image_root=image_root,
+        target_root=target_root,
+        coerce_answers=coerce_answers,
+        overwrite=overwrite,
+        division=Division(parse_shares(shares), seed, together) if shares else None,
+    )
+    emit(asdict(report), report.text(), as_json)
+
+
+@data.command("prepare")
+@click.argument("name", metavar="NAME|FILE.yaml")
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option(
+    "--source",
+    metavar="PATH|OWNER/NAME",
+    help="Local folder or file (parquet, metadata.csv and images, JSONL, JSON, or WebDataset tars), or a dataset on "
+    "the Hub. By default the definition's dataset on the Hub.",
+)
+@click.option("--revision", metavar="COMMIT", help="Commit on the Hub; by default the definition's, else that of main.")
+@click.option(
+    "--format",
+    type=click.Choice(["text", "parquet", "tar", "csv", "json"]),
+    help="File format to read, if the source has several.",
+)
+@click.option("--image-root", type=PATH, help="Folder of the image files, if they are not beside the rows.")
+@click.option(
+    "--split",
+    metavar="image|official|FILE",
+    help="By image, drawn with the seed; the dataset's own; or a JSON file of image names: "
+    '{"train": [...], "val": [...], "test": [...]}. By default the definition decides.',
+)
+@click.option("--seed", type=SEED, help="Seed of the split by image; by default the definition's, 42.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(["merge", "keep", "drop"]),
+    help="Rows with the same image and question but different answers: one record with all answers as references "
+    "(merge), one record each (keep), or none (drop). By default the definition decides.",
+)
+@click.option(
+    "--variants",
+    "num_variants",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 100),
+    help="Add each question for this many augmented variants of its image.",
+)
+@JSON
+def data_prepare(
+    name: str,
+    folder: Path,
+    source: str | None,
+    revision: str | None,
+    format: str | None,
+    image_root: Path | None,
+    split: str | None,
+    seed: int | None,
+    duplicates: str | None,
+    num_variants: int,
+    as_json: bool,
+) -> None:
+    """Make records and images of a dataset, cleaned and split.
+
+    NAME is kvasir-vqa, kvasir-vqa-x1, endovis18-vqa, vqa-rad, slake or path-vqa, or a YAML file of your own
+    (datasets/README.md says how to write one). Writes train.jsonl, val.jsonl, test.jsonl, images/ and report.json into
+    DIR. Embedded images are written byte for byte, each once.
+
+    Every change is reported: the table and report.json count what each rule did, and a changed record keeps its
+    original texts. If interrupted, run the same command again to resume; on a complete DIR it does nothing.
+
+    \b
+    Examples:
+      lookonce data prepare kvasir-vqa data/kvasir
+      lookonce data prepare kvasir-vqa data/kvasir --source downloads/Kvasir-VQA --json
+      lookonce data prepare kvasir-vqa-x1 data/x1-official --split official
+      lookonce data prepare my-set.yaml data/mine --source rows.jsonl --image-root frames
+    """
+    from lookonce.datasets.prepare.report import next_steps, report_text
+    from lookonce.datasets.prepare.run import Options, prepare
+
+    options = Options(source, revision, format, image_root, split, seed, duplicates, num_variants)  # type: ignore[arg-type]
+    prepared = prepare(name, folder, options, notify)
+    if not prepared.is_new:
+        notify(f"{folder} is already prepared from the same source with the same settings; nothing was done")
+    emit(prepared.report, report_text(prepared.report), as_json)
+    notify(next_steps(folder, prepared.report))
+
+
+@data.command("tar")
+@RECORDS
+@click.argument("folder", metavar="DIR", type=PATH)
+@IMAGE_ROOT
+@click.option(
+    "--tar-mb",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Megabytes of images per tar shard.",
+)
+@click.option("--skip-missing", is_flag=True, help="Leave out records whose images are missing or broken.")
+@click.option("--questions", "with_questions", is_flag=True, help="Add a JSON file with its questions to each image.")
+@JSON
+def tar(
+    records: tuple[Path, ...],
+    folder: Path,
+    image_root: Path | None,
+    tar_mb: int,
+    skip_missing: bool,
+    with_questions: bool,
+    as_json: bool,
+) -> None:
+    """Write images into WebDataset tar shards, and records that point into them.
+
+    Each distinct image is written once, its bytes unchanged, in the order in which a cache reads them; all records
+    files share the tar shards. The records in DIR have the names of those given. A cache built from them is the same.
+
+    If interrupted, run the same command again to resume.
+
+    \b
+    Examples:
+      lookonce data tar data/sample/train.jsonl data/sample/val.jsonl data/sample/tars
+      lookonce data tar train.jsonl /scratch/tars --image-root images --tar-mb 500 --skip-missing
+    """
+    from lookonce.datasets.tar_images import write_tar_shards
+
+    report = write_tar_shards(
+        records,
+        folder,
+        image_root,
+        tar_bytes=tar_mb * 1_000_000,
+        skip_missing=skip_missing,
+        with_questions=with_questions,
+    )
+    emit(report.to_json(), report.text(), as_json)
