@@ -22,10 +22,9 @@ from lookonce import read_run_file
 from lookonce.cache.store.reader import VisionCache
 from lookonce.environment import best_device
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import CachedFeatures
-from lookonce.train.loop.session import Session
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.train.model.loss import weighted_loss
 
@@ -46,10 +45,10 @@ def main() -> None:
     print(json.dumps(report, indent=2) if options.json else to_text(report))
 
 
-def open_session(run: RunFile, dtype: str) -> Session:
-    inputs = RunInputs.open(run.model_copy(update={"cache": run.cache.model_copy(update={"dtype": dtype})}))
+def open_session(run: RunFile, dtype: str) -> OpenRun:
+    inputs = open_run(run.model_copy(update={"cache": run.cache.model_copy(update={"dtype": dtype})}), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs
 
 
 def compare_features(truth: VisionCache, other: VisionCache) -> list[dict[str, float]]:
@@ -64,10 +63,10 @@ def compare_features(truth: VisionCache, other: VisionCache) -> list[dict[str, f
     return levels
 
 
-def compare_model(sessions: dict[str, Session], num_examples: int) -> dict[str, dict[str, float]]:
+def compare_model(sessions: dict[str, OpenRun], num_examples: int) -> dict[str, dict[str, float]]:
     """Logits, loss and gradients: relative differences from those with float32 features."""
     session = sessions["float32"]
-    inputs = session.inputs
+    inputs = session
     model = add_lora(
         load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=1
     )

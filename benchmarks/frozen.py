@@ -24,7 +24,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,13 +33,11 @@ import torch
 from lookonce.bench.synthetic import make_run
 from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.environment import best_device
-from lookonce.eval.asking.found import find_run
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.selftest.passes import Passes, ieee_float32
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import padded_length
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.frozen.choice import check_frozen
 from lookonce.train.model.gradient_checkpointing import checkpointed
@@ -91,21 +89,21 @@ def parts_of(name: str) -> list[str]:
     return [name.partition(".modules_to_save")[0].rpartition(".")[2], "all"]
 
 
-def open_run(options: argparse.Namespace) -> tuple[Session, Path]:
+def opened_by(options: argparse.Namespace) -> tuple[OpenRun, Path]:
     """The session and the adapter of a trained run, or of a new one on made-up data."""
     if options.run:
-        folder, run = find_run(options.run, options.set, needs_run=True)
-        return Session.open(RunInputs.from_cache(run)), folder.adapter
+        opened = open_run(options.run, replace(FROM_CACHE, adapter=True), options.set)
+        return opened, opened.folder.adapter
     settings = [f"train.learning_rate={LEARNING_RATE}", *options.set]
-    inputs = RunInputs.open(make_run(options.place, options.model, options.images, options.tokenizer, settings))
-    inputs.build()
-    session = Session.open(inputs)
+    run = make_run(options.place, options.model, options.images, options.tokenizer, settings)
+    open_run(run, TO_BUILD).build()
+    session = open_run(run, FROM_CACHE)
     return session, train_adapter(session, options.steps)
 
 
-def train_adapter(session: Session, num_steps: int) -> Path:
+def train_adapter(session: OpenRun, num_steps: int) -> Path:
     """Train an adapter on unrounded weights; returns the folder with it."""
-    examples, adapter = session.examples("train")[0], session.inputs.run.output / "adapter"
+    examples, adapter = session.examples("train")[0], session.run.output / "adapter"
     with TemporaryDirectory() as folder:
         model, trainer = set_up(VARIANTS["shared"], session, examples, num_steps, Path(folder), say)
         with training_on_packs(model, compiled=is_compiled(session)):
@@ -116,18 +114,18 @@ def train_adapter(session: Session, num_steps: int) -> Path:
     return adapter
 
 
-def is_compiled(session: Session) -> bool:
-    return session.inputs.run.train.compile and torch.cuda.is_available()
+def is_compiled(session: OpenRun) -> bool:
+    return session.run.train.compile and torch.cuda.is_available()
 
 
-def steps_with(session: Session, adapter: Path, precision: str, frozen: str, num_steps: int) -> Iterator[Step]:
+def steps_with(session: OpenRun, adapter: Path, precision: str, frozen: str, num_steps: int) -> Iterator[Step]:
     """Loss and gradients of the first steps of the training."""
-    run, model_folder, device = session.inputs.run, session.inputs.model_folder, best_device()
+    run, model_folder, device = session.run, session.model_folder, best_device()
     model = load_without_tower(model_folder, PRECISIONS[precision], run.model.attention, frozen)
     model = add_lora(model, model_folder, run.lora.model_copy(update={"dropout": 0.0}), run.train.seed)
     load_weights(model, adapter)
     model.to(device).train()
-    examples, source = session.examples("train")[0], session.collator.source
+    examples, source = session.examples("train")[0], session.features
     batch = run.batch.model_copy(update={"mode": "shared"})
     maker = BatchMaker.of(examples, session.chat_tokenizer, source, batch, device, run.train.seed)
     longest = padded_length(batch.tokens_per_pack)
@@ -140,9 +138,9 @@ def steps_with(session: Session, adapter: Path, precision: str, frozen: str, num
             model.zero_grad(set_to_none=True)
 
 
-def compare(session: Session, adapter: Path, kinds: list[str], num_steps: int) -> dict[str, Compared]:
+def compare(session: OpenRun, adapter: Path, kinds: list[str], num_steps: int) -> dict[str, Compared]:
     """Each way to compute beside the truth."""
-    of_run = session.inputs.run.train.precision
+    of_run = session.run.train.precision
     ways = {TRUTH: ("fp32", UNQUANTISED), YARDSTICK: ("bf16", UNQUANTISED)} | {one: (of_run, one) for one in kinds}
     truth: list[Step] = []
     found: dict[str, Compared] = {}
@@ -199,7 +197,7 @@ def main() -> None:
         parser.error("name either a run or --model")
     for kind in options.frozen:
         check_frozen(kind)  # before a training of minutes
-    session, adapter = open_run(options)
+    session, adapter = opened_by(options)
     free_memory()
     print(to_markdown(compare(session, adapter, options.frozen, options.batches)))
 

@@ -23,8 +23,8 @@ from lookonce.datasets.sample.write import write_sample
 from lookonce.page.lines import Line, Panel, line_plot, svg_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
 from lookonce.run.log_file import Curve, Curves, read_curves
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.sections.train import UNQUANTISED
 
 KINDS = ("fp8", "int8", "nf4")
@@ -71,7 +71,7 @@ def run_of(folder: Path, frozen: str, seed: int) -> RunFile:
 
 def trained(folder: Path, frozen: str, seeds: int) -> Trained:
     runs = [run_of(folder, frozen, seed) for seed in range(seeds)]
-    RunInputs.open(runs[0]).build()
+    open_run(runs[0], TO_BUILD).build()
     train_all(runs)
     return Trained(frozen, runs)
 

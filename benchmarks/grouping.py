@@ -30,9 +30,9 @@ from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.answers.questions import Questions
 from lookonce.files import write_text
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.session import Session, make_trainer
+from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
 
@@ -76,7 +76,7 @@ def run_file(folder: Path, order: str, samples_per_step: int, seed: int, epochs:
 class Marks(TrainerCallback):
     """Evaluates the held-out questions at marks; the time for that is not counted."""
 
-    def __init__(self, session: Session, model: Any, num_steps: int) -> None:
+    def __init__(self, session: OpenRun, model: Any, num_steps: int) -> None:
         self.session, self.model = session, model
         self.points: list[dict[str, float]] = []
         self._every = max(num_steps // NUM_MARKS, 1)
@@ -91,7 +91,7 @@ class Marks(TrainerCallback):
         questions = Questions.of(self.session, "val")
         answered = dict(questions.answer(self.model, range(len(questions.batches))))
         found = questions.score(questions.predictions(answered)).overall
-        samples = state.global_step * self.session.inputs.run.batch.samples_per_step
+        samples = state.global_step * self.session.run.batch.samples_per_step
         self.points.append(
             {"samples": samples, "seconds": seconds, "exact_match": found.exact_match, "majority": found.majority}
         )
@@ -100,10 +100,10 @@ class Marks(TrainerCallback):
 
 def train_one(run: RunFile) -> list[dict[str, float]]:
     """Train, and return the points of the curve."""
-    session = Session.open(RunInputs.open(run))
+    session = open_run(run, FROM_CACHE)
     examples, _ = session.examples("train")
-    model = load_without_tower(session.inputs.model_folder, PRECISIONS[run.train.precision])
-    model = add_lora(model, session.inputs.model_folder, run.lora, run.train.seed)
+    model = load_without_tower(session.model_folder, PRECISIONS[run.train.precision])
+    model = add_lora(model, session.model_folder, run.lora, run.train.seed)
     arguments = training_arguments(run, Path(run.output), eval_strategy="no", save_strategy="no", logging_steps=1000)
     trainer = make_trainer(session, model, arguments, examples)
     num_steps = round(len(trainer.batch_maker.sampler) * run.train.epochs)
@@ -119,7 +119,7 @@ def prepare(folder: Path, num_images: int) -> None:
     write_sample(sample, num_images=num_images)
     held_out = read_records(sample / "val.jsonl")
     write_records(sample / "asked.jsonl", random.Random(0).sample(held_out, min(NUM_ASKED, len(held_out))))
-    RunInputs.open(run_file(folder, "random", 16, 0, 1)).build()
+    open_run(run_file(folder, "random", 16, 0, 1), TO_BUILD).build()
 
 
 def all_curves(folder: Path, epochs: float, num_processes: int) -> dict[str, list[dict[str, float]]]:

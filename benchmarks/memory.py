@@ -28,11 +28,10 @@ import torch
 from lookonce.bench.synthetic import make_run
 from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.errors import TrainingError
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
-from lookonce.train.loop.session import Session
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.gpu_memory import CARDS_GB, SPARE
@@ -57,9 +56,9 @@ def peak_of(options: Any, length: int, checkpointing: str, card_gb: float | None
         f"train.gradient_checkpointing={checkpointing}",
         f"train.frozen={options.frozen}",
     ]
-    inputs = RunInputs.open(make_run(options.place, options.model, options.images, options.tokenizer, changes))
+    inputs = open_run(make_run(options.place, options.model, options.images, options.tokenizer, changes), TO_BUILD)
     inputs.build()
-    session = Session.open(inputs)
+    session = inputs
     examples, _ = session.examples("train")
     limit_memory(card_gb)
     with tempfile.TemporaryDirectory() as folder:

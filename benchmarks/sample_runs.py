@@ -16,7 +16,7 @@ from lookonce.datasets.records import Record, read_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import Needs, open_run
 from lookonce.workflow.train import train
 
 RUN_FILE = Path(__file__).parents[1] / "experiments" / "sample.yaml"
@@ -41,7 +41,10 @@ def exact_match(run: RunFile, section: str, **values: Any) -> float:
     """The exact match of a run's adapter, with other values of a section of the run file."""
     changed = getattr(run, section).model_copy(update=values)
     shown = run.model_copy(update={section: changed})
-    records, answerer = questions(run), Answerer(RunInputs.of_model(shown), RunFolder(run.output).adapter)
+    records, answerer = (
+        questions(run),
+        Answerer(open_run(shown, Needs("tests", model="open")), RunFolder(run.output).adapter),
+    )
     return share_right(records, [answer.text for answer in answerer.answer_records(records)])
 
 

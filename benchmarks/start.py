@@ -29,9 +29,8 @@ from lookonce.cache.store.receipts import has_receipt
 from lookonce.cache.store.shards import ShardWriter, StoredImage
 from lookonce.datasets.sample.write import write_sample
 from lookonce.datasets.stamps import TICK_S
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.train import open_training
@@ -69,7 +68,7 @@ def make_run(folder: Path, num_images: int, num_questions: int, distinct: bool, 
 
 def fill_cache(run: RunFile) -> None:
     """Plan the images, write random features for each, and the index."""
-    inputs = RunInputs.open(run)
+    inputs = open_run(run, TO_BUILD)
     inputs.write_plan()
     fingerprint = inputs.fingerprint
     features = torch.zeros(1, fingerprint.num_levels, fingerprint.hidden_size, dtype=torch.bfloat16)
@@ -86,15 +85,12 @@ def fill_cache(run: RunFile) -> None:
 def start(run: RunFile, num_steps: int) -> dict[str, float]:
     """Seconds of each part of a start, and memory, files and threads of the process before and after `num_steps`."""
     began = time.perf_counter()
-    with RunClaim(run.output, "benchmark") as owner:
-        _, training = open_training(run, owner, restart=True, notify=lambda note: None)
-        assert training is not None
-        session, clock, (examples, _) = training.session, training.startup, training.examples["train"]
+    training = open_training(run, restart=True, notify=lambda note: None)
+    with training.opened as session:
+        clock, (examples, _) = training.startup, training.examples["train"]
         with clock.timed("group records"):
             device = torch.device("cpu")
-            batches = BatchMaker.of(
-                examples, session.chat_tokenizer, session.collator.source, run.batch, device, seed=0
-            )
+            batches = BatchMaker.of(examples, session.chat_tokenizer, session.features, run.batch, device, seed=0)
         with clock.timed("first step's batch"):
             for micro_batch in next(batches.sampler.steps(0, 1)):
                 batches.batch(micro_batch)

@@ -38,9 +38,8 @@ from lookonce.bench.synthetic import data_folder, make_run
 from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.errors import LookonceError
 from lookonce.families.lookup import DEFAULT
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.text import first_line
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 
 OUTSIDE_GB = 1.75
@@ -73,10 +72,10 @@ class Cell:
         family = family or DEFAULT.model_type
         return cls(text, family, model, float(card) if card else None, variant, settings, int(steps[0]) if steps else 0)
 
-    def inputs(self, options: Any) -> RunInputs:
+    def inputs(self, options: Any) -> OpenRun:
         """The training's inputs; writes the model and builds the cache if they are missing."""
         place = (options.place, self.model, options.images, options.tokenizer, self.settings, self.family)
-        inputs = RunInputs.open(make_run(*place))
+        inputs = open_run(make_run(*place), TO_BUILD)
         began = time.perf_counter()
         if built := inputs.build().num_encoded:
             say(f"{self.family} {self.model}: encoded {built} images in {time.perf_counter() - began:.1f} s")
@@ -129,9 +128,9 @@ def work(cell: Cell, options: Any) -> None:
     """Train one cell, as stdin says; replies are JSON lines on stdout, which nothing else writes to."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    session = Session.open(cell.inputs(options))
+    session = OpenRun.open(cell.inputs(options))
     examples, _ = session.examples("train")
-    samples = session.inputs.run.batch.samples_per_step
+    samples = session.run.batch.samples_per_step
     num_steps = cell.num_steps or math.ceil(len(examples) / samples)
     if cell.card_gb and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
@@ -149,7 +148,7 @@ def work(cell: Cell, options: Any) -> None:
                 flops=flops_of_epoch(session, model, examples, variant.mode) * share,
             )
             Turns(trainer, num_steps, replies)
-            compiled = session.inputs.run.train.compile and torch.cuda.is_available()
+            compiled = session.run.train.compile and torch.cuda.is_available()
             with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
                 trainer.train()
     except (LookonceError, torch.OutOfMemoryError) as error:

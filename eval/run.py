@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,19 +25,17 @@ from lookonce.eval.answers.baselines import as_asked, why_not
 from lookonce.eval.answers.cost import AnsweringCost
 from lookonce.eval.answers.partial import Answered, PartialAnswers, is_begun
 from lookonce.eval.answers.questions import Questions, on_this_machine
-from lookonce.eval.asking.found import find_run
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
 from lookonce.files import write_json
-from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_EVALUATE, OpenRun, open_run
 from lookonce.run.records import HELD_OUT
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import ALONE, Ranks
-from lookonce.train.loop.session import Session
+from lookonce.train.loop.session import compile_cache
 from lookonce.train.model.load import load_trained, load_untuned, without_adapter
 
 Open = Callable[[], AbstractContextManager[Any]]
@@ -49,13 +47,7 @@ UNTUNED: Baselines = ("untuned",)
 
 
 def evaluate(
-    questions: Questions,
-    owner: RunClaim,
-    open_model: Open,
-    ranks: Ranks = ALONE,
-    notify: Notify = quiet,
-    *,
-    reuses: bool = False,
+    questions: Questions, open_model: Open, ranks: Ranks = ALONE, *, reuses: bool = False
 ) -> Evaluation | None:
     """Answer questions and write predictions and scores; continues an interrupted evaluation.
 
@@ -65,56 +57,46 @@ def evaluate(
     Returns:
         The scores; None on all ranks but the first.
     """
-    folder = RunFolder(owner.folder)
-    if reuses and (known := ranks.first_decides(lambda: _known_predictions(folder, questions))) is not None:
+    notify = questions.opened.notify
+    if reuses and (known := ranks.first_decides(lambda: _known_predictions(questions))) is not None:
         notify(f"the answers of {questions.name} are on disk")
-        return _save(folder, questions, known, owner) if ranks.is_first else None
-    cost = AnsweringCost(identity=ranks.first_decides(lambda: questions.identity(folder)))
-    with ExitStack() as opened, questions.session.compile_cache(notify).in_use():
+        return _save(questions, known) if ranks.is_first else None
+    cost = AnsweringCost(identity=ranks.first_decides(questions.identity))
+    with ExitStack() as opened, compile_cache(questions.opened, notify).in_use():
         model = cache(lambda: opened.enter_context(open_model()))
-        answers, unfinished = _all_stages(questions, folder, cost, model, owner, ranks, notify)
+        answers, unfinished = _all_stages(questions, cost, model, ranks)
     if not ranks.is_first:
         return None
-    evaluation = _save(folder, questions, questions.after_all(answers).predictions(answers), owner)
-    write_json(folder.answering(questions.name), asdict(cost))
+    evaluation = _save(questions, questions.after_all(answers).predictions(answers))
+    write_json(questions.opened.folder.answering(questions.name), asdict(cost))
     for one in reversed(unfinished):
         one.remove()
     return evaluation
 
 
 def _all_stages(
-    questions: Questions,
-    folder: RunFolder,
-    cost: AnsweringCost,
-    model: Callable[[], Any],
-    owner: RunClaim,
-    ranks: Ranks,
-    notify: Notify,
+    questions: Questions, cost: AnsweringCost, model: Callable[[], Any], ranks: Ranks
 ) -> tuple[dict[int, Answer], list[PartialAnswers]]:
     """The answers to all questions, stage by stage, by the number of the question; and the files that they are in."""
     answers: dict[int, Answer] = {}
     unfinished = []
+    folder = questions.opened.folder.predictions(questions.name).parent
     for number, stage in enumerate(questions.stages):
         part = questions.at_stage(number, answers)
-        identity = cost.identity if part is questions else ranks.first_decides(partial(part.identity, folder))
+        identity = cost.identity if part is questions else ranks.first_decides(part.identity)
         here = ranks.first_decides(partial(on_this_machine, identity))
-        unfinished.append(PartialAnswers(folder.predictions(part.name).parent, part.name, here, ranks.rank))
-        answered = _answered(part, unfinished[-1], cost, model, owner, ranks, notify)
+        unfinished.append(PartialAnswers(folder, part.name, here, ranks.rank))
+        answered = _answered(part, unfinished[-1], cost, model, ranks)
         found = ranks.first_decides(partial(part.of_questions, answered))
         answers |= {stage[place]: answer for place, answer in found.items()}
     return answers, unfinished
 
 
 def _answered(
-    questions: Questions,
-    unfinished: PartialAnswers,
-    cost: AnsweringCost,
-    model: Callable[[], Any],
-    owner: RunClaim,
-    ranks: Ranks,
-    notify: Notify,
+    questions: Questions, unfinished: PartialAnswers, cost: AnsweringCost, model: Callable[[], Any], ranks: Ranks
 ) -> Answered:
     """Give the answers that are missing; returns all of them on the first rank, and its own on each other."""
+    owner, notify = questions.opened.owner, questions.opened.notify
     owner.check()
     answered = ranks.first_decides(unfinished.read)
     missing = [number for number in range(len(questions.batches)) if number not in answered]
@@ -132,16 +114,17 @@ def _answered(
     return {number: answers for some in ranks.gather(answered) or [answered] for number, answers in some.items()}
 
 
-def _save(folder: RunFolder, questions: Questions, predictions: list[Prediction], owner: RunClaim) -> Evaluation:
+def _save(questions: Questions, predictions: list[Prediction]) -> Evaluation:
     """Score predictions, the run's own beside its baselines, and write them."""
-    evaluation = questions.score(predictions, None if questions.baseline else _known_baselines(folder, questions))
-    owner.check()
-    save_evaluation(folder, questions.name, evaluation)
+    evaluation = questions.score(predictions, None if questions.baseline else _known_baselines(questions))
+    questions.opened.owner.check()
+    save_evaluation(questions.opened.folder, questions.name, evaluation)
     return evaluation
 
 
-def _known_predictions(folder: RunFolder, questions: Questions) -> list[Prediction] | None:
+def _known_predictions(questions: Questions) -> list[Prediction] | None:
     """The predictions of an evaluation that asked the same; None if there was none or its files are damaged."""
+    folder = questions.opened.folder
     path = folder.predictions(questions.name)
     if not path.exists() or is_begun(path.parent, questions.name):
         return None
@@ -149,7 +132,7 @@ def _known_predictions(folder: RunFolder, questions: Questions) -> list[Predicti
         cost = AnsweringCost.read(folder.answering(questions.name))
     except RunFolderError:
         return None
-    if cost.identity != questions.identity(folder):
+    if cost.identity != questions.identity():
         return None
     try:
         before = read_predictions(path)
@@ -160,11 +143,11 @@ def _known_predictions(folder: RunFolder, questions: Questions) -> list[Predicti
     return questions.again(before)
 
 
-def _known_baselines(folder: RunFolder, questions: Questions) -> dict[Baseline, list[str]]:
+def _known_baselines(questions: Questions) -> dict[Baseline, list[str]]:
     """The answers of the baselines to a run's own questions, as far as they are known."""
-    each = (*BASELINES, *IN_CONTEXT)
+    each, folder = (*BASELINES, *IN_CONTEXT), questions.opened.folder
     asked = {one: as_asked(questions, one) for one in each if folder.answering(questions.name_of(one)).exists()}
-    found = {one: _known_predictions(folder, those) for one, those in asked.items()}
+    found = {one: _known_predictions(those) for one, those in asked.items()}
     return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}
 
 
@@ -197,70 +180,53 @@ def evaluate_run(
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
-    find = partial(find_run, run_dir, assignments, needs_run=baselines != UNTUNED)
-    folder, run = ranks.first_decides(find)
-    with RunClaim(folder.folder, "lookonce eval", run.cache.claim_s) as owner:
-        ranks.first_decides(owner.take)
-        folder, run = ranks.first_decides(find)  # as it is now that no other process changes it
-        if verify_images:
-            inputs = RunInputs.open(run, skip_unusable=True, use=owner.use_cache)
-        else:
-            inputs = RunInputs.from_cache(run, ranks.first_decides, use=owner.use_cache)
-        notify = notify if ranks.is_first else quiet
-        for note in inputs.notes:
+    images: Literal["hashed", "cached"] = "hashed" if verify_images else "cached"
+    needs = replace(TO_EVALUATE, adapter=baselines != UNTUNED, images=images)
+    notify = notify if ranks.is_first else quiet
+    with open_run(run_dir, needs, assignments, once=ranks.first_decides, notify=notify) as opened:
+        for note in opened.notes:
             notify(note)
-        return _evaluate(folder, inputs, owner, split or run.eval.split, baselines, ranks, notify)
+        questions = _questions(opened, split or opened.run.eval.split, ranks)
+        named = _meaningful(questions) if isinstance(baselines, str) else baselines
+        if reasons := list(filter(None, (why_not(questions, one) for one in named))):
+            raise UsageError(reasons[0])
+        is_beside = baselines == "all" or len(baselines) > 1
+        open_model = _model_of(opened, is_shared=is_beside)
+        for one in (*named, None) if is_beside else named or (None,):
+            asked = as_asked(questions, one)
+            done = evaluate(asked, partial(open_model, one), ranks, reuses=is_beside)
+        return (done, opened.folder.predictions(asked.name)) if done else None
 
 
-def _evaluate(
-    folder: RunFolder,
-    inputs: RunInputs,
-    owner: RunClaim,
-    split: str,
-    baselines: Baselines,
-    ranks: Ranks,
-    notify: Notify,
-) -> tuple[Evaluation, Path] | None:
-    identity = ranks.first_decides(lambda: inputs.identity())
-    if baselines == UNTUNED and not folder.holds_work:
-        ranks.first_decides(lambda: folder.claim(inputs.run, identity))
+def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
+    """The questions of a split, for the model that was trained in the folder; an untrained run is recorded."""
+    folder, identity = opened.folder, ranks.first_decides(opened.identity)
+    if not (opened.needs.adapter or folder.holds_work):
+        ranks.first_decides(lambda: folder.claim(opened.run, identity))
     may_change = {"context", "answers"}
     if split != HELD_OUT:  # its model must not have been trained on an image of them
         may_change.add("records")
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
-    if baselines != UNTUNED:
-        folder.check_adapter()
-    session = Session.open(inputs, notify)
-    questions = Questions.of(session, split)
-    named = _meaningful(questions, notify) if isinstance(baselines, str) else baselines
-    if reasons := list(filter(None, (why_not(questions, one) for one in named))):
-        raise UsageError(reasons[0])
-    is_beside = baselines == "all" or len(baselines) > 1
-    open_model = _model_of(inputs, folder.adapter, is_shared=is_beside)
-    for one in (*named, None) if is_beside else named or (None,):
-        asked = as_asked(questions, one)
-        done = evaluate(asked, owner, partial(open_model, one), ranks, notify, reuses=is_beside)
-    return (done, folder.predictions(asked.name)) if done else None
+    return Questions.of(opened, split)
 
 
-def _meaningful(questions: Questions, notify: Notify) -> tuple[Baseline, ...]:
-    """All baselines that have a meaning for some questions; `notify` gets why others have none."""
-    every = (*BASELINES, *(IN_CONTEXT if questions.session.inputs.run.data.context else ()))
+def _meaningful(questions: Questions) -> tuple[Baseline, ...]:
+    """All baselines that have a meaning for some questions; a note says why others have none."""
+    every = (*BASELINES, *(IN_CONTEXT if questions.opened.run.data.context else ()))
     reasons = {one: why_not(questions, one) for one in every}
     for reason in filter(None, reasons.values()):
-        notify(f"{reason}; this baseline is left out")
+        questions.opened.notify(f"{reason}; this baseline is left out")
     return tuple(one for one, reason in reasons.items() if not reason)
 
 
-def _model_of(
-    inputs: RunInputs, adapter: Path, is_shared: bool
-) -> Callable[[Baseline | None], AbstractContextManager[Any]]:
+def _model_of(opened: OpenRun, is_shared: bool) -> Callable[[Baseline | None], AbstractContextManager[Any]]:
     """The model of each baseline; if it `is_shared` by them, all are the trained one, which is loaded once."""
-    trained = cache(lambda: load_trained(inputs.model_folder, inputs.run, adapter))
+    model, run = opened.model_folder, opened.run
+    trained = cache(lambda: load_trained(model, run, opened.folder.adapter))
 
     def open_model(baseline: Baseline | None) -> AbstractContextManager[Any]:
         if baseline != "untuned":
             return nullcontext(trained())
-        return without_adapter(trained()) if is_shared else nullcontext(load_untuned(inputs.model_folder, inputs.run))
+        return without_adapter(trained()) if is_shared else nullcontext(load_untuned(model, run))
 
     return open_model

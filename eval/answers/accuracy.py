@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,9 +24,8 @@ from lookonce.eval.answers.staged import in_context, questions_of, stages_of
 from lookonce.eval.answers.wave_size import tokens_beside_training
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.statistics.clusters import clusters_of
-from lookonce.text import Notify, quiet
+from lookonce.run.open import OpenRun
 from lookonce.train.loop.distributed import ALONE, Ranks
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import as_loaded
 from lookonce.train.model.load import PRECISIONS
 
@@ -35,17 +33,17 @@ from lookonce.train.model.load import PRECISIONS
 class Accuracy:
     """Counts the right answers of a model; each rank answers its share of the questions."""
 
-    def __init__(self, session: Session, ranks: Ranks = ALONE, notify: Notify = quiet) -> None:
-        """Choose the questions and make their prompts; `notify` gets a note if memory is short."""
-        inputs, self._session, self._ranks, self._notify = session.inputs, session, ranks, notify
-        records, most = inputs.records["val"], inputs.run.eval.max_questions
-        images = [[inputs.key_of(path) for path in record.images] for record in records]
+    def __init__(self, opened: OpenRun, ranks: Ranks = ALONE) -> None:
+        """Choose the questions and make their prompts."""
+        self._opened, self._ranks = opened, ranks
+        records, most = opened.records["val"], opened.run.eval.max_questions
+        images = [[opened.key_of(path) for path in record.images] for record in records]
         if most:
-            records = draw(records, images, most, inputs.run.train.seed)
-        staged = inputs.run.eval.staged
-        self._asked = questions_of(session, records, staged)
-        self._stages = stages_of(session, self._asked, staged)
-        self._dialogues = Dialogues.of(session, self._asked)
+            records = draw(records, images, most, opened.run.train.seed)
+        staged = opened.run.eval.staged
+        self._asked = questions_of(opened, records, staged)
+        self._stages = stages_of(opened, self._asked, staged)
+        self._dialogues = Dialogues.of(opened, self._asked)
         prompts = self._dialogues.prompts
         self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(self._asked, prompts, strict=True)]
 
@@ -53,7 +51,7 @@ class Accuracy:
         """The numbers of this rank's `right` answers and `questions`."""
         known: dict[int, Answer] = {}
         right = num_questions = 0
-        with as_loaded(model, self._session.inputs.run.model.attention):
+        with as_loaded(model, self._opened.run.model.attention):
             for stage in self._stages:
                 mine = self._answered(model, stage, known)
                 right += sum(self._rows[number].accepts(answer.text) for number, answer in mine.items())
@@ -65,11 +63,11 @@ class Accuracy:
         """This rank's answers to its share of the questions of a stage, after those that are `known`."""
         dialogues, engine = self._dialogues, self._engine(model)
         if len(self._stages) > 1:
-            dialogues = Dialogues.of(self._session, in_context(self._session, self._asked, stage, known))
+            dialogues = Dialogues.of(self._opened, in_context(self._opened, self._asked, stage, known))
         mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
         found = {
             stage[place]: answer
-            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._notify), strict=True)
+            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._opened.notify), strict=True)
             for place, answer in zip(dialogues.questions(wave), answers, strict=True)
         }
         del engine
@@ -84,15 +82,12 @@ class Accuracy:
 
     def _engine(self, model: Any) -> Engine:
         """A new engine, whose waves fit beside the training."""
-        session, inputs = self._session, self._session.inputs
-        if model.device.type != "cuda" or inputs.run.eval.tokens_per_wave:
-            return engine_of(session)
+        opened = self._opened
+        if model.device.type != "cuda" or opened.run.eval.tokens_per_wave:
+            return engine_of(opened)
         torch.cuda.empty_cache()
-        free = tokens_beside_training(inputs.model_folder, PRECISIONS[inputs.run.train.precision])
-        tokens = -self._ranks.largest(-free)
-        answering = inputs.run.eval.model_copy(update={"tokens_per_wave": tokens})
-        run = inputs.run.model_copy(update={"eval": answering})
-        return engine_of(replace(session, inputs=replace(inputs, run=run)))
+        free = tokens_beside_training(opened.model_folder, PRECISIONS[opened.run.train.precision])
+        return engine_of(opened, tokens_per_wave=-self._ranks.largest(-free))
 
 
 def draw(records: Sequence[Record], images: Sequence[Sequence[str]], most: int, seed: int) -> list[Record]:

@@ -18,8 +18,8 @@ from lookonce.eval.answers.blank import BlankImages
 from lookonce.eval.answers.engines import engine_of
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.scores.headline import IN_CONTEXT, Baseline
+from lookonce.run.open import OpenRun
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import Session
 
 
 def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
@@ -27,8 +27,8 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     if baseline is None:
         return questions
     if baseline == "true" or baseline == "none":
-        return replace(Questions.of(questions.session, questions.split, baseline), baseline=baseline)
-    engine = engine_of(questions.session)
+        return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
+    engine = engine_of(questions.opened)
     questions = replace(questions, baseline=baseline, engine=engine, waves=questions.dialogues.plan(engine))
     if baseline == "untuned":
         return questions
@@ -38,7 +38,7 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
     """Why a baseline has no meaning for these questions; empty if it has one."""
     keys = {key for example in questions.examples for key in example.image_keys}
-    if baseline in IN_CONTEXT and questions.session.inputs.run.data.context is None:
+    if baseline in IN_CONTEXT and questions.opened.run.data.context is None:
         return "--true-context and --no-context need `data.context` in the run file"
     if baseline in IN_CONTEXT and baseline == questions.staged:
         return f"`eval.staged` is {baseline}, so these are the answers of the run itself"
@@ -50,27 +50,26 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
 
 
 def _shuffled(questions: Questions) -> Questions:
-    session = questions.session
-    shown = shuffle_images([record for record, _ in questions.asked], session.inputs.images)
-    examples = [_about(session, example, record) for example, record in zip(questions.examples, shown, strict=True)]
-    dialogues = questions.dialogues.about(shown, examples, session.chat_tokenizer)
+    opened = questions.opened
+    shown = shuffle_images([record for record, _ in questions.asked], opened.images)
+    examples = [_about(opened, example, record) for example, record in zip(questions.examples, shown, strict=True)]
+    dialogues = questions.dialogues.about(shown, examples, opened.chat_tokenizer)
     return replace(questions, dialogues=dialogues, waves=dialogues.plan(questions.engine))
 
 
-def _about(session: Session, example: Example, record: Record) -> Example:
+def _about(opened: OpenRun, example: Example, record: Record) -> Example:
     """The example with the images of a record."""
-    keys = [session.inputs.key_of(path) for path in record.images]
-    grids = [session.cache.grid_thw(key) for key in keys]
-    return session.chat_tokenizer.with_images((example.token_ids, example.supervised), record, keys, grids)
+    keys = [opened.key_of(path) for path in record.images]
+    grids = [opened.cache.grid_thw(key) for key in keys]
+    return opened.chat_tokenizer.with_images((example.token_ids, example.supervised), record, keys, grids)
 
 
 def _blank(questions: Questions) -> Questions:
-    session = questions.session
+    opened = questions.opened
     keys = {key for example in questions.examples for key in example.image_keys}
-    source = BlankImages(session.inputs, {key: session.cache.grid_thw(key) for key in keys})
-    session = replace(session, collator=replace(session.collator, source=source))
-    engine = engine_of(session)
-    return replace(questions, session=session, engine=engine, waves=questions.dialogues.plan(engine))
+    source = BlankImages(opened, {key: opened.cache.grid_thw(key) for key in keys})
+    engine = engine_of(opened, source)
+    return replace(questions, engine=engine, waves=questions.dialogues.plan(engine))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

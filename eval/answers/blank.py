@@ -15,7 +15,7 @@ import torch
 
 from lookonce.cache.build.encode import ImageFeatures, encode_patches
 from lookonce.cache.constants import Grid
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import OpenRun
 from lookonce.train.data.features import CPU
 
 GREY = 128
@@ -27,9 +27,9 @@ class BlankImages:
 
     has_tower: ClassVar[bool] = False
 
-    def __init__(self, inputs: RunInputs, grids: Mapping[str, Grid]) -> None:
+    def __init__(self, opened: OpenRun, grids: Mapping[str, Grid]) -> None:
         """`grids` are those of the images that are replaced, by their keys."""
-        self._inputs, self._grids = inputs, grids
+        self._opened, self._grids = opened, grids
 
     def grid_thw(self, key: str) -> Grid:
         return self._grids[key]
@@ -40,8 +40,8 @@ class BlankImages:
     @cached_property
     def _of_grid(self) -> dict[Grid, ImageFeatures]:
         """The features of a grey image of each grid."""
-        tower, fingerprint = self._inputs.load_tower(), self._inputs.fingerprint
-        patcher = self._inputs.processor.patcher()
+        tower, fingerprint = self._opened.load_tower(), self._opened.fingerprint
+        patcher = self._opened.processor.patcher()
 
         def encode(grid: Grid) -> ImageFeatures:
             height, width = (number * patcher.patch_size for number in grid[1:])

@@ -15,9 +15,9 @@ from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.engines import Engine
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.dialogue import Dialogue, is_shown
+from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.loop.session import Session
 
 Asked = tuple[Record, int]
 """A record, and the number of the turn that is asked."""
@@ -37,11 +37,11 @@ class Dialogues:
     each: list[Dialogue]
 
     @classmethod
-    def of(cls, session: Session, asked: Sequence[Asked]) -> Dialogues:
+    def of(cls, opened: OpenRun, asked: Sequence[Asked]) -> Dialogues:
         """The dialogues of some questions of a run."""
-        numbers = together(asked, session.inputs.run.eval.turns)
-        prompts = session.questions(without_answers(asked, numbers))
-        return cls([*asked], numbers, prompts, dialogues_of(numbers, prompts, session.chat_tokenizer))
+        numbers = together(asked, opened.run.eval.turns)
+        prompts = opened.prompts(without_answers(asked, numbers))
+        return cls([*asked], numbers, prompts, dialogues_of(numbers, prompts, opened.chat_tokenizer))
 
     def about(self, records: Sequence[Record], prompts: Sequence[Example], chat: ChatTokenizer) -> Dialogues:
         """The same questions of other records with other images; `prompts` have the same words."""

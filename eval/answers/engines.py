@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
 from lookonce.eval.answers.generate import greedy_answers
-from lookonce.eval.answers.wave_size import states_per_wave, tokens_per_wave
+from lookonce.eval.answers.wave_size import largest_wave, states_per_wave
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
-from lookonce.run.config import RunFile
+from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.features import FeatureSource
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import PRECISIONS
 
 MIN_COMPILED = 500
@@ -37,26 +36,6 @@ CPU_PACK = 1024
 
 Answers = list[list[Answer]]
 """The answers to the questions of each dialogue of a batch."""
-
-
-class PrompterInputs(Protocol):
-    """The run whose settings count, and the model's files."""
-
-    @property
-    def run(self) -> RunFile: ...
-    @property
-    def model_folder(self) -> ModelFolder: ...
-
-
-class Prompter(Protocol):
-    """What an engine needs to make prompts; a session has it."""
-
-    @property
-    def inputs(self) -> PrompterInputs: ...
-    @property
-    def chat_tokenizer(self) -> ChatTokenizer: ...
-    @property
-    def collator(self) -> RowCollator: ...
 
 
 class Engine(ABC):
@@ -76,21 +55,23 @@ class Engine(ABC):
         return found
 
 
-def engine_of(prompter: Prompter) -> Engine:
-    """The engine of `eval.engine`."""
-    engines: dict[str, Callable[[Prompter], Engine]] = {"shared": SharedPrefixes, "generate": Generate}
-    return engines[prompter.inputs.run.eval.engine](prompter)
+def engine_of(opened: OpenRun, source: FeatureSource | None = None, tokens_per_wave: int | None = None) -> Engine:
+    """The engine of `eval.engine`; with features of `source` instead of the run's cache, and waves of another size."""
+    if opened.run.eval.engine == "generate":
+        return Generate(opened, source)
+    return SharedPrefixes(opened, source, tokens_per_wave)
 
 
 @dataclass(frozen=True)
 class Generate(Engine):
     """transformers' `generate`, in batches of questions of similar length, so that padding is small."""
 
-    prompter: Prompter
+    opened: OpenRun
+    source: FeatureSource | None = None
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         order = sorted(range(len(dialogues)), key=lambda number: dialogues[number].first.num_tokens)
-        size = self.prompter.inputs.run.eval.batch_size
+        size = self.opened.run.eval.batch_size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
@@ -103,23 +84,30 @@ class Generate(Engine):
             yield answers
 
     def _answers(self, model: Any, prompts: Sequence[Example]) -> list[Answer]:
-        prompter, run = self.prompter, self.prompter.inputs.run
-        tokenizer, longest = prompter.chat_tokenizer.tokenizer, run.eval.max_new_tokens
-        return greedy_answers(model, tokenizer, prompter.collator, prompts, longest, run.train.precision)
+        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
+        longest = run.eval.max_new_tokens
+        collator = self.opened.row_collator(self.source)
+        return greedy_answers(model, tokenizer, collator, prompts, longest, run.train.precision)
 
 
 class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
-    def __init__(self, prompter: Prompter, *, min_compiled: int = MIN_COMPILED) -> None:
+    def __init__(
+        self,
+        opened: OpenRun,
+        source: FeatureSource | None = None,
+        tokens_per_wave: int | None = None,
+        *,
+        min_compiled: int = MIN_COMPILED,
+    ) -> None:
         """With `min_compiled` questions or more, passes are compiled and captured, if there is a GPU."""
-        self.prompter, self._min_compiled = prompter, min_compiled
-        run = prompter.inputs.run
+        self._source, self._chat, self._min_compiled = source or opened.features, opened.chat_tokenizer, min_compiled
+        run, model = opened.run, opened.model_folder
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
-        model = prompter.inputs.model_folder
-        num_places = run.eval.tokens_per_wave or tokens_per_wave(model, self._dtype)
+        num_places = tokens_per_wave or run.eval.tokens_per_wave or largest_wave(model, self._dtype)
         self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens, states_per_wave(model, num_places))
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
@@ -127,7 +115,7 @@ class SharedPrefixes(Engine):
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         self._num_planned += sum(dialogue.num_questions for dialogue in dialogues)
-        return plan_waves(dialogues, self.prompter.chat_tokenizer.image_token_id, self.room)
+        return plan_waves(dialogues, self._chat.image_token_id, self.room)
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
         """The greedy answers to each wave; to parts of half its size if the GPU is out of memory.
@@ -152,7 +140,7 @@ class SharedPrefixes(Engine):
 
     def _parts(self, wave: Sequence[Dialogue]) -> list[list[int]]:
         """The numbers of the dialogues of a wave in parts that there is room for; mostly one."""
-        return plan_waves(wave, self.prompter.chat_tokenizer.image_token_id, self.room)
+        return plan_waves(wave, self._chat.image_token_id, self.room)
 
     def _make_less_room(self, wave: Sequence[Dialogue], notify: Notify) -> None:
         """Leave room for at most half of a wave from now on."""
@@ -162,7 +150,7 @@ class SharedPrefixes(Engine):
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
-        groups = groups_of(wave, self.prompter.chat_tokenizer.image_token_id)
+        groups = groups_of(wave, self._chat.image_token_id)
         num_places = min(sum(self.room.places_of(group, wave) for group in groups), self.room.num_places) // 2
         notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
         self.room, self._decoder = replace(self.room, num_places=num_places), None
@@ -171,11 +159,11 @@ class SharedPrefixes(Engine):
     def decoder_of(self, model: Any) -> Decoder:
         """The decoder of a model, which keeps its buffers and captured passes from wave to wave."""
         if self._decoder is None or self._decoder.model is not model:
-            prompter, is_quick = self.prompter, self._on_gpu and self._num_planned >= self._min_compiled
+            is_quick = self._on_gpu and self._num_planned >= self._min_compiled
             self._decoder = Decoder(
                 model.eval(),
-                prompter.chat_tokenizer,
-                prompter.collator.source,
+                self._chat,
+                self._source,
                 self.room,
                 self._dtype,
                 by_rows=is_quick,

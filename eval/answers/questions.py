@@ -31,10 +31,10 @@ from lookonce.eval.scores.headline import Baseline, BaselineAnswers
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import hash_file
-from lookonce.run.folder import Environment, RunFolder
+from lookonce.run.folder import Environment
+from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import Session
 from lookonce.train.model.frozen.choice import model_settings
 
 NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "frozen"}
@@ -45,7 +45,7 @@ NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "frozen"}
 class Questions:
     """Questions that a run's model is asked."""
 
-    session: Session
+    opened: OpenRun
     split: str
     dialogues: Dialogues
     engine: Engine
@@ -59,25 +59,25 @@ class Questions:
     """The number of the stage that they are, from 0."""
 
     @classmethod
-    def of(cls, session: Session, split: str, staged: Staged | None = None) -> Questions:
+    def of(cls, opened: OpenRun, split: str, staged: Staged | None = None) -> Questions:
         """All questions of a split, with contexts as `staged` or `eval.staged` says.
 
         Raises:
             UsageError: there are none.
         """
-        records, run = session.inputs.records.get(split), session.inputs.run
+        records, run = opened.records.get(split), opened.run
         if records is None:
             raise UsageError("the run has no held-out records: `data.held_out` leaves no training record out")
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         staged = (staged or run.eval.staged) if run.data.context else "none"
-        dialogues, engine = Dialogues.of(session, questions_of(session, records, staged)), engine_of(session)
-        return cls(session, split, dialogues, engine, dialogues.plan(engine), staged)
+        dialogues, engine = Dialogues.of(opened, questions_of(opened, records, staged)), engine_of(opened)
+        return cls(opened, split, dialogues, engine, dialogues.plan(engine), staged)
 
     @property
     def stages(self) -> list[list[int]]:
         """The numbers of the questions of each stage; all are one unless contexts have own answers."""
-        return stages_of(self.session, self.asked, self.staged)
+        return stages_of(self.opened, self.asked, self.staged)
 
     def at_stage(self, stage: int, answers: Mapping[int, Answer]) -> Questions:
         """The questions of a stage, with the answers to those of earlier stages.
@@ -87,16 +87,16 @@ class Questions:
         stages = self.stages
         if len(stages) == 1:
             return self
-        asked = in_context(self.session, self.asked, stages[stage], answers)
-        dialogues, engine = Dialogues.of(self.session, asked), engine_of(self.session)
+        asked = in_context(self.opened, self.asked, stages[stage], answers)
+        dialogues, engine = Dialogues.of(self.opened, asked), engine_of(self.opened)
         return replace(self, dialogues=dialogues, engine=engine, waves=dialogues.plan(engine), stage=stage)
 
     def after_all(self, answers: Mapping[int, Answer]) -> Questions:
         """All questions with the prompts in which they were answered."""
         if self.staged != "own":
             return self
-        asked = in_context(self.session, self.asked, range(len(self.asked)), answers)
-        return replace(self, dialogues=Dialogues.of(self.session, asked))
+        asked = in_context(self.opened, self.asked, range(len(self.asked)), answers)
+        return replace(self, dialogues=Dialogues.of(self.opened, asked))
 
     @property
     def asked(self) -> list[Asked]:
@@ -144,7 +144,7 @@ class Questions:
 
     def predictions(self, answers: Mapping[int, Answer]) -> list[Prediction]:
         """The answers to all questions, each in the row of its question, in order."""
-        special = self.session.chat_tokenizer.special_token_ids
+        special = self.opened.chat_tokenizer.special_token_ids
         earlier = turns_before(self.asked, self.dialogues.numbers, answers, special)
         rows = self._rows(self.asked, [earlier[number] for number in range(len(answers))])
         return [
@@ -164,19 +164,20 @@ class Questions:
         ]
 
     def _rows(self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]]) -> Iterator[Prediction]:
-        training = with_true_answers(self.session, self.session.inputs.records["train"])
-        true, turns = true_before(self.session, self.asked), self.session.inputs.run.eval.turns
+        training = with_true_answers(self.opened, self.opened.records["train"])
+        true, turns = true_before(self.opened, self.asked), self.opened.run.eval.turns
         return unanswered(asked, earlier, true, self.examples, training, turns, self.staged)
 
     def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
         """Score answers, beside those of baselines."""
-        inputs = self.session.inputs
+        inputs = self.opened
         training = training_answers(inputs.records["train"])
         return Evaluation.of(predictions, training, inputs.images.size_of, baselines)
 
-    def identity(self, folder: RunFolder) -> str:
+    def identity(self) -> str:
         """The sha256 over what the answers depend on, but the machine: adapter, model, prompts, settings."""
-        run, inputs = self.session.inputs.run, folder.recorded_inputs()
+        run, folder = self.opened.run, self.opened.folder
+        inputs = folder.recorded_inputs()
         adapter = {path.name: hash_file(path) for path in sorted(folder.adapter.glob("adapter_*"))}
         if self.baseline == "untuned":
             adapter = {}
@@ -185,7 +186,7 @@ class Questions:
             "baseline": self.baseline,
             "adapter": adapter,
             "inputs": inputs,
-            "cache": self.session.inputs.fingerprint.sha256,
+            "cache": self.opened.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude=NOT_OF_ANSWERS),
             "model": model_settings(run),
         }

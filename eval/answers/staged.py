@@ -16,40 +16,40 @@ from lookonce.datasets.curriculum.context import NOT_ANSWERED, as_shown, with_co
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.dialogues import Asked
 from lookonce.eval.decoding.answer import Answer
-from lookonce.train.loop.session import Session
+from lookonce.run.open import OpenRun
 
 Staged = Literal["own", "true", "none"]
 """Whose answers to earlier questions prompts have (`eval.staged`)."""
 
 
-def questions_of(session: Session, records: Iterable[Record], staged: Staged) -> list[Asked]:
+def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
     """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
     if staged == "true":
-        found = with_true_answers(session, records)
+        found = with_true_answers(opened, records)
     else:
         found = [replace(record, context=None) if record.context else record for record in records]
     return [(record, number) for record in found for number in range(len(record.turns))]
 
 
-def with_true_answers(session: Session, records: Iterable[Record]) -> list[Record]:
+def with_true_answers(opened: OpenRun, records: Iterable[Record]) -> list[Record]:
     """Some records with true answers as context, whatever they had; without any if the run has no `data.context`."""
-    form, found = session.inputs.run.data.context, [replace(record, context=None) for record in records]
-    return with_context(found, form, session.inputs.images.keys_of) if form else found
+    form, found = opened.run.data.context, [replace(record, context=None) for record in records]
+    return with_context(found, form, opened.images.keys_of) if form else found
 
 
-def true_before(session: Session, asked: Sequence[Asked]) -> list[tuple[Turn, ...]]:
+def true_before(opened: OpenRun, asked: Sequence[Asked]) -> list[tuple[Turn, ...]]:
     """What the records say before each question: the answers of its context and of its earlier turns."""
     records = {id(record): record for record, _ in asked}
-    true = dict(zip(records, with_true_answers(session, records.values()), strict=True))
+    true = dict(zip(records, with_true_answers(opened, records.values()), strict=True))
     return [(*true[id(record)].known, *record.turns[:turn]) for record, turn in asked]
 
 
-def stages_of(session: Session, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
+def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
     """The numbers of the questions that are answered together: those of a stage if contexts have own answers, or all.
 
     Questions that are in no stage are asked with the first.
     """
-    form = session.inputs.run.data.context
+    form = opened.run.data.context
     if form is None or staged != "own":
         return [[*range(len(asked))]]
     found: dict[int, list[int]] = {}
@@ -59,10 +59,10 @@ def stages_of(session: Session, asked: Sequence[Asked], staged: Staged) -> list[
 
 
 def in_context(
-    session: Session, asked: Sequence[Asked], numbers: Iterable[int], answers: Mapping[int, Answer]
+    opened: OpenRun, asked: Sequence[Asked], numbers: Iterable[int], answers: Mapping[int, Answer]
 ) -> list[Asked]:
     """Some questions by their numbers, with the answers to all questions of earlier stages as context."""
-    form = session.inputs.run.data.context
+    form = opened.run.data.context
     assert form, "without `data.context` no question waits for the answers to others"
     wanted = [*numbers]
     records: dict[int, Record] = {}
@@ -70,14 +70,14 @@ def in_context(
     for number in sorted({*answers, *wanted}):
         record, turn = asked[number]
         records[id(record)] = record
-        own.setdefault(id(record), []).append(Turn(record.turns[turn].question, _shown(session, answers.get(number))))
-    found = with_context([*records.values()], form, session.inputs.images.keys_of, lambda record: own[id(record)])
+        own.setdefault(id(record), []).append(Turn(record.turns[turn].question, _shown(opened, answers.get(number))))
+    found = with_context([*records.values()], form, opened.images.keys_of, lambda record: own[id(record)])
     with_id = dict(zip(records, found, strict=True))
     return [(with_id[id(asked[number][0])], asked[number][1]) for number in wanted]
 
 
-def _shown(session: Session, answer: Answer | None) -> str:
+def _shown(opened: OpenRun, answer: Answer | None) -> str:
     """An answer as later prompts have it; one that spells a special token could begin a message there."""
-    if answer is None or any(token in answer.text for token in session.chat_tokenizer.special_tokens):
+    if answer is None or any(token in answer.text for token in opened.chat_tokenizer.special_tokens):
         return NOT_ANSWERED
     return as_shown(answer.text, answer.ended)

@@ -31,7 +31,7 @@ BYTES_OF_LOGIT = 14
 """A logit in bfloat16, and three times in float32."""
 
 
-def tokens_per_wave(model_folder: ModelFolder, dtype: torch.dtype) -> int:
+def largest_wave(model_folder: ModelFolder, dtype: torch.dtype) -> int:
     """The largest power of 2 whose keys, values and logits fit beside the weights, within limits."""
     if not torch.cuda.is_available():
         return ON_CPU

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,6 @@ from lookonce.eval.answers.dialogues import Asked, dialogues_of, together, witho
 from lookonce.eval.answers.engines import engine_of
 from lookonce.eval.asking.asked import ask_each
 from lookonce.eval.asking.features import LiveFeatures
-from lookonce.eval.asking.found import find_run, find_untuned
 from lookonce.eval.asking.pictures import Picture, PictureFiles, Shown
 from lookonce.eval.asking.rounds import Keys, plan_rounds
 from lookonce.eval.decoding.answer import Answer
@@ -32,24 +31,14 @@ from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.talk import Talk
 from lookonce.eval.decoding.waves import Room
 from lookonce.files import hash_file
-from lookonce.run.inputs import RunInputs
+from lookonce.run.folder import RECORD
+from lookonce.run.open import TO_ANSWER, OpenRun, open_run, without_run
 from lookonce.text import Notify, quiet
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.frozen.choice import model_settings
 from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
 
 Results = dict[int, Answer | LookonceError]
 """The answer to each question by its number, or why it has none."""
-
-
-@dataclass(frozen=True)
-class _Prompter:
-    """What an engine needs of a session."""
-
-    inputs: RunInputs
-    chat_tokenizer: ChatTokenizer
-    collator: RowCollator
 
 
 class Answerer:
@@ -63,15 +52,11 @@ class Answerer:
     cache are read from it; for others the vision tower is loaded.
     """
 
-    def __init__(self, inputs: RunInputs, adapter: Path | None) -> None:
+    def __init__(self, opened: OpenRun, adapter: Path | None) -> None:
         """Use `Answerer.open`. Without an adapter the model answers untuned."""
-        self.inputs, self.adapter = inputs, adapter
-        model = inputs.model_folder
-        self._chat = ChatTokenizer(model.folder, model.config, inputs.run.data.enable_thinking)
-        self._features = LiveFeatures(inputs)
-        collator = RowCollator(self._features, self._chat.image_token_id, self._chat.tokenizer.pad_token_id)
-        prompter = _Prompter(inputs, self._chat, collator)
-        self._engine = engine_of(prompter)
+        self.opened, self.adapter = opened, adapter
+        self._chat, self._features = opened.chat_tokenizer, LiveFeatures(opened)
+        self._engine = engine_of(opened, self._features)
 
     @classmethod
     def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:
@@ -83,14 +68,14 @@ class Answerer:
         Raises:
             LookonceError: there is no such run or model, or the model has changed since training.
         """
+        place = Path(run)
         if untuned:
-            return cls(RunInputs.of_model(find_untuned(Path(run))), None)
-        folder, run_file = find_run(Path(run), needs_run=True)
-        inputs = RunInputs.of_model(run_file)
-        folder.check_adapter()
-        identity = inputs.model_identity()
-        folder.check_inputs(identity | {"cache": inputs.fingerprint.sha256})
-        return cls(inputs, folder.adapter)
+            needs = replace(TO_ANSWER, adapter=False)
+            is_run = place.is_file() or (place / RECORD).exists()
+            return cls(open_run(place if is_run else without_run(place), needs), None)
+        opened = open_run(place, TO_ANSWER)
+        opened.folder.check_inputs(opened.model_identity() | {"cache": opened.fingerprint.sha256})
+        return cls(opened, opened.folder.adapter)
 
     def answer(
         self, images: Shown | Iterable[Shown], questions: str | Iterable[str], system: str | None = None
@@ -123,7 +108,7 @@ class Answerer:
 
     def talk(self) -> Talk:
         """A conversation that has not begun; its questions come from `dialogue`."""
-        run = self.inputs.run
+        run = self.opened.run
         room = Room(0, run.batch.tokens_per_pack, run.eval.max_new_tokens)
         return Talk(self._model, self._chat, self._features, room, PRECISIONS[run.train.precision])
 
@@ -157,12 +142,12 @@ class Answerer:
 
     def identity(self) -> str:
         """The sha256 over what answers depend on, but the questions and the machine: model, adapter, settings."""
-        inputs, run = self.inputs, self.inputs.run
+        opened, run = self.opened, self.opened.run
         files = sorted(self.adapter.glob("adapter_*")) if self.adapter else []
         settings: dict[str, Any] = {
             "adapter": {path.name: hash_file(path) for path in files},
-            "model": inputs.model_identity(),
-            "cache": inputs.fingerprint.sha256,
+            "model": opened.model_identity(),
+            "cache": opened.fingerprint.sha256,
             "eval": run.eval.model_dump(exclude={"split", "frozen"}),
             "precision": model_settings(run),
         }
@@ -182,7 +167,7 @@ class Answerer:
         """
         usable, refused = _keys_of(asked, images)
         yield refused
-        numbers = {some[0]: some for some in together(asked, self.inputs.run.eval.turns) if some[0] in usable}
+        numbers = {some[0]: some for some in together(asked, self.opened.run.eval.turns) if some[0] in usable}
         of_first = {first: usable[first] for first in numbers}
         rounds = plan_rounds(of_first, lambda key: self._features.num_tokens(images, key))
         last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
@@ -258,10 +243,8 @@ class Answerer:
 
     @cached_property
     def _model(self) -> Any:
-        inputs = self.inputs
-        if self.adapter is None:
-            return load_untuned(inputs.model_folder, inputs.run)
-        return load_trained(inputs.model_folder, inputs.run, self.adapter)
+        model, run = self.opened.model_folder, self.opened.run
+        return load_trained(model, run, self.adapter) if self.adapter else load_untuned(model, run)
 
 
 def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys], Results]:

@@ -24,7 +24,7 @@ from lookonce.cache.store.plan import PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import ImageError
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import OpenRun
 from lookonce.train.data.features import CPU
 
 
@@ -33,25 +33,25 @@ class LiveFeatures:
 
     has_tower: ClassVar[bool] = False
 
-    def __init__(self, inputs: RunInputs) -> None:
-        self._inputs = inputs
+    def __init__(self, opened: OpenRun) -> None:
+        self._opened = opened
         self._encoded: dict[str, ImageFeatures] = {}
 
     @property
     def _is_built(self) -> bool:
-        return (self._inputs.cache_folder / MANIFEST).exists()
+        return (self._opened.cache_folder / MANIFEST).exists()
 
     @cached_property
     def _cache(self) -> VisionCache | None:
         """The run's cache, if it is built; it may lack any image."""
-        options, inputs = self._inputs.run.cache, self._inputs
+        opened = self._opened
         if not self._is_built:
             return None
-        return find_cache(options.dir, inputs.fingerprint, check=options.check)
+        return find_cache(opened.run.cache.dir, opened.fingerprint, check=opened.run.cache.check)
 
     @cached_property
     def _tower(self) -> Tower:
-        return self._inputs.load_tower()
+        return self._opened.load_tower()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -63,7 +63,7 @@ class LiveFeatures:
         if not self._is_built:
             yield
         else:
-            with using(self._inputs.cache_folder, "lookonce predict", self._inputs.run.cache.claim_s):
+            with using(self._opened.cache_folder, "lookonce predict", self._opened.run.cache.claim_s):
                 yield
 
     def encode(self, images: ImageIndex, keys: Collection[str]) -> dict[str, ImageError]:
@@ -72,8 +72,8 @@ class LiveFeatures:
         if not missing:
             return {}
         failed: dict[str, ImageError] = {}
-        fingerprint = self._inputs.fingerprint
-        encoder = Encoder(images.path_of, self._inputs.processor, self._tower, fingerprint)
+        fingerprint = self._opened.fingerprint
+        encoder = Encoder(images.path_of, self._opened.processor, self._tower, fingerprint)
         with contextlib.closing(encoder):
             for batch in encoder.run([self._shard(images, missing)]):
                 failed |= {key: ImageError(failure.reason) for key, failure in batch.failed.items()}
@@ -89,7 +89,7 @@ class LiveFeatures:
 
     def num_tokens(self, images: ImageIndex, key: str) -> int:
         """About the number of an image's tokens, by its header."""
-        return planned_tokens(self._inputs.processor, images.size_of.get(key))
+        return planned_tokens(self._opened.processor, images.size_of.get(key))
 
     @property
     def in_memory(self) -> Collection[str]:

@@ -127,7 +127,7 @@ def _unfinished(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, 
 def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, results: Results) -> list[Row]:
     """The rows of the questions that have answers."""
     answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
-    turns = answerer.inputs.run.eval.turns
+    turns = answerer.opened.run.eval.turns
     dialogues = (some for some in together(asked, turns) if answers.keys() >= {*some})
     earlier = turns_before(asked, dialogues, answers, answerer.special_token_ids)
     keys = {number: [images.key_of[path] for path in asked[number][0].images] for number in answers}

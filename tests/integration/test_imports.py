@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from lookonce.run.model_ref import find_fingerprint
+from lookonce.run.open import find_fingerprint
 
 
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -31,12 +31,12 @@ KINDS = ("cache", "finalize", "train", "eval", "report", "study")
 BY_HAND = """
 from pathlib import Path
 from lookonce.run import records as content
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, TO_BUILD, Needs, OpenRun, open_run
 from lookonce.workflow.train import train
 from lookonce.run.config import read_run_file
 content.MEGABYTE = {megabyte}
 run = read_run_file(Path("run.yaml"))
-RunInputs.open(run).build()
+open_run(run, TO_BUILD).build()
 train(run)
 """
 """Builds the cache and trains in one process, which takes half as long as two processes."""

@@ -23,7 +23,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets import stamps
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from support.saved_cache import SavedCache
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def make_run(make_run_in: MakeRun, tmp_path: Path) -> MakeRun:
 @pytest.fixture(scope="session")
 def built(make_run_in: MakeRun, common: Path) -> VisionCache:
     """The sample's cache in float32. Tests must not write to it."""
-    inputs = RunInputs.open(make_run_in(common / "built"))
+    inputs = open_run(make_run_in(common / "built"), TO_BUILD)
     with made_once(common / "built"):
         inputs.build()
     return inputs.open_cache()
@@ -117,9 +117,9 @@ def make_cached_run(make_run: MakeRun, built: VisionCache) -> MakeRun:
 @pytest.fixture(scope="module")
 def one_tower(sample: Path) -> Iterator[None]:
     """Loads the tower of the sample's model once for each dtype: it takes longer than to encode a few images."""
-    load_tower = RunInputs.load_tower
+    load_tower = OpenRun.load_tower
 
-    def load_once(inputs: RunInputs, **options: Any) -> Tower:
+    def load_once(inputs: OpenRun, **options: Any) -> Tower:
         kind = (inputs.model_folder.folder, inputs.fingerprint.dtype, *options.items())
         if inputs.model_folder.folder != sample / "model":
             return load_tower(inputs, **options)
@@ -128,7 +128,7 @@ def one_tower(sample: Path) -> Iterator[None]:
         return towers[kind]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunInputs, "load_tower", load_once)
+        patch.setattr(OpenRun, "load_tower", load_once)
         yield
 
 

@@ -13,7 +13,7 @@ import yaml
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
-from lookonce.run.identity import answers_identity
+from lookonce.run.open import answers_identity
 from lookonce.run.start_adapter import start_identity
 from support.answers import look_finished
 from support.answers import look_trained as look_folder_trained

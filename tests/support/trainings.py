@@ -17,12 +17,11 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import OpenRun
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import ieee_float32
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
-from lookonce.train.loop.session import Session
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
@@ -133,9 +132,7 @@ def random_lora() -> Callable[..., Any]:
     They start at zero, so the adapter would have no effect and the gradients of A would be zero.
     """
 
-    def make(
-        inputs: RunInputs, load: Callable[..., Any] = load_without_tower, dtype: torch.dtype = torch.float32
-    ) -> Any:
+    def make(inputs: OpenRun, load: Callable[..., Any] = load_without_tower, dtype: torch.dtype = torch.float32) -> Any:
         model = add_lora(load(inputs.model_folder, dtype), inputs.model_folder, inputs.run.lora, seed=1)
         generator = torch.Generator().manual_seed(2)
         for name, parameter in model.named_parameters():
@@ -171,19 +168,19 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def batches(session: Session, mode: str, device: torch.device = CPU, **options: Any) -> list[Batch]:
+def batches(session: OpenRun, mode: str, device: torch.device = CPU, **options: Any) -> list[Batch]:
     """Those of one step with all examples."""
     maker = batch_maker(session, mode, device, **options)
     [micro_batches] = maker.sampler.epoch(0)
     return [maker.batch(micro_batch) for micro_batch in micro_batches]
 
 
-def batch_maker(session: Session, mode: str, device: torch.device = CPU, **options: Any) -> BatchMaker:
+def batch_maker(session: OpenRun, mode: str, device: torch.device = CPU, **options: Any) -> BatchMaker:
     """What makes them."""
     examples, _ = session.examples("train")
     sizes = {"samples_per_step": 1000, "samples_per_forward": 5, "tokens_per_pack": MAX_TOKENS} | options
     batch = BatchSection.model_validate({"mode": mode} | sizes)
-    return BatchMaker.of(examples, session.chat_tokenizer, session.collator.source, batch, device, seed=3)
+    return BatchMaker.of(examples, session.chat_tokenizer, session.features, batch, device, seed=3)
 
 
 def step(model: Any, batches: list[Batch]) -> Step:

@@ -21,6 +21,8 @@ LINKED = ("cache", "datasets", "eval", "train")
 LAYERS = (
     "datasets",
     "cache",
+    "run.sections",
+    "train.data",
     "run",
     "train",
     "eval",
@@ -31,7 +33,8 @@ LAYERS = (
     "commands",
     "cli __main__",
 )
-"""Layers from the bottom up; folders of one layer may import each other. Shared modules are below all."""
+"""Layers from the bottom up; folders of one layer may import each other. Shared modules are below all. What turns
+records into batches is below an open run, which has it, and the keys of a run file are below both."""
 ROOMS = {
     "cache": ("constants", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
@@ -100,8 +103,9 @@ def height(name: str) -> int:
     """The number of a module's layer; 0 for shared modules. The package itself, with the public API, is above all."""
     if name == "lookonce":
         return len(LAYERS) + 1
-    folder = f"{name}.".split(".")[1]
-    return next((number for number, layer in enumerate(LAYERS, start=1) if folder in layer.split()), 0)
+    _, folder, room = f"{name}..".split(".")[:3]
+    found = [number for number, layer in enumerate(LAYERS, start=1) if {folder, f"{folder}.{room}"} & {*layer.split()}]
+    return next((number for number in found if f"{folder}.{room}" in LAYERS[number - 1].split()), max(found, default=0))
 
 
 @pytest.mark.parametrize("package", LINKED)

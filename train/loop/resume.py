@@ -11,6 +11,7 @@ mark a run as finished first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from lookonce.errors import RunFolderError
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import LENGTH, RunFile
 from lookonce.run.folder import RunFolder, step_of
-from lookonce.run.inputs import RunInputs
-from lookonce.run.start_adapter import find_start
-from lookonce.text import Notify, count, quiet
+from lookonce.run.open import OpenRun
+from lookonce.run.start_adapter import check_same_model, find_start
+from lookonce.text import count, quiet
 from lookonce.train.loop.checkpoints import best_checkpoint, find_checkpoint
 from lookonce.train.loop.scheduler import other_rate
 from lookonce.train.loop.trainer_state import read_state
@@ -38,61 +39,68 @@ ELSEWHERE = "train from the start, in another `output` or with --restart"
 class Start:
     """Where a training starts."""
 
-    is_trained: bool
+    is_finished: bool = False
+    """Whether the run is trained and evaluated, so that nothing is left to do."""
+    is_trained: bool = False
     """Whether the adapter is already trained, so that only its evaluation is left."""
-    checkpoint: Path | None
-    """The checkpoint to resume from, or the last one of a finished training; None to start at the first step."""
+    checkpoint: Path | None = None
+    """The checkpoint to resume from, or the last one of a trained adapter; None to start at the first step."""
     other: RunFolder | None = None
     """The run with whose adapter the first step starts; None for a new adapter, or to resume."""
 
     @classmethod
-    def of(cls, folder: RunFolder, run: RunFile, restart: bool, notify: Notify) -> Start:
-        """Where the training of `run` in its folder starts.
+    def of(cls, opened: OpenRun, identity: dict[str, Any], resume: bool, restart: bool) -> Start:
+        """Where the training of an open run starts; `identity` is what it depends on.
 
         Raises:
-            RunFolderError: the adapter has changed, or with `train.best` the best checkpoint so far is missing.
+            RunFolderError: the folder holds another run, this one unfinished and `resume` is false, or one that cannot
+                be extended; its adapter has changed, or with `train.best` the best checkpoint so far is missing.
+            UsageError: the run to start from was trained on another model.
         """
-        is_trained = not restart and folder.trained.exists() and not folder.has_other_length(run)
-        if is_trained:
+        folder, run = opened.folder, opened.run
+        if not restart and _is_finished(opened, identity, resume):
+            return cls(is_finished=True)
+        if not restart and folder.trained.exists() and not folder.has_other_length(run):
             folder.check_adapter()
-            return cls(True, folder.last_checkpoint)
-        checkpoint = None if restart else find_checkpoint(folder, notify)
-        if checkpoint and run.train.best:
-            best_checkpoint(checkpoint)  # raises if it is not there
-        return cls(False, checkpoint, None if checkpoint else find_start(run))
+            return cls(is_trained=True, checkpoint=folder.last_checkpoint)
+        checkpoint = None if restart else find_checkpoint(folder, opened.notify)
+        if checkpoint:
+            if run.train.best:
+                best_checkpoint(checkpoint)  # raises if it is not there
+            return cls(checkpoint=checkpoint)
+        other = find_start(run)
+        if other:
+            check_same_model(other, identity)
+        return cls(other=other)
 
-    def note(self, run: RunFile) -> str:
-        """What a user should know of the start; empty for a new adapter."""
+    def notes(self, run: RunFile) -> Iterator[str]:
+        """What a user should know of the start; nothing for a new adapter."""
         if self.is_trained:
-            return "adapter already trained; running evaluation"
-        if self.checkpoint:
-            return f"resuming from {self.checkpoint.name}"
-        if self.other is None:
-            return ""
-        theirs = self.other.read_run().train.frozen
-        other_weights = f" (trained with train.frozen: {theirs})" if theirs != run.train.frozen else ""
-        adapter = f"the adapter of {self.other.folder}{other_weights}"
-        if not run.train.has_steps:
-            return f"nothing is trained: {adapter} answers as it is"
-        num_steps = self.other.read_trained().num_steps
-        return (
-            f"training starts with {adapter}, as it is after its {count(num_steps, 'step')}, "
-            "and continues as an adapter of its own, with a new optimizer and schedule; that run stays as it is, and "
-            "nothing is merged"
-        )
+            yield "adapter already trained; running evaluation"
+        elif self.checkpoint:
+            yield f"resuming from {self.checkpoint.name}"
+        elif self.other:
+            theirs = self.other.read_run().train.frozen
+            other_weights = f" (trained with train.frozen: {theirs})" if theirs != run.train.frozen else ""
+            adapter = f"the adapter of {self.other.folder}{other_weights}"
+            if not run.train.has_steps:
+                yield f"nothing is trained: {adapter} answers as it is"
+                return
+            num_steps = self.other.read_trained().num_steps
+            yield (
+                f"training starts with {adapter}, as it is after its {count(num_steps, 'step')}, and continues as an "
+                "adapter of its own, with a new optimizer and schedule; that run stays as it is, and nothing is merged"
+            )
 
 
-def is_finished(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], resume: bool) -> bool:
-    """Whether the folder holds this run, finished; with `resume`, a run of another length is not.
-
-    Raises:
-        RunFolderError: it holds another run, or this run unfinished and `resume` is false, or cannot be extended.
-    """
-    if resume and folder.has_other_length(inputs.run):
-        folder.check(inputs.run, identity, may_differ=LENGTH)
-        check_extension(folder, inputs.run)
+def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> bool:
+    """Whether the folder holds this run, finished; with `resume`, a run of another length is not."""
+    folder, run = opened.folder, opened.run
+    if resume and folder.has_other_length(run):
+        folder.check(run, identity, may_differ=LENGTH)
+        check_extension(folder, run)
         return False
-    folder.check(inputs.run, identity)
+    folder.check(run, identity)
     if folder.is_finished:
         return True
     found = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
@@ -104,18 +112,18 @@ def is_finished(folder: RunFolder, inputs: RunInputs, identity: dict[str, Any], 
     return False
 
 
-def begin(owner: RunClaim, inputs: RunInputs, identity: dict[str, Any], restart: bool, notify: Notify) -> None:
+def begin(opened: OpenRun, identity: dict[str, Any], restart: bool) -> None:
     """Record this run in its folder; `restart` first moves the run in it away."""
+    owner, folder, run = opened.owner, opened.folder, opened.run
     if restart and (moved := owner.move_away()):
-        notify(f"moved the previous run to {moved}")
+        opened.notify(f"moved the previous run to {moved}")
     owner.check()
     for path in temporary_files(owner.folder):  # of killed processes
         path.unlink(missing_ok=True)
-    folder = RunFolder(owner.folder)
-    if folder.has_other_length(inputs.run) and (kept := keep_results(folder)):
-        notify(f"moved the results of the shorter training to {kept}")
-    folder.claim(inputs.run, identity, may_differ=LENGTH)
-    note_use(inputs.cache_folder, owner.folder)
+    if folder.has_other_length(run) and (kept := keep_results(folder)):
+        opened.notify(f"moved the results of the shorter training to {kept}")
+    folder.claim(run, identity, may_differ=LENGTH)
+    note_use(opened.cache_folder, owner.folder)
 
 
 def check_extension(folder: RunFolder, run: RunFile) -> None:

@@ -1,30 +1,24 @@
-"""What training and evaluation of a run share: inputs, the opened cache, the collator; and the trainer."""
+"""Transformers' Trainer for an open run, and what to do if its model does not fit the GPU."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
-from lookonce.cache.store.reader import VisionCache
-from lookonce.datasets.records import Record
-from lookonce.environment import gpu_gb, limit_cpu_threads
+from lookonce.environment import gpu_gb
 from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import OpenRun
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.chat.conversations import ConversationTokenizer
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.examples import make_examples
-from lookonce.train.data.features import CachedFeatures, FeatureSource
-from lookonce.train.data.tokenize import ChatTokenizer, Example, Tokens
+from lookonce.train.data.features import FeatureSource
+from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.loop.warmup import WarmUp
@@ -34,62 +28,13 @@ from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
 
 
-@dataclass(frozen=True)
-class Session:
-    """A run's inputs, the opened cache, and what turns records into batches."""
-
-    inputs: RunInputs
-    cache: VisionCache
-    chat_tokenizer: ChatTokenizer
-    collator: RowCollator
-
-    @classmethod
-    def open(cls, inputs: RunInputs, notify: Notify = quiet) -> Session:
-        limit_cpu_threads(inputs.model_folder.folder)
-        cache = inputs.open_cache(notify)
-        model = inputs.model_folder
-        thinks = inputs.run.data.enable_thinking
-        chat_tokenizer = ChatTokenizer(model.folder, model.config, thinks)
-        collator = RowCollator(
-            cached_features(cache, inputs.run), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id
-        )
-        return cls(inputs, cache, chat_tokenizer, collator)
-
-    def examples(self, split: str) -> tuple[list[Example], int]:
-        """The examples of a split, and how many records were left out as too long."""
-        batch = self.inputs.run.batch
-        return make_examples(
-            self.chat_tokenizer,
-            self.inputs.records[split],
-            self.inputs.key_of,
-            self.cache.grid_thw,
-            batch.longest_record,
-            split,
-            batch.limiting_key,
-            batch.lesson_order if split == "train" else None,
-        )
-
-    def questions(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
-        """The prompts of some turns, without their answers."""
-        prompts = ConversationTokenizer(self.chat_tokenizer).prompts(asked)
-        return [self._shown(tokens, record) for tokens, (record, _) in zip(prompts, asked, strict=True)]
-
-    def compile_cache(self, notify: Notify) -> CompileCache:
-        """The compiled code that is kept for the run's model."""
-        return CompileCache(self.inputs.run.compile_cache, self.inputs.model_folder.folder / "config.json", notify)
-
-    def _shown(self, tokens: Tokens, record: Record) -> Example:
-        keys = [self.inputs.key_of(path) for path in record.images]
-        return self.chat_tokenizer.with_images(tokens, record, keys, [self.cache.grid_thw(key) for key in keys])
-
-
-def cached_features(cache: VisionCache, run: RunFile) -> CachedFeatures:
-    """The features of a run's cache, with `train.host_cache_gb` of them kept in memory."""
-    return CachedFeatures(cache, int(run.train.host_cache_gb * 1e9))
+def compile_cache(opened: OpenRun, notify: Notify) -> CompileCache:
+    """The compiled code that is kept for the run's model."""
+    return CompileCache(opened.run.compile_cache, opened.model_folder.folder / "config.json", notify)
 
 
 def make_trainer(
-    session: Session,
+    opened: OpenRun,
     model: Any,
     arguments: TrainingArguments,
     examples: Sequence[Example],
@@ -100,16 +45,16 @@ def make_trainer(
 ) -> RunTrainer:
     """A trainer of a model on examples, which validates on `held_out` and prints nothing by itself.
 
-    Features come from the session's collator, or from `source`. `startup` times this and the warm-up.
+    Features come from the run's cache, or from `source`. `startup` times this and the warm-up.
     """
-    options, startup = session.inputs.run, startup or Startup(quiet)
-    source = source or session.collator.source
+    options, startup = opened.run, startup or Startup(quiet)
+    source = source or opened.features
     one_step = options.batch.model_copy(update={"samples_per_step": max(len(held_out), 1), "order": "as_given"})
     ranks = {"rank": arguments.process_index, "num_ranks": arguments.world_size}
 
     def batch_maker(examples: Sequence[Example], batch: BatchSection) -> BatchMaker:
         return BatchMaker.of(
-            examples, session.chat_tokenizer, source, batch, arguments.device, options.train.seed, **ranks
+            examples, opened.chat_tokenizer, source, batch, arguments.device, options.train.seed, **ranks
         )
 
     with startup.timed("group records"):
@@ -129,7 +74,7 @@ def make_trainer(
         )
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
-    trainer.add_callback(WarmUp(trainer, startup, session.compile_cache(startup.notify)))
+    trainer.add_callback(WarmUp(trainer, startup, compile_cache(opened, startup.notify)))
     return trainer
 
 

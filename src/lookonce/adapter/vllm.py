@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.adapter.merging.check import ROUNDED, find_trained
+from lookonce.adapter.merging.check import ROUNDED
 from lookonce.cache.constants import PARSE_ERRORS
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import RunFolderError
 from lookonce.families.family import VLLM_LORA, Family
 from lookonce.files import read_json
 from lookonce.run.config import RunFile
+from lookonce.run.open import Needs, open_run
 from lookonce.text import listed, shell
 
 CODE = "https://github.com/vllm-project/vllm/blob"
@@ -87,7 +88,8 @@ def check_for_vllm(place: Path) -> Check:
     Raises:
         RunFolderError: the run is not trained, or its adapter is broken.
     """
-    folder, run = find_trained(place)
+    opened = open_run(place, Needs("lookonce adapter check", adapter=True))
+    folder, run = opened.folder, opened.run
     config, names = _read(folder.adapter)
     family = _family(run)
     rules, notes = rules_for(config, names, family), [*_warnings(names, family), *_notes(run)]

@@ -25,11 +25,11 @@ from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
 from lookonce.eval.decoding.answer import Answer
+from lookonce.run.open import OpenRun
 from lookonce.text import Notify, count, duration, quiet, table
-from lookonce.train.loop.session import Session
 from lookonce.train.model.load import add_lora, load_trained, load_untuned, text_model
 
-ENGINES: dict[str, Callable[[Session], Engine]] = {
+ENGINES: dict[str, Callable[[OpenRun], Engine]] = {
     "generate": Generate,
     "shared": partial(SharedPrefixes, min_compiled=0),  # few questions stand for many
 }
@@ -92,19 +92,19 @@ class AnswersReport:
 
 
 def bench_answers(
-    session: Session, records: Sequence[Record], engines: Sequence[str], notify: Notify = quiet
+    opened: OpenRun, records: Sequence[Record], engines: Sequence[str], notify: Notify = quiet
 ) -> Iterator[AnswersReport]:
     """Answer all questions of some records with each engine; yields the report of all so far after each.
 
     The model has the adapter of the run folder if it was trained, and otherwise a new one.
     """
-    model, run = _load(session), session.inputs.run
+    model, run = _load(opened), opened.run
     num_images = len({path for record in records for path in record.images})
     given: list[list[Answer]] = []
     report = AnswersReport(device_name(), num_images, run.eval.max_new_tokens, [])
     for name in engines:
-        engine = ENGINES[name](session)
-        measured, answers = _measure(name, engine, session, model, records)
+        engine = ENGINES[name](opened)
+        measured, answers = _measure(name, engine, opened, model, records)
         notify(f"{name}: {measured.ms_per_question:.2f} ms a question")
         given.append(answers)
         same = [len({one.token_ids for one in answers}) == 1 for answers in zip(*given, strict=True)]
@@ -114,7 +114,7 @@ def bench_answers(
             run.eval.max_new_tokens,
             [*report.measured, measured],
             *(
-                _limits(engine, session, model, records)
+                _limits(engine, opened, model, records)
                 if isinstance(engine, SharedPrefixes)
                 else (report.prompts_ms, report.weights_ms)
             ),
@@ -123,38 +123,37 @@ def bench_answers(
         yield report
 
 
-def _load(session: Session) -> Any:
-    inputs = session.inputs
-    run, adapter = inputs.run, inputs.run.output / "adapter"
+def _load(opened: OpenRun) -> Any:
+    run, adapter, model_folder = opened.run, opened.folder.adapter, opened.model_folder
     if (adapter / "adapter_config.json").exists():
-        return load_trained(inputs.model_folder, run, adapter)
-    model = add_lora(load_untuned(inputs.model_folder, run), inputs.model_folder, run.lora, seed=0)
+        return load_trained(model_folder, run, adapter)
+    model = add_lora(load_untuned(model_folder, run), model_folder, run.lora, seed=0)
     return model.to(best_device()).eval()
 
 
-def _dialogues(session: Session, records: Sequence[Record]) -> Dialogues:
-    return Dialogues.of(session, [(record, turn) for record in records for turn in range(len(record.turns))])
+def _dialogues(opened: OpenRun, records: Sequence[Record]) -> Dialogues:
+    return Dialogues.of(opened, [(record, turn) for record in records for turn in range(len(record.turns))])
 
 
 def _measure(
-    name: str, engine: Engine, session: Session, model: Any, records: Sequence[Record]
+    name: str, engine: Engine, opened: OpenRun, model: Any, records: Sequence[Record]
 ) -> tuple[Answering, list[Answer]]:
     """Answer everything, after the first batch once to warm up."""
-    dialogues = _dialogues(session, records)
+    dialogues = _dialogues(opened, records)
     first, *_ = batches = dialogues.plan(engine)
     warm_up = _seconds(lambda: [*dialogues.answer(engine, model, [first])])
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     answers: dict[int, Answer] = {}
-    seconds = _seconds(lambda: answers.update(_whole_path(engine, session, model, records)))
+    seconds = _seconds(lambda: answers.update(_whole_path(engine, opened, model, records)))
     peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
     measured = Answering(name, len(dialogues.asked), len(batches), seconds, warm_up, peak)
     return measured, [answers[number] for number in sorted(answers)]
 
 
-def _whole_path(engine: Engine, session: Session, model: Any, records: Sequence[Record]) -> dict[int, Answer]:
+def _whole_path(engine: Engine, opened: OpenRun, model: Any, records: Sequence[Record]) -> dict[int, Answer]:
     """From records to a file of answers."""
-    dialogues = _dialogues(session, records)
+    dialogues = _dialogues(opened, records)
     answers: dict[int, Answer] = {}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "answers.jsonl").open("w") as file:
         batches = dialogues.plan(engine)
@@ -164,9 +163,9 @@ def _whole_path(engine: Engine, session: Session, model: Any, records: Sequence[
     return answers
 
 
-def _limits(engine: SharedPrefixes, session: Session, model: Any, records: Sequence[Record]) -> tuple[float, float]:
+def _limits(engine: SharedPrefixes, opened: OpenRun, model: Any, records: Sequence[Record]) -> tuple[float, float]:
     """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each wave."""
-    dialogues = _dialogues(session, records)
+    dialogues = _dialogues(opened, records)
     waves = [[dialogues.each[number] for number in wave] for wave in dialogues.plan(engine)]
     decoder, num_questions = engine.decoder_of(model), len(dialogues.asked)
     prompts = _seconds(lambda: [*decoder.first_tokens(waves)])

@@ -27,10 +27,10 @@ from lookonce.bench.flops import num_flops
 from lookonce.bench.matmul import matmul_flops_per_second
 from lookonce.bench.step_report import Measured, StepReport
 from lookonce.bench.variants import Variant, set_up
+from lookonce.run.open import OpenRun
 from lookonce.text import Notify
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import Session
 from lookonce.train.loop.trainer import RunTrainer
 from lookonce.train.model.compile import training_on_packs
 
@@ -42,7 +42,7 @@ MAX_STEPS = 100_000
 
 
 def bench_step(
-    session: Session,
+    opened: OpenRun,
     examples: Sequence[Example],
     variants: Sequence[Variant],
     num_steps: int = 0,
@@ -60,10 +60,10 @@ def bench_step(
         device = torch.device("cuda", environment.local_rank())
         torch.cuda.set_device(device)  # else all processes would measure on the first GPU
         rate = matmul_flops_per_second(device, torch.bfloat16)
-    samples_per_step = session.inputs.run.batch.samples_per_step
+    samples_per_step = opened.run.batch.samples_per_step
     measured: list[Measured] = []
     for number, variant in enumerate(variants, start=1):
-        measured.append(_measure(variant, session, examples, num_steps, rate, notify))
+        measured.append(_measure(variant, opened, examples, num_steps, rate, notify))
         missing = tuple(later.name for later in variants[number:])
         num_ranks = environment.num_ranks()
         yield StepReport([*measured], samples_per_step, len(examples), rate and rate / 1e12, num_ranks, missing)
@@ -71,25 +71,25 @@ def bench_step(
 
 def _measure(
     variant: Variant,
-    session: Session,
+    opened: OpenRun,
     examples: Sequence[Example],
     num_steps: int,
     rate: float | None,
     notify: Notify,
 ) -> Measured:
     _free_memory()
-    batch = session.inputs.run.batch
+    batch = opened.run.batch
     in_epoch = math.ceil(len(examples) / batch.samples_per_step)
     with tempfile.TemporaryDirectory() as folder:
         notify(f"{variant.name}: {variant.description}")
-        model, trainer = set_up(variant, session, examples, MAX_STEPS, Path(folder), notify)
+        model, trainer = set_up(variant, opened, examples, MAX_STEPS, Path(folder), notify)
         trainer.captures_all = True  # else the measured steps would capture
         clock = _Clock(trainer, num_steps, num_steps or in_epoch)
-        compiled = session.inputs.run.train.compile and torch.cuda.is_available()
+        compiled = opened.run.train.compile and torch.cuda.is_available()
         with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
             trainer.train()
     share_of_epoch = clock.num_steps / in_epoch
-    flops = flops_of_epoch(session, model, examples, variant.mode) * share_of_epoch
+    flops = flops_of_epoch(opened, model, examples, variant.mode) * share_of_epoch
     measured = Measured(
         variant=variant.name,
         description=variant.description,
@@ -107,10 +107,10 @@ def _measure(
     return measured
 
 
-def flops_of_epoch(session: Session, model: Any, examples: Sequence[Example], mode: str | None) -> int:
+def flops_of_epoch(opened: OpenRun, model: Any, examples: Sequence[Example], mode: str | None) -> int:
     """FLOPs of the matrix products of an epoch in a variant's `batch.mode`."""
-    batch = session.inputs.run.batch.model_copy(update={"mode": mode or "separate"})
-    sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, batch, seed=0)
+    batch = opened.run.batch.model_copy(update={"mode": mode or "separate"})
+    sampler = Sampler.of(examples, opened.chat_tokenizer.image_token_id, batch, seed=0)
     packs = (micro_batch.pack for step in sampler.epoch(0) for micro_batch in step)
     return num_flops(model, (group for pack in packs for group in pack.groups), examples)
 

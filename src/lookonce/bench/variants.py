@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,16 @@ from lookonce import environment
 from lookonce.errors import UsageError
 from lookonce.families.family import Family
 from lookonce.run.config import RunFile
+from lookonce.run.open import OpenRun
 from lookonce.run.sections.train import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
 from lookonce.text import Notify
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
-from lookonce.train.data.features import Batch, FeatureSource, Pixels
+from lookonce.train.data.features import Batch, CachedFeatures, FeatureSource, Pixels
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
-from lookonce.train.loop.session import Session, cached_features, make_trainer
+from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.frozen.choice import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
@@ -99,7 +100,7 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
 
 def set_up(
     variant: Variant,
-    session: Session,
+    opened: OpenRun,
     examples: Sequence[Example],
     num_steps: int,
     folder: Path,
@@ -107,12 +108,12 @@ def set_up(
 ) -> tuple[Any, Any]:
     """A model with a new adapter, and a trainer of `num_steps` steps that saves nothing; `notify` gets its notes."""
     if variant.name == "liger":
-        _patch_with_liger(session.inputs.model_folder.family)
-    session = _with_run(session, _run_of(variant, session.inputs.run))
-    inputs, run = session.inputs, session.inputs.run
+        _patch_with_liger(opened.model_folder.family)
+    opened = opened.changed(run=_run_of(variant, opened.run))
+    run, model_folder = opened.run, opened.model_folder
     load = load_with_tower if variant.has_tower else load_without_tower
-    model = load(inputs.model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
-    model = add_lora(model, inputs.model_folder, run.lora, run.train.seed)
+    model = load(model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
+    model = add_lora(model, model_folder, run.lora, run.train.seed)
     arguments: dict[str, Any] = {
         "max_steps": num_steps,
         "eval_strategy": "no",
@@ -120,12 +121,12 @@ def set_up(
         "load_best_model_at_end": False,
     }
     if variant.mode is None:
-        return model, _stock_trainer(session, model, examples, folder, arguments)
-    source: FeatureSource = cached_features(session.cache, run)
+        return model, _stock_trainer(opened, model, examples, folder, arguments)
+    source: FeatureSource = CachedFeatures(opened.cache, int(run.train.host_cache_gb * 1e9))
     if variant.has_tower:
-        source = Pixels(inputs.processor, inputs.images.path_of)
+        source = Pixels(opened.processor, opened.images.path_of)
     settings = training_arguments(run, folder, **arguments)
-    return model, make_trainer(session, model, settings, examples, startup=Startup(notify), source=source)
+    return model, make_trainer(opened, model, settings, examples, startup=Startup(notify), source=source)
 
 
 def _patch_with_liger(family: Family) -> None:
@@ -143,14 +144,10 @@ def _run_of(variant: Variant, run: RunFile) -> RunFile:
     return run.model_copy(update={"batch": run.batch.model_copy(update=changes), "train": train})
 
 
-def _with_run(session: Session, run: RunFile) -> Session:
-    return replace(session, inputs=replace(session.inputs, run=run))
-
-
 def _stock_trainer(
-    session: Session, model: Any, examples: Sequence[Example], folder: Path, arguments: dict[str, Any]
+    opened: OpenRun, model: Any, examples: Sequence[Example], folder: Path, arguments: dict[str, Any]
 ) -> Any:
-    inputs, run = session.inputs, session.inputs.run
+    run = opened.run
     rows = min(PLAIN_ROWS, run.batch.samples_per_step)
     rows_of_all_ranks = rows * environment.num_ranks()
     settings = training_arguments(
@@ -162,8 +159,8 @@ def _stock_trainer(
         dataloader_pin_memory=torch.cuda.is_available(),
         **arguments | {CHECKPOINTING: bool(run.train.gradient_checkpointing)},
     )
-    pixels = Pixels(inputs.processor, inputs.images.path_of)
-    collate = StockCollator(replace(session.collator, source=pixels))
+    pixels = Pixels(opened.processor, opened.images.path_of)
+    collate = StockCollator(opened.row_collator(pixels))
     trainer = Trainer(model, settings, data_collator=collate, train_dataset=examples)
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)

@@ -22,7 +22,7 @@ from lookonce.checks.report import Result
 from lookonce.datasets.images import bytes_key, read_header, read_many
 from lookonce.errors import BadImage, CacheError, ImageError, LookonceError
 from lookonce.run.config import RunFile
-from lookonce.run.model_ref import fingerprint_of, source_of
+from lookonce.run.open import fingerprint_of, source_of
 from lookonce.text import count, first_line, listed, located
 
 REPAIR_IMAGES = "repair the files, or remove their records"

@@ -17,8 +17,7 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, RecordsFile
 from lookonce.errors import LookonceError, RecordsError
 from lookonce.run.config import RunFile
-from lookonce.run.contexts.training import with_contexts
-from lookonce.run.records import SPLITS, for_training, without_fold
+from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
 from lookonce.text import count, listed, located, shell
 
 NUM_NAMED = 3

@@ -206,12 +206,12 @@ def push(
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"  # its own bars are the only ones that show an upload
     from lookonce.adapter.upload.push import Options, prepare
     from lookonce.adapter.upload.push import push as push_upload
-    from lookonce.run.folder import RunFolder
+    from lookonce.run.open import Needs, open_run
 
     if run_dir.is_file():
         remember_run_file(run_dir)
     options = Options(merged, base_model, dataset, licence, is_public, branch, message)
-    upload = prepare(RunFolder.find(run_dir), repository, options)
+    upload = prepare(open_run(run_dir, Needs("lookonce adapter push", adapter=True)).folder, repository, options)
     done = upload if dry_run else push_upload(upload)
     emit(done.to_json(), done.text(), as_json)
     for note in done.notes:

@@ -21,7 +21,6 @@ from lookonce.commands.options import (
     check_launch,
     emit,
     notify,
-    open_inputs,
     read_existing,
 )
 from lookonce.errors import UsageError
@@ -31,7 +30,7 @@ from lookonce.text import listed
 
 if TYPE_CHECKING:
     from lookonce.run.config import RunFile
-    from lookonce.run.inputs import RunInputs
+    from lookonce.run.open import OpenRun
 
 
 def synthetic(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,24 +96,23 @@ def _opened(
     num_images: int,
     tokenizer: Path | None,
     place: Path,
-) -> RunInputs:
-    """The inputs of a run, or synthetic ones whose cache is built."""
+) -> OpenRun:
+    """A run, or a synthetic one whose cache is built."""
     from lookonce.bench.synthetic import data_folder, make_run
-    from lookonce.cache.store.claims import Uses
-    from lookonce.run.inputs import RunInputs
+    from lookonce.run.open import TO_BUILD, Needs, open_run
 
-    if run:
-        use_cache = click.get_current_context().with_resource(Uses("lookonce bench", run.cache.claim_s))
-        return RunInputs.open(run, skip_unusable=True, use=use_cache)
-    assert model
-    if environment.num_ranks() > 1:
+    if run is None and environment.num_ranks() > 1:
+        assert model
         raise UsageError(
             "--model writes files, which only one process can do; run it once without torchrun, and then "
             f"torchrun with the run file that it leaves in {data_folder(place, family, model, num_images)}"
         )
-    inputs = RunInputs.open(make_run(place, model, num_images, tokenizer, assignments, family))
-    inputs.build()
-    return inputs
+    if run is None:
+        assert model
+        run = make_run(place, model, num_images, tokenizer, assignments, family)
+        open_run(run, TO_BUILD).build()
+    needs = Needs("lookonce bench", records="used", images="hashed", model="open", cache=True)
+    return click.get_current_context().with_resource(open_run(run, needs))
 
 
 @bench.command("step")
@@ -172,16 +170,14 @@ def bench_step(
     run = _chosen_run(run_file, assignments, model)
     from lookonce.bench.step_time import bench_step as measure
     from lookonce.bench.variants import find_variants
-    from lookonce.train.loop.session import Session
 
     chosen = find_variants(variants.split(","))
-    inputs = _opened(run, assignments, model, family, num_images, tokenizer, place)
-    session = Session.open(inputs)
+    opened = _opened(run, assignments, model, family, num_images, tokenizer, place)
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None
     report = None
     try:
-        for so_far in measure(session, session.examples("train")[0], chosen, steps, notes):
+        for so_far in measure(opened, opened.examples("train")[0], chosen, steps, notes):
             report = so_far
     finally:
         if report and is_first:
@@ -226,14 +222,13 @@ def bench_answers(
     if unknown := sorted(set(chosen := engines.split(",")) - {"generate", "shared"}):
         raise UsageError(f"--engines has no {listed(unknown)}; choose from generate, shared")
     from lookonce.bench.answers import bench_answers as measure
-    from lookonce.train.loop.session import Session
 
-    inputs = _opened(run, assignments, model, family, num_images, tokenizer, place)
-    if not (records := inputs.records.get(split)):
+    opened = _opened(run, assignments, model, family, num_images, tokenizer, place)
+    if not (records := opened.records.get(split)):
         raise UsageError(f"the run file names no records for `data.{split}`; choose another --split")
     report = None
     try:
-        for so_far in measure(Session.open(inputs), records, chosen, notify):
+        for so_far in measure(opened, records, chosen, notify):
             report = so_far
     finally:
         if report:
@@ -273,17 +268,19 @@ def bench_cache(
       lookonce bench cache data/sample/run.yaml
       lookonce bench cache run.yaml --images 500 --place /scratch --json
     """
-    inputs = open_inputs(run_file, assignments)
+    run = read_existing(run_file, assignments)
     from lookonce.bench.cache_build import bench_cache as measure
+    from lookonce.run.open import TO_BUILD, open_run
 
+    opened = open_run(run, TO_BUILD)
     report = measure(
-        place or inputs.run.cache.dir,
-        inputs.fingerprint,
-        inputs.processor,
-        inputs.images.first(num_images) if num_images else inputs.images,
-        inputs.load_tower(),
-        lambda: inputs.load_tower(fast=False).module,
-        inputs.shard_bytes,
+        place or run.cache.dir,
+        opened.fingerprint,
+        opened.processor,
+        opened.images.first(num_images) if num_images else opened.images,
+        opened.load_tower(),
+        lambda: opened.load_tower(fast=False).module,
+        opened.shard_bytes,
         num_plain,
     )
     emit(report.to_json(), report.text(), as_json)

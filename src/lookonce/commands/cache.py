@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from lookonce.commands.options import (
     emit,
     nothing_to_set,
     notify,
-    open_inputs,
-    open_records,
+    read_existing,
     read_run,
     say,
 )
@@ -87,12 +86,15 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
       lookonce cache plan run.yaml --pilot 0 --set cache.max_pixels=432000 --json
       lookonce cache plan run.yaml --write
     """
-    inputs = open_inputs(run_file, assignments)
-    report = inputs.estimate(num_pilot)
+    run = read_existing(run_file, assignments)
+    from lookonce.run.open import TO_BUILD, open_run
+
+    opened = open_run(run, TO_BUILD)
+    report = opened.estimate(num_pilot)
     if write:
-        inputs.write_plan()
+        opened.write_plan()
         build = shell("lookonce", "cache", "build", run_file, "--worker", "I/N")
-        notify(f"the plan is in {inputs.cache_folder}; build its shards with: {build}")
+        notify(f"the plan is in {opened.cache_folder}; build its shards with: {build}")
     emit(asdict(report), report.text(), as_json)
 
 
@@ -140,8 +142,11 @@ def cache_build(
       lookonce cache build run.yaml --set cache.dir=/scratch/caches --max-quarantined 10
       lookonce cache build run.yaml --worker 3/8 --no-wait
     """
-    inputs = open_inputs(run_file, assignments, trust_plan=worker is not None)
-    report = inputs.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
+    run = read_existing(run_file, assignments)
+    from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, open_run
+
+    opened = open_run(run, TO_BUILD_BY_PLAN if worker else TO_BUILD)
+    report = opened.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
         notify("image keys were taken from the plan; a build without --worker hashes every file again")
     emit(asdict(report), report.text(), as_json)
@@ -168,8 +173,11 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
       lookonce cache status run.yaml --watch 10
       lookonce cache status run.yaml --json
     """
-    content = open_records(run_file, assignments)
-    report = content.status()
+    run = read_run(run_file, assignments)
+    from lookonce.run.open import TO_LOOK, open_run
+
+    opened = open_run(run, TO_LOOK)
+    report = opened.status()
     if interval_s is None:
         return emit(asdict(report), report.text(), as_json)
     while True:
@@ -177,7 +185,7 @@ def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float
         if not report.num_missing:
             return None
         time.sleep(interval_s)
-        report = content.status()
+        report = opened.status()
 
 
 def _show_progress(report: Any, as_json: bool) -> None:
@@ -253,11 +261,13 @@ def _refuse_given(*names: str) -> None:
 def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed: int) -> Any:
     if place.is_dir():
         raise UsageError(f"--level recompute needs the images and the model; name the run file instead of {place}")
-    inputs = open_inputs(place, assignments, trust_plan=True)
+    run = read_existing(place, assignments)
     from lookonce.cache.maintenance.recompute import recompute
+    from lookonce.run.open import TO_BUILD_BY_PLAN, open_run
 
-    files, tower = inputs.images.path_of, inputs.load_tower()
-    return recompute(inputs.cache_folder, inputs.fingerprint, files, inputs.processor, tower, num_images, seed)
+    opened = open_run(run, TO_BUILD_BY_PLAN)
+    files, tower = opened.images.path_of, opened.load_tower()
+    return recompute(opened.cache_folder, opened.fingerprint, files, opened.processor, tower, num_images, seed)
 
 
 @cache.command("repair")
@@ -284,21 +294,24 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
       lookonce cache repair run.yaml --level quick
       lookonce cache repair run.yaml --drop
     """
-    inputs = open_inputs(run_file, assignments)
+    run = read_existing(run_file, assignments)
     from lookonce.cache.maintenance.repair import repair
+    from lookonce.run.open import TO_BUILD, open_run
+
+    opened = open_run(run, TO_BUILD)
 
     report, images = repair(
-        inputs.cache_folder,
-        inputs.fingerprint,
-        inputs.images,
+        opened.cache_folder,
+        opened.fingerprint,
+        opened.images,
         level="quick" if level == "quick" else "full",
         drop=drop,
-        provenance={"model": inputs.run.model.path, "revision": inputs.run.model.revision},
-        expiry_s=inputs.run.cache.claim_s,
+        provenance={"model": run.model.path, "revision": run.model.revision},
+        expiry_s=run.cache.claim_s,
     )
     if not as_json:
         say(report.text())
-    built = replace(inputs, images=images).build() if images.path_of else None
+    built = opened.build(images=images) if images.path_of else None
     if as_json or built:
         value = {"repair": asdict(report), "build": asdict(built) if built else None}
         emit(value, built.text() if built else "", as_json)
@@ -382,8 +395,11 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
     if place.is_dir():
         folder = cache_folder(place, assignments)
     else:
-        content = open_records(place, assignments, RUN_OR_CACHE)
-        folder, keys = content.cache_folder, content.images.path_of
+        run = read_run(place, assignments, RUN_OR_CACHE)
+        from lookonce.run.open import TO_LOOK, open_run
+
+        opened = open_run(run, TO_LOOK)
+        folder, keys = opened.cache_folder, opened.images.path_of
     from lookonce.cache.maintenance.staging import stage
 
     report = stage(folder, target, keys, verify=verify)

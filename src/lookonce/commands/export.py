@@ -62,14 +62,14 @@ def export(
     from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text
     from lookonce.files import create_text
     from lookonce.run.claim import claimed_around
-    from lookonce.run.folder import RunFolder
+    from lookonce.run.open import Needs, open_run
     from lookonce.run.records import read_split
     from lookonce.settings import read_settings
 
     if run_dir.is_file():
         remember_run_file(run_dir)
-    folder = RunFolder.find(run_dir)
-    run = folder.read_run()
+    opened = open_run(run_dir, Needs("lookonce export"))
+    folder, run = opened.folder, opened.run
     with claimed_around(output, "lookonce export"):
         split = split or run.eval.split
         predictions = read_predictions(find_predictions(folder, split))

@@ -115,27 +115,6 @@ def with_run_file(message: str) -> str:
     return PLACEHOLDER.sub(lambda found: words, message)
 
 
-def open_inputs(
-    run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE, *, trust_plan: bool = False
-) -> Any:
-    """The records, images and model of a run, opened and checked."""
-    run = read_existing(run_file, assignments, allowed)
-    from lookonce.run.inputs import RunInputs
-
-    return RunInputs.open(run, trust_plan=trust_plan)
-
-
-def open_records(run_file: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> Any:
-    """A run's records and images, for read-only commands: images are taken from the plan.
-
-    The model is opened only if its fingerprint has not been recorded.
-    """
-    run = read_run(run_file, assignments, allowed)
-    from lookonce.run.records import open_records as find
-
-    return find(run)
-
-
 def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
     """The cache folder itself, or that of a run file, which need not exist. Hashes no image."""
     if place.is_dir():
@@ -143,9 +122,9 @@ def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
             raise nothing_to_set(place)
         return place
     run = read_run(place, assignments, RUN_OR_CACHE)
-    from lookonce.run.model_ref import find_fingerprint
+    from lookonce.run.open import Needs, open_run
 
-    return run.cache.dir / find_fingerprint(run).folder_name
+    return open_run(run, Needs("lookonce cache", model="fingerprint")).cache_folder
 
 
 def nothing_to_set(place: Path) -> UsageError:

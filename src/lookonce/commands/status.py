@@ -75,7 +75,7 @@ def status(
 
     statuses = [(path, RunStatus.open(run)) for path, run in runs]
     while True:
-        states = [(path, status.run, status.read()) for path, status in statuses]
+        states = [(path, status.opened.run, status.read()) for path, status in statuses]
         if missing:
             _show_missing(states, as_json)
         else:

@@ -252,13 +252,25 @@ class RunFolder:
             RunFolderError: this is not a run folder.
         """
         if not self._record.exists():
-            where = located(self.folder)
-            raise RunFolderError(f"{where} is not a run folder; make one with: lookonce train RUN.yaml")
+            raise RunFolderError(_no_run(self.folder))
         recorded = read_form(self._record, Record, AGAIN).run
         try:
             return RunFile.model_validate(recorded, context=RECORDED)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(f"{self._record} is broken: {error}; {AGAIN}") from None
+
+
+def _no_run(folder: Path) -> str:
+    """What a folder is that holds no run."""
+    if inside := sorted(path.parent.name for path in folder.glob(f"*/{RECORD}")):
+        return (
+            f"{folder} is the folder of a study; name one of its runs: {listed([f'{folder}/{one}' for one in inside])}"
+        )
+    if (folder / "predictions").is_dir():
+        return (
+            f"{folder} has answers and no adapter, as a routed arm of a study has; name the runs that it is routed to"
+        )
+    return f"{located(folder)} is not a run folder; make one with: lookonce train RUN.yaml"
 
 
 def read_form(path: Path, form: type[Form], advice: str) -> Form:

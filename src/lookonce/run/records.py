@@ -1,110 +1,45 @@
-"""A run's records and distinct images, and the cache they belong to: all that read-only commands need.
+"""A run's records, the contexts in their prompts, and its distinct images.
 
-Design: no torch, so `lookonce status` and `cache status` answer in half a second, where opening the model takes six.
-They open it only if its fingerprint has not been recorded (model_ref.py). Python's garbage collector is paused while
-records are read: a million of them make it look at all objects again and again, for a third of the time.
+Design: no torch. Contexts are made when the image keys are known, because they join answers by images and not by paths;
+so they are there for training, evaluation and checks, and building a cache needs no answers. An evaluation makes its
+own (`eval.staged`). Python's garbage collector is paused while records are read: a million of them make it look at all
+objects again and again, for a third of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from lookonce.cache.build.planner import index_from_plan
-from lookonce.cache.build.status import StatusReport, status
 from lookonce.cache.build.unusable import unusable_images
 from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
+from lookonce.datasets.curriculum.context import counted, without_some
 from lookonce.datasets.curriculum.folds import hold_out
+from lookonce.datasets.curriculum.given import with_given
 from lookonce.datasets.curriculum.selection import select_training
 from lookonce.datasets.curriculum.stage_map import read_stage_map, with_stages
 from lookonce.datasets.images import ImageIndex, index_images
+from lookonce.datasets.readers.text import read_jsonl
 from lookonce.datasets.records import Record, RecordsFile, missing_file
 from lookonce.datasets.stamps import is_gone
 from lookonce.datasets.usable import leave_out
 from lookonce.environment import without_garbage_collection
-from lookonce.errors import FeaturesMissing, ImageError, RecordsError
+from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError
 from lookonce.hub import check_name
 from lookonce.run.config import RunFile
-from lookonce.run.identity import answers_identity, hash_context, hash_lessons, hash_records
-from lookonce.run.model_ref import find_fingerprint
-from lookonce.text import Notify, count, quiet
+from lookonce.run.folder import RECORD, RunFolder
+from lookonce.text import Notify, count, first_line, quiet
 
-MEGABYTE = 1_000_000
 SPLITS = ("train", "val", "test")
 HELD_OUT = "held_out"
 """The split of the training records that `data.held_out` leaves out; it has no files of its own."""
 GONE_ADVICE = f"there is no such file either; correct the records or `data.image_root`, then run: {BUILD_COMMAND}"
 UNUSABLE_ADVICE = "repair the file, or leave its records out with `data.skip_unusable: true`"
-
-
-@dataclass(frozen=True)
-class RunRecords:
-    """A run's records and images, and the cache they belong to."""
-
-    run: RunFile
-    fingerprint: Fingerprint
-    records: dict[str, list[Record]]
-    """Records by split (train, val, test); a split that the run file does not name is empty. With `data.held_out` there
-    is one more, once the image keys are known."""
-    images: ImageIndex
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
-    """What a user should know of how the records were read, such as those that were left out."""
-
-    @property
-    def cache_folder(self) -> Path:
-        return self.run.cache.dir / self.fingerprint.folder_name
-
-    @property
-    def shard_bytes(self) -> int:
-        return self.run.cache.shard_mb * MEGABYTE
-
-    def status(self) -> StatusReport:
-        """How much of this run's cache is built."""
-        return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
-
-    def without_unusable(self) -> RunRecords:
-        """The same without the records that training leaves out, which are named in `notes`."""
-        notes = [*self.notes]
-        unusable = find_unusable(self.run, self.fingerprint, self.records)
-        records = leave_out_unusable(self.records, unusable, notes.append)
-        records = without_fold(self.run, records, self.images, notes.append)
-        return replace(self, records=records, notes=tuple(notes))
-
-    def all_records(self) -> Iterator[Record]:
-        """The records of all splits."""
-        return chain.from_iterable(self.records.values())
-
-    def key_of(self, path: Path) -> str:
-        return self.images.key_of[path]
-
-    def cheap_identity(self) -> dict[str, Any]:
-        """The entries of `RunInputs.identity` that do not need the model; every image must have a key."""
-        order, context = self.run.batch.lesson_order, self.run.data.context
-        found = {
-            "cache": self.fingerprint.sha256,
-            "records": {split: hash_records(self.records[split], self.key_of) for split in ("train", "val")},
-        }
-        if order:
-            found["lessons"] = hash_lessons(self.records["train"], order)
-        if context:
-            found["context"] = hash_context([*self.records["train"], *self.records["val"]], context)
-        return found | answers_identity(context)
-
-
-def open_records(run: RunFile) -> RunRecords:
-    """Read the records; take image keys from the cache's plan, and hash images that it does not name.
-
-    Raises:
-        LookonceError: records or model are missing or broken.
-    """
-    records, fingerprint = read_splits(run), find_fingerprint(run)
-    return RunRecords(run, fingerprint, records, find_images(run, fingerprint, records, trust_plan=True))
 
 
 def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]:
@@ -187,12 +122,15 @@ def check_paths(run: RunFile) -> None:
     check_name(run.model.path)
 
 
-def find_unusable(run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]]) -> dict[Path, str]:
-    """Why images whose records are left out have no features; none unless `data.skip_unusable` is set."""
+def find_unusable(run: RunFile, folder: Path, fingerprint: str, records: dict[str, list[Record]]) -> dict[Path, str]:
+    """Why images whose records are left out have no features; none unless `data.skip_unusable` is set.
+
+    `folder` and `fingerprint` are those of the run's cache.
+    """
     if not run.data.skip_unusable:
         return {}
     paths = dict.fromkeys(path for some in records.values() for record in some for path in record.images)
-    return unusable_images(run.cache.dir / fingerprint.folder_name, fingerprint.sha256, paths)
+    return unusable_images(folder, fingerprint, paths)
 
 
 def leave_out_unusable(
@@ -213,14 +151,12 @@ def leave_out_unusable(
     return kept or records
 
 
-def find_images(
-    run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], *, trust_plan: bool
-) -> ImageIndex:
-    """The images of a run's records; with `trust_plan` those that the cache's plan names are not read."""
+def find_images(folder: Path, records: dict[str, list[Record]], *, trust_plan: bool) -> ImageIndex:
+    """The images of a run's records; with `trust_plan` those that the plan of the cache in `folder` has are not."""
     everything = list(chain.from_iterable(records.values()))
     known = None
     if trust_plan:
-        plan = read_plan(run.cache.dir / fingerprint.folder_name)
+        plan = read_plan(folder)
         known = index_from_plan(plan, (path for record in everything for path in record.images))
     return index_images(everything, known)
 
@@ -270,3 +206,54 @@ def _refuse(unknown: list[Path], records: list[Record], folder: Path, advice: st
             f"the plan of {folder} does not know {len(unknown)} of {num_images} images, the first being {path} "
             f"({origin}); {advice}"
         )
+
+
+def with_contexts(
+    run: RunFile, records: dict[str, list[Record]], images: ImageIndex, notify: Notify
+) -> dict[str, list[Record]]:
+    """The records, those of training and validation with contexts; `notify` gets how many these are.
+
+    Raises:
+        RecordsError: answers are missing or wrong, or no record is in one of the stages.
+    """
+    form = run.data.context
+    if form is None:
+        return records
+    form.check(chain.from_iterable(records.values()))
+    found = with_given({split: records[split] for split in ("train", "val")}, form, form.given, images.keys_of)
+    found["train"] = without_some(found["train"], form.dropout, run.train.seed, images.keys_of)
+    for split, some in found.items():
+        if some:
+            notify(counted(some, split))
+    for path in form.given:
+        if note := trained_on(path, found["train"], images):
+            notify(note)
+    return records | found
+
+
+def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str:
+    """How many images whose answers a predictions file has for these records its model was trained on, as text.
+
+    Empty if it has no answers for them.
+    """
+    answered = {key for _, row in read_jsonl(path) for key in row["image_keys"]}
+    shown = {key for record in records if record.context for key in images.keys_of(record)} & answered
+    folder = path.absolute().parent.parent
+    if not shown:
+        return ""
+    if not (folder / RECORD).exists():
+        return f"{path} is not in a run folder, so it is unknown which images its model was trained on"
+    try:
+        run = RunFolder(folder).read_run()
+        trained = read_splits(run)
+        known = index_images(trained["train"], images, needs_one=False)
+        trained = without_fold(run, trained, known)
+        seen = {key for record in trained["train"] for key in known.keys_of(record)}
+    except LookonceError as error:
+        return f"{path}: it is unknown which images its model was trained on: {first_line(error)}"
+    if both := shown & seen:
+        return (
+            f"{path}: its model was trained on {len(both):,} of {count(len(shown), 'image')} about which training "
+            "records have its answers, so these are better than in an evaluation; cross-fit them"
+        )
+    return f"{path}: its model was trained on none of {count(len(shown), 'image')} about which records have its answers"

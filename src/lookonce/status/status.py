@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lookonce.cache.build.planner import Finished, index_from_plan, new_shards, pending_shards
 from lookonce.cache.build.status import status
@@ -31,9 +32,9 @@ from lookonce.eval.scores.metrics import Score, read_metrics
 from lookonce.run.claim import find_trainer
 from lookonce.run.config import LENGTH, RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.model_ref import find_fingerprint
+from lookonce.run.open import Needs, OpenRun, open_run, records_identity
 from lookonce.run.progress_file import Progress, read_progress
-from lookonce.run.records import UNUSABLE_ADVICE, RunRecords, read_splits
+from lookonce.run.records import UNUSABLE_ADVICE, find_unusable, leave_out_unusable, without_fold
 from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import CachePhase, State, TrainingPhase, TrainingState
 from lookonce.status.summary import Summary, question_of
@@ -50,9 +51,8 @@ LOGS = Path("logs")
 class RunStatus:
     """A run whose state can be read repeatedly; records and model are read once, and images once all are planned."""
 
-    run: RunFile
-    run_records: RunRecords
-    """The run's records, without images."""
+    opened: OpenRun
+    """The run with its records, without images."""
     _known: tuple[int, ImageIndex] | None = None
     """The number of the plan's files when all images were planned, and these images."""
 
@@ -63,9 +63,7 @@ class RunStatus:
         Raises:
             LookonceError: records or model are missing or broken.
         """
-        notes: list[str] = []
-        records, fingerprint = read_splits(run, notes.append), find_fingerprint(run, is_local=True)
-        return cls(run, RunRecords(run, fingerprint, records, ImageIndex({}, {}), notes=tuple(notes)))
+        return cls(open_run(run, Needs("lookonce status", records="all", model="fingerprint", is_local=True)))
 
     def read(self) -> State:
         """The state now.
@@ -73,28 +71,27 @@ class RunStatus:
         Raises:
             CacheCorrupt: a receipt or the plan differs from what was written.
         """
-        plan = read_plan(self.run_records.cache_folder)
+        opened, run, folder, split = self.opened, self.opened.run, self.opened.folder, self.opened.run.eval.split
+        plan = read_plan(opened.cache_folder)
         images, covers = self._images(plan)
-        run_records, folder, split = (
-            replace(self.run_records, images=images),
-            RunFolder(self.run.output),
-            self.run.eval.split,
-        )
-        cache = find_cache_phase(run_records, plan, covers)
-        usable = run_records.without_unusable()
-        conflict = _conflict(usable, folder, cache.is_planned)
-        training = TrainingPhase("another run") if conflict else find_training(folder, self.run.cache.claim_s)
+        cache = find_cache_phase(opened, images, plan, covers)
+        notes = [*opened.notes]
+        unusable = find_unusable(run, opened.cache_folder, opened.fingerprint.sha256, opened.records)
+        records = leave_out_unusable(opened.records, unusable, notes.append)
+        records = without_fold(run, records, images, notes.append)
+        conflict = _conflict(opened, records, images, cache.is_planned)
+        training = TrainingPhase("another run") if conflict else find_training(folder, run.cache.claim_s)
         scores = {} if conflict else find_scores(folder, split)
         return State(
-            output=self.run.output,
+            output=run.output,
             cache=cache,
             training=training,
             scores=scores,
-            unfinished={} if conflict else find_unfinished(folder, usable.records),
+            unfinished={} if conflict else find_unfinished(folder, records),
             split=split,
             is_trained=folder.trained.exists() and not conflict,
-            is_evaluated=split in scores or not (conflict or usable.records[split]),
-            notes=[*conflict, *usable.notes, *_problems(cache, images, self.run.data.skip_unusable)],
+            is_evaluated=split in scores or not (conflict or records[split]),
+            notes=[*conflict, *notes, *_problems(cache, images, run.data.skip_unusable)],
             logs=list(_logs(cache, training)),
         )
 
@@ -102,7 +99,7 @@ class RunStatus:
         """The images that the plan knows, and whether these are all."""
         if self._known and self._known[0] == plan.num_files:
             return self._known[1], True
-        images, covers = known_images(plan, self.run_records.all_records())
+        images, covers = known_images(plan, self.opened.all_records())
         self._known = (plan.num_files, images) if covers else None
         return images, covers
 
@@ -125,23 +122,21 @@ def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
     return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
 
 
-def find_cache_phase(run_records: RunRecords, plan: Plan, covers: bool) -> CachePhase:
+def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bool) -> CachePhase:
     """The state of plan and cache; `covers` says that the plan knows all images by name."""
-    folder, images = run_records.cache_folder, run_records.images
+    folder = opened.cache_folder
     receipts = list(read_receipts(folder))
-    report = status(folder, images.path_of, run_records.run.cache.claim_s, receipts)
+    report = status(folder, images.path_of, opened.run.cache.claim_s, receipts)
     finished = Finished.from_receipts(receipts)
     files = {
         path.stem for path in (folder / SHARDS).glob("*.safetensors")
     }  # after the receipts, which are written later
     shards = [shard for shard in plan.shards if not images.path_of.keys().isdisjoint(shard.keys)]
     wanted = [PlannedImage(key, 0, ()) for key in images.path_of]
-    new = new_shards(plan, finished, wanted, run_records.fingerprint, run_records.shard_bytes, images.former)
+    new = new_shards(plan, finished, wanted, opened.fingerprint, opened.shard_bytes, images.former)
     return CachePhase(
         is_planned=covers and not new,
-        num_files=len(
-            {path for records in run_records.records.values() for record in records for path in record.images}
-        ),
+        num_files=len({path for record in opened.all_records() for path in record.images}),
         num_shards=len(shards),
         num_pending=len(pending_shards(plan, finished, images.path_of, images.former)),
         report=report,
@@ -149,14 +144,14 @@ def find_cache_phase(run_records: RunRecords, plan: Plan, covers: bool) -> Cache
     )
 
 
-def _conflict(run_records: RunRecords, folder: RunFolder, has_all: bool) -> list[str]:
+def _conflict(opened: OpenRun, records: dict[str, list[Record]], images: ImageIndex, has_all: bool) -> list[str]:
     """Why the output folder belongs to another run; compares what is known without opening the model."""
-    identity = {"cache": run_records.fingerprint.sha256}
-    key_of = run_records.images.key_of
-    if has_all and all(path in key_of for record in run_records.all_records() for path in record.images):
-        identity = run_records.cheap_identity()
+    run, folder = opened.run, opened.folder
+    identity: dict[str, Any] = {"cache": opened.fingerprint.sha256}
+    if has_all and all(path in images.key_of for some in records.values() for record in some for path in record.images):
+        identity = records_identity(run, opened.fingerprint, records, images.key_of.__getitem__)
     try:
-        folder.check(run_records.run, identity | start_identity(run_records.run, folder.recorded_inputs()))
+        folder.check(run, identity | start_identity(run, folder.recorded_inputs()))
     except RunFolderError as error:
         return [str(error)]
     return []

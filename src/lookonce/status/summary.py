@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from lookonce.environment import program, shorten
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.statistics.intervals import Interval
-from lookonce.run.folder import RunFolder, Trained, read_form
+from lookonce.run.folder import RunFolder, read_form
 from lookonce.run.log_file import read_curves
 from lookonce.text import count, duration, rows, shell, size
 
 if TYPE_CHECKING:
-    from lookonce.cache.store.reader import VisionCache
-    from lookonce.run.inputs import RunInputs
+    from lookonce.run.open import OpenRun
 
 
 @dataclass(frozen=True)
@@ -127,20 +126,15 @@ def question_of(command: str) -> tuple[str, ...]:
 SPLITS = {"val": "validation", "test": "test"}
 
 
-def summarise(
-    inputs: RunInputs,
-    cache: VisionCache,
-    trained: Trained,
-    evaluation: Evaluation | None,
-) -> Summary:
-    """Collect the figures of a run."""
-    run = inputs.run
-    folder = RunFolder(run.output)
+def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
+    """Collect the figures of a trained run."""
+    run, folder, images, cache = opened.run, opened.folder, opened.images, opened.cache
+    trained = folder.read_trained()
     best_step, best_loss = read_curves(folder.log).best or (None, None)
     return Summary(
         run=str(run.output),
-        num_files=inputs.images.num_files,
-        num_distinct=inputs.images.num_distinct,
+        num_files=images.num_files,
+        num_distinct=images.num_distinct,
         cache=str(cache.folder),
         cache_bytes=cache.size_bytes,
         num_shards=cache.num_shards,
@@ -156,7 +150,7 @@ def summarise(
         exact_match=evaluation.overall.exact_match if evaluation else None,
         majority=evaluation.overall.majority if evaluation else None,
         adapter=str(folder.adapter),
-        next_command=_next_command(inputs, evaluation),
+        next_command=_next_command(opened, evaluation),
         best_validation_loss=best_loss,
         best_validation_step=best_step,
         startup_seconds=trained.startup_seconds,
@@ -164,12 +158,12 @@ def summarise(
     )
 
 
-def _next_command(inputs: RunInputs, evaluation: Evaluation | None) -> str:
+def _next_command(opened: OpenRun, evaluation: Evaluation | None) -> str:
     with_images = [one for one in evaluation.predictions if one.images] if evaluation else []
     if not with_images:
-        split = next(split for split in ("test", "val", "train") if inputs.records[split])
-        return shell(program(), "eval", inputs.run.output, "--split", split)
+        split = next(split for split in ("test", "val", "train") if opened.records[split])
+        return shell(program(), "eval", opened.run.output, "--split", split)
     learned = [one for one in with_images if one.is_right and not one.is_majority_right]
     example = (learned or with_images)[-1]
     images = (word for image in example.images for word in ("--image", shorten(image)))
-    return shell(program(), "predict", inputs.run.output, *images, "--question", example.question)
+    return shell(program(), "predict", opened.run.output, *images, "--question", example.question)

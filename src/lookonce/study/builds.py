@@ -16,7 +16,7 @@ from typing import Any
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.run.config import RunFile
-from lookonce.run.model_ref import FEATURE_SETTINGS
+from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, for_training, read_split
 from lookonce.study.expand import StudyRun
 

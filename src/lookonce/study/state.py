@@ -17,7 +17,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.scores.metrics import Score
 from lookonce.report.contexts import asked_beside
 from lookonce.run.folder import RECORD
-from lookonce.run.identity import answers_identity
+from lookonce.run.open import answers_identity
 from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import TrainingPhase
 from lookonce.status.status import find_scores, find_training

@@ -19,7 +19,7 @@ import torch
 
 from lookonce.errors import LookonceError, TrainingError
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import Timed, untimed
+from lookonce.run.open import Timed, untimed
 from lookonce.selftest.note import VARIABLE, combination, is_noted_exact, save_note
 from lookonce.selftest.report import Check, Report
 from lookonce.selftest.run import run_selftest

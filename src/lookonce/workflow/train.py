@@ -5,7 +5,6 @@ Design: this is above training and evaluation, so that training does not import 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -22,10 +21,8 @@ from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
 from lookonce.report.data import DataFacts
 from lookonce.report.report import report_training
-from lookonce.run.claim import TRAIN, RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import OpenRun
 from lookonce.run.records import HELD_OUT
 from lookonce.run.startup import Startup
 from lookonce.status.summary import Summary, summarise
@@ -57,103 +54,81 @@ def train(
         LookonceError: any other error that a user can fix.
     """
     startup = startup or Startup(notify if rank() == 0 else quiet)
-    with RunClaim(run.output, TRAIN, run.cache.claim_s) as owner:
-        return _train(run, owner, resume, restart, verify_images, notify, startup)
-
-
-def _train(
-    run: RunFile,
-    owner: RunClaim,
-    resume: bool,
-    restart: bool,
-    verify_images: bool,
-    notify: Notify,
-    startup: Startup,
-) -> Summary | None:
-    def before_claim(inputs: RunInputs) -> None:
-        check_exact(run, notify, startup.timed)
-
-    ranks, training = open_training(
-        run,
-        owner,
-        resume=resume,
-        restart=restart,
-        verify_images=verify_images,
-        before_claim=before_claim,
-        notify=notify,
-        startup=startup,
+    training = open_training(
+        run, resume=resume, restart=restart, verify_images=verify_images, notify=notify, startup=startup
     )
-    if training is None:
-        if not ranks.is_first:
-            return None
-        notify(f"{run.output} is already trained; the summary below was written then (--restart trains again)")
-        return Summary.read(RunFolder(run.output))
-    what, folder = f"the files of {run.output}", training.folder
-    small_files = full_disk_named(run.output, OTHER_BYTES, what, lambda: kept(folder))
-    with training.heartbeat() as heartbeat, training.tracking() as trackers, small_files:
-        model = training.run(heartbeat, trackers, _accuracy(training))
-        if not ranks.is_first:
-            return None
-        heartbeat.enter("evaluating")
-        if frozen_of_answers(run) != run.train.frozen:
-            model = None  # and loaded again, with the other frozen weights
-        evaluation = _evaluate(training, model)
-        del model
-        summary = summarise(training.session.inputs, training.session.cache, training.folder.read_trained(), evaluation)
-        owner.check()
-        summary = replace(summary, report=_report(training, summary))
-        write_json(training.folder.summary, summary.to_json())
-        trackers.log_scores(summary.scores(), summary.num_steps)
-    return summary
+    with training.opened as opened:
+        if training.start.is_finished:
+            opened.notify(
+                f"{run.output} is already trained; the summary below was written then (--restart trains again)"
+            )
+            return Summary.read(opened.folder) if training.ranks.is_first else None
+        training.ranks.first_decides(lambda: check_exact(run, opened.notify, startup.timed))
+        training.begin(restart=restart)
+        what, folder = f"the files of {run.output}", opened.folder
+        small_files = full_disk_named(run.output, OTHER_BYTES, what, lambda: kept(folder))
+        with training.heartbeat() as heartbeat, training.tracking() as trackers, small_files:
+            model = training.run(heartbeat, trackers, _accuracy(training))
+            if not training.ranks.is_first:
+                return None
+            heartbeat.enter("evaluating")
+            if frozen_of_answers(run) != run.train.frozen:
+                model = None  # and loaded again, with the other frozen weights
+            evaluation = _evaluate(opened, model)
+            del model
+            summary = summarise(opened, evaluation)
+            opened.owner.check()
+            summary = replace(summary, report=_report(opened, summary))
+            write_json(folder.summary, summary.to_json())
+            trackers.log_scores(summary.scores(), summary.num_steps)
+        return summary
 
 
 def _accuracy(training: Training) -> Accuracy | None:
     """What measures exact match while training; None if there is nothing to measure, or the run is trained."""
-    inputs = training.session.inputs
-    if training.start.is_trained or not inputs.run.eval.every or not inputs.records["val"]:
+    opened = training.opened
+    if training.start.is_trained or not opened.run.eval.every or not opened.records["val"]:
         return None
     with training.startup.timed("make prompts of val questions"):
-        return Accuracy(training.session, training.ranks, training.notify)
+        return Accuracy(opened, training.ranks)
 
 
-def _report(training: Training, summary: Summary) -> str | None:
+def _report(opened: OpenRun, summary: Summary) -> str | None:
     """Write the report and return its path; None with a note if that fails, because a page is not worth a training."""
-    inputs, folder = training.session.inputs, training.folder
+    folder = opened.folder
     try:
-        data = DataFacts.of(inputs.run, inputs.records, inputs.images.key_of)
+        data = DataFacts.of(opened.run, opened.records, opened.images.key_of)
         return str(report_training(folder, summary.to_json(), data))
     except Exception as error:
-        training.notify(
+        opened.notify(
             f"no report was written ({first_line(error)}); to try again: {shell('lookonce', 'report', folder.folder)}"
         )
         return None
 
 
-def _evaluate(training: Training, model: Any) -> Evaluation | None:
+def _evaluate(opened: OpenRun, model: Any) -> Evaluation | None:
     """Evaluate the trained model, or the adapter in the run folder; None without questions or without enough memory.
 
     A run that holds records out first answers the questions of these and of val, because contexts of another run have
     their answers.
     """
-    inputs, run = training.session.inputs, training.session.inputs.run
-    trained = cache(lambda: model or load_trained(inputs.model_folder, run, training.folder.adapter))
+    run = opened.run
+    trained = cache(lambda: model or load_trained(opened.model_folder, run, opened.folder.adapter))
+
+    def answer(split: str, *, reuses: bool = False) -> Evaluation | None:
+        if not opened.records[split]:
+            return None
+        return evaluate(Questions.of(opened, split), lambda: nullcontext(trained()), reuses=reuses)
+
     try:
         for split in sorted({HELD_OUT, "val"} - {run.eval.split}) if run.data.held_out else ():
-            _answer(training, split, trained, reuses=True)
-        return _answer(training, run.eval.split, trained)
+            answer(split, reuses=True)
+        return answer(run.eval.split)
     except torch.OutOfMemoryError:
         if not run.train.fsdp:
             raise
-        training.notify(
+        opened.notify(
             "out of memory: the model does not fit on one GPU, so no questions were answered; "
-            f"on a larger one run: {shell('lookonce', 'eval', training.folder.folder)}"
+            f"on a larger one run: {shell('lookonce', 'eval', opened.folder.folder)}"
         )
         return None
-
-
-def _answer(training: Training, split: str, trained: Callable[[], Any], *, reuses: bool = False) -> Evaluation | None:
-    """The answers of a model to the questions of a split; None without any."""
-    if not training.session.inputs.records[split]:
-        return None
-    questions, open_model = Questions.of(training.session, split), lambda: nullcontext(trained())
-    return evaluate(questions, training.owner, open_model, notify=training.notify, reuses=reuses)

@@ -20,7 +20,7 @@ from lookonce.datasets.sample.model import write_model
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, Needs, open_run
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def trained(make_run: Callable[..., RunFile], random_lora: Any) -> Callable[...,
         run = make_run(lora=lora, **sections or {})
         folder = RunFolder(run.output)
         folder.claim(run, {})
-        random_lora(RunInputs.of_model(run)).save_pretrained(str(folder.adapter))
+        random_lora(open_run(run, Needs("tests", model="open"))).save_pretrained(str(folder.adapter))
         look_trained(folder)
         return folder.folder
 
@@ -77,7 +77,7 @@ def test_the_command_gives_images_as_many_tokens_as_the_cache(trained, sample, t
     options = json.loads(words[words.index("--mm-processor-kwargs") + 1])
     assert options.keys() == {"size"}
     stock = Qwen2VLImageProcessorPil.from_pretrained(model)
-    inputs = RunInputs.open(read_run_file(run / "run.yaml"))
+    inputs = open_run(read_run_file(run / "run.yaml"), TO_BUILD)
     cache = inputs.open_cache()
     for path, key in inputs.images.key_of.items():
         with Image.open(path) as image:

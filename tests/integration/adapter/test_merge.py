@@ -25,7 +25,7 @@ from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import Needs, OpenRun, open_run
 from lookonce.train.model.load import add_lora, load_without_tower
 
 pytestmark = [  # of PEFT, as it saves and loads such adapters
@@ -54,7 +54,7 @@ class Site:
     def trained(self, model: Path, **lora: Any) -> Path:
         """The folder of a run whose adapter, on this model, has random values."""
         run = self.make_run_in(self.folder, model={"path": str(model)}, lora=lora)
-        folder, inputs = RunFolder(run.output), RunInputs.of_model(run)
+        folder, inputs = RunFolder(run.output), open_run(run, Needs("tests", model="open"))
         identity = {"language_model": hash_language_model(model), "cache": inputs.fingerprint.sha256}
         folder.claim(run, identity)
         random_adapter(inputs).save_pretrained(str(folder.adapter))
@@ -78,7 +78,7 @@ def site(tmp_path: Path, make_run_in: Callable[..., RunFile], models: Path) -> S
     return Site(tmp_path, make_run_in, models)
 
 
-def random_adapter(inputs: RunInputs) -> Any:
+def random_adapter(inputs: OpenRun) -> Any:
     model = add_lora(load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, 1)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():

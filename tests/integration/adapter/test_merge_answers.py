@@ -21,8 +21,7 @@ from lookonce.cli import main
 from lookonce.errors import TrainingError
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.workflow.train import train
 
 NUM_ASKED = 8
@@ -60,7 +59,7 @@ def test_both_models_answer_as_an_evaluation_of_the_run(trained, tmp_path):
 
 def test_the_second_answers_are_those_of_the_merged_folder(trained, sample):
     """Here it is the untuned model, whose score is another."""
-    session = Session.open(RunInputs.from_cache(trained))
+    session = open_run(trained, FROM_CACHE)
     questions = draw_questions(session, 500)
     assert questions
     found = compare(questions, trained.output / "adapter", sample / "model", lambda note: None)

@@ -27,7 +27,7 @@ from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import Needs, open_run
 
 NUM_FILES = 5
 TARGETS = ["q_proj", "down_proj"]
@@ -87,7 +87,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, make_run_in: Callable[..., Ru
         path.write_bytes(OTHERS.get(name, b"weights"))
     save_file({"weight": torch.ones(2)}, folder / "model" / "consolidated.safetensors")
     run = make_run_in(folder, model={"path": str(folder / "model")}, lora={"targets": TARGETS, "rank": 8, "alpha": 8})
-    inputs, trained = RunInputs.of_model(run), RunFolder(run.output)
+    inputs, trained = open_run(run, Needs("tests", model="open")), RunFolder(run.output)
     trained.claim(run, {"language_model": hash_language_model(folder / "model"), "cache": inputs.fingerprint.sha256})
     random_lora(inputs).save_pretrained(str(trained.adapter))
     look_trained(trained)

@@ -7,9 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lookonce.bench.flops import num_flops, num_pairs
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.data.batches import BatchMaker
-from lookonce.train.loop.session import Session
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower, text_model
@@ -20,15 +19,13 @@ CPU = torch.device("cpu")
 
 def test_flops_with_weights_are_those_that_pytorch_counts(make_run, built):
     cache = {"dir": str(built.folder.parent)}
-    inputs = RunInputs.open(make_run(cache=cache, lora={"modules_to_save": ["embed_tokens"]}))
-    session = Session.open(inputs)
+    inputs = open_run(make_run(cache=cache, lora={"modules_to_save": ["embed_tokens"]}), TO_BUILD)
+    session = inputs
     model = add_lora(
         load_without_tower(inputs.model_folder, torch.float32), inputs.model_folder, inputs.run.lora, seed=1
     )
     examples = session.examples("train")[0]
-    batch_maker = BatchMaker.of(
-        examples, session.chat_tokenizer, session.collator.source, inputs.run.batch, CPU, seed=3
-    )
+    batch_maker = BatchMaker.of(examples, session.chat_tokenizer, session.features, inputs.run.batch, CPU, seed=3)
     [micro_batch] = next(iter(batch_maker.sampler.epoch(0)))
     with training_on_packs(model, compiled=False), FlopCounterMode(display=False) as counter:
         forward_loss(model, batch_maker.batch(micro_batch), PackMask(8192, CPU)).backward()

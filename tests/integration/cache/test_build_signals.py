@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from lookonce.files import TEMPORARY_MARK
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 
 SLOW_BUILD = """
 import time
@@ -34,7 +34,7 @@ main(["cache", "build", "run.yaml"])
 def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded, tmp_path, number):
     run = make_run()
     (tmp_path / "run.yaml").write_text(run.to_yaml())
-    folder = RunInputs.open(run).cache_folder
+    folder = open_run(run, TO_BUILD).cache_folder
     build = preloaded.start(SLOW_BUILD, folder=tmp_path)
     build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
     os.killpg(build.pid, number)
@@ -43,7 +43,7 @@ def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded
     assert f"stopped by {number.name}" in error and "run the same command again to resume" in error
     assert "Traceback" not in error
     assert not list(folder.rglob(f"*{TEMPORARY_MARK}*")) and not list((folder / "claims").iterdir())
-    report = RunInputs.open(run).build()
+    report = open_run(run, TO_BUILD).build()
     assert report.num_missing == 0 and report.num_encoded + report.num_reused == report.num_wanted
     assert (report.num_reused > 0) == (number == signal.SIGUSR1)
 
@@ -52,7 +52,7 @@ def test_a_worker_process_that_was_killed_is_named_with_a_cause(make_run, preloa
     """Linux kills processes if there is no memory left."""
     run = make_run()
     (tmp_path / "run.yaml").write_text(run.to_yaml())
-    folder = RunInputs.open(run).cache_folder
+    folder = open_run(run, TO_BUILD).cache_folder
     build = preloaded.start(SLOW_BUILD, folder=tmp_path)
     build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
     psutil.Process(build.pid).children()[0].kill()

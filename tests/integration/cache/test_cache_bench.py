@@ -17,7 +17,7 @@ from lookonce.bench.matmul import matmul_flops_per_second
 from lookonce.cache.store.direct_io import DirectFile
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 
 
 class Clock:
@@ -55,7 +55,7 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
 
     monkeypatch.setattr(cache_build, "DirectFile", SlowFile)
     monkeypatch.setattr(cache_build, "save_file", clock.slow(cache_build.save_file, 7.0))
-    inputs = RunInputs.open(make_run())
+    inputs = open_run(make_run(), TO_BUILD)
     tower = inputs.load_tower()
     monkeypatch.setattr(tower, "encode", clock.slow(tower.encode, 1.0))  # on a CPU, a batch is one image
     monkeypatch.setattr(cache_build, "matmul_flops_per_second", lambda device, dtype: 5e9)

@@ -7,13 +7,13 @@ import torch
 
 from lookonce.cache.maintenance.recompute import recompute
 from lookonce.cache.store.reader import VisionCache
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def build(make_run, root: str, **options: object) -> tuple[RunInputs, VisionCache]:
-    inputs = RunInputs.open(make_run(cache={"dir": root, "dtype": "bfloat16"} | options))
+def build(make_run, root: str, **options: object) -> tuple[OpenRun, VisionCache]:
+    inputs = open_run(make_run(cache={"dir": root, "dtype": "bfloat16"} | options), TO_BUILD)
     report = inputs.build()
     assert report.num_encoded == report.num_wanted and not report.quarantined
     return inputs, inputs.open_cache()

@@ -21,12 +21,12 @@ from lookonce.cache.store.shards import shard_path
 from lookonce.cache.store.uses import USES
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.errors import CacheError
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.workflow.train import train
 
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",
-    "plan": "lookonce.run.inputs.ensure_plan",
+    "plan": "lookonce.run.open.ensure_plan",
     "stage from": "lookonce.cache.maintenance.staging:_Staging.run",
     "stage to": "lookonce.cache.maintenance.staging:_Staging.run",
     "train": "lookonce.train.train._warn",
@@ -48,7 +48,7 @@ class Site:
     cache: Path
     other: Path
     """Another copy of the cache, to stage from."""
-    inputs: RunInputs
+    inputs: OpenRun
 
     def words(self, command: str) -> tuple[str, ...]:
         """The command line."""
@@ -96,7 +96,7 @@ def site(tmp_path: Path, make_run, built) -> Site:
     cache = shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=unused)
     other = shutil.copytree(built.folder, tmp_path / "other" / built.folder.name, ignore=unused)
     shutil.copy(shard_path(cache, "shard-00000"), shard_path(cache, "shard-00099"))
-    return Site(tmp_path, cache, other, RunInputs.open(run))
+    return Site(tmp_path, cache, other, open_run(run, TO_BUILD))
 
 
 FUNCTIONS = ("build", "plan", "stage from", "stage to", *OWNERS)

@@ -17,7 +17,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets import archives
 from lookonce.errors import ImageError
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, OpenRun, open_run
 
 NUM_IMAGES = 24
 MakeSource = Callable[[str], RunFile]
@@ -85,7 +85,7 @@ def make_source(
     return make
 
 
-def content(inputs: RunInputs) -> dict[str, bytes]:
+def content(inputs: OpenRun) -> dict[str, bytes]:
     cache = VisionCache.open(inputs.cache_folder)
     return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
 
@@ -93,7 +93,7 @@ def content(inputs: RunInputs) -> dict[str, bytes]:
 def test_the_cache_is_the_same_wherever_the_images_are(make_source: MakeSource) -> None:
     caches, folders, failed = [], set(), []
     for source in SOURCES:
-        inputs = RunInputs.open(make_source(source))
+        inputs = open_run(make_source(source), TO_BUILD)
         report = inputs.build()
         assert (report.num_encoded, report.num_wanted) == (NUM_IMAGES, NUM_IMAGES + 2), source
         assert inputs.images.num_files == NUM_IMAGES + 3
@@ -108,10 +108,10 @@ def test_the_cache_is_the_same_wherever_the_images_are(make_source: MakeSource) 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_cache_built_from_one_source_serves_all_others(make_source: MakeSource, tmp_path: Path, source: str) -> None:
-    first = RunInputs.open(make_source(source, dir=str(tmp_path / "caches")))
+    first = open_run(make_source(source, dir=str(tmp_path / "caches")), TO_BUILD)
     first.build()
     for other in SOURCES.keys() - {source}:
-        inputs = RunInputs.open(make_source(other, dir=str(tmp_path / "caches")))
+        inputs = open_run(make_source(other, dir=str(tmp_path / "caches")), TO_BUILD)
         report = inputs.build()
         assert (report.num_encoded, report.num_reused) == (0, NUM_IMAGES)
         assert inputs.cache_folder == first.cache_folder
@@ -122,10 +122,10 @@ def test_archives_are_opened_once_a_shard_and_with_a_trusted_plan_only_by_the_bu
     make_source: MakeSource, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     run = make_source(source)
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     opened, open_archive = [], archives._open
     monkeypatch.setattr(archives, "_open", lambda path, wanted: (opened.append(path), open_archive(path, wanted))[1])
-    inputs = RunInputs.open(run, trust_plan=True)
+    inputs = open_run(run, TO_BUILD_BY_PLAN)
     assert opened == []
     report = inputs.build()
     assert report.num_encoded == NUM_IMAGES
@@ -134,29 +134,29 @@ def test_archives_are_opened_once_a_shard_and_with_a_trusted_plan_only_by_the_bu
 
 def test_a_truncated_archive_is_reported_and_its_images_are_tried_again(make_source: MakeSource) -> None:
     run = make_source("tar")
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     archive = run.data.train[0].parent / "a.tar"
     whole = archive.read_bytes()
     archive.write_bytes(whole[: len(whole) // 3])
-    inputs = RunInputs.open(run, trust_plan=True)
+    inputs = open_run(run, TO_BUILD_BY_PLAN)
     report = inputs.build()
     reported = [reason for reason in report.quarantined.values() if "the archive" in reason]
     assert 0 < len(reported) < NUM_IMAGES / 2
     twice = any("copy.jpg" in reason or "frame-0003" in reason for reason in reported)  # their other copy is in b.tar
     assert report.num_encoded == NUM_IMAGES - len(reported) + twice
     archive.write_bytes(whole)
-    report = RunInputs.open(run, trust_plan=True).build()
+    report = open_run(run, TO_BUILD_BY_PLAN).build()
     assert len(report.quarantined) == 2
     assert len(content(inputs)) == NUM_IMAGES
 
 
 def test_a_lost_archive_stops_the_build_and_nothing_is_quarantined(make_source: MakeSource) -> None:
     run = make_source("parquet")
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     archive = run.data.train[0].parent / "x.parquet"
     archive.rename(archive.with_suffix(".away"))
     with pytest.raises(ImageError, match="no image can be read"):
-        RunInputs.open(run, trust_plan=True)
+        open_run(run, TO_BUILD_BY_PLAN)
     archive.with_suffix(".away").rename(archive)
-    report = RunInputs.open(run, trust_plan=True).build()
+    report = open_run(run, TO_BUILD_BY_PLAN).build()
     assert (report.num_encoded, len(report.quarantined)) == (NUM_IMAGES, 2)

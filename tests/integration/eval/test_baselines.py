@@ -21,8 +21,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.headline import BASELINES
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
@@ -44,7 +43,7 @@ def run(make_run_in, sample, tmp_path_factory) -> RunFile:
         lora={"modules_to_save": ["embed_tokens"]},
         eval={"tokens_per_wave": 80, "max_new_tokens": 2},
     )
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     (folder / "run.yaml").write_text(run.to_yaml())
     return run
 
@@ -109,11 +108,11 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
 
 
 def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path):
-    inputs = RunInputs.from_cache(run)
-    session = Session.open(inputs)
+    inputs = open_run(run, FROM_CACHE)
+    session = inputs
     questions = Questions.of(session, "val")
     blank = as_asked(questions, "blank")
-    source = blank.session.collator.source
+    source = blank.session.features
     with torch.autocast("cpu", torch.bfloat16):
         source.load(blank.examples[0].image_keys)
     for key in {key for example in blank.examples for key in example.image_keys}:

@@ -23,11 +23,10 @@ from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import Room, plan_waves
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import Pixels
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import load_with_tower, load_without_tower
 
@@ -50,7 +49,7 @@ def records_of(sample) -> list[Record]:
 class Asked:
     """Questions, the stock answers, and the model without its tower."""
 
-    session: Session
+    session: OpenRun
     examples: list[Example]
     stock: list[list[int]]
     model: Any
@@ -60,7 +59,7 @@ class Asked:
         chat = self.session.chat_tokenizer
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: " ".join(map(str, ids)))
         ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
-        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, **options)
+        decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, **options)
         questions = [Dialogue(self.examples[number]) for number in chosen]
         found: dict[int, Answer] = {}
         waves = plan_waves(questions, chat.image_token_id, room)
@@ -90,11 +89,11 @@ def asked(request, sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
     write_records(folder / "asked.jsonl", records_of(sample), image_root=sample)
     data = {"train": str(folder / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
     options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}, "model": model}
-    inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS, **options))
+    inputs = open_run(make_run_in(folder, data=data, cache=PIXELS, **options), TO_BUILD)
     inputs.build()
-    session = Session.open(inputs)
+    session = inputs
     questions = [(record, turn) for record in inputs.records["train"] for turn in range(len(record.turns))]
-    examples = session.questions(questions)
+    examples = session.prompts(questions)
     stock, bare = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
     pixels = Pixels(inputs.processor, inputs.images.path_of)
     collator = RowCollator(pixels, session.chat_tokenizer.image_token_id, 0)
@@ -142,7 +141,7 @@ def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
     for some in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 20], [12, 13, 14, 15, 22]):
         assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), end, by_rows=True, compiled=True)
         graphs.append(num_compiled_graphs() - before)
-    is_hybrid = asked.session.inputs.model_folder.family is QWEN3_5
+    is_hybrid = asked.session.model_folder.family is QWEN3_5
     # Prompts and steps. Linear attention divides a layer into two graphs, and has parts of its own: heads of packs and
     # of a token, and the gate.
     assert graphs == [8 if is_hybrid else 2] * 3
@@ -160,7 +159,7 @@ def test_answers_that_end_at_any_time_are_those_of_generate(asked, data):
 
 def test_log_probabilities_are_those_of_the_whole_conversation_in_one_pass(asked):
     found = asked.answers(list(range(4)), Room(2000, 1000, NEW_TOKENS), asked.never)
-    collator = asked.session.collator
+    collator = asked.session.row_collator()
     for number, answer in found.items():
         example = asked.examples[number]
         token_ids = np.concatenate([example.token_ids, answer.token_ids]).astype(np.int32)
@@ -174,7 +173,7 @@ def test_log_probabilities_are_those_of_the_whole_conversation_in_one_pass(asked
 
 
 def test_the_measurement_has_both_engines_their_limits_and_equal_answers(asked):
-    records = asked.session.inputs.records["train"][:3]
+    records = asked.session.records["train"][:3]
     first, report = bench_answers(asked.session, records, ["generate", "shared"])
     assert [one.engine for one in report.measured] == ["generate", "shared"] and first.prompts_ms is None
     assert report.same_answers == 1.0 and report.prompts_ms > 0 and report.weights_ms > 0

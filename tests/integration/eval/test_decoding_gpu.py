@@ -13,8 +13,7 @@ from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
 from lookonce.eval.decoding import growth
 from lookonce.eval.decoding.passes import row_steps
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 
 pytestmark = COMPILED_ON_GPU
@@ -31,9 +30,9 @@ class Asked:
             run.train.model_copy(update={"precision": precision}),
             run.eval.model_copy(update={"max_new_tokens": NEW_TOKENS, "tokens_per_wave": 4096}),
         )
-        inputs = RunInputs.open(run.model_copy(update={"train": train, "eval": evaluation}))
+        inputs = open_run(run.model_copy(update={"train": train, "eval": evaluation}), TO_BUILD)
         inputs.build()
-        self.session = Session.open(inputs)
+        self.session = inputs
         self.model = random_lora(inputs, load_without_tower, PRECISIONS[precision]).to("cuda").eval()
         self.dialogues = Dialogues.of(self.session, [(record, 0) for record in inputs.records["train"]])
 
@@ -46,7 +45,7 @@ class Asked:
         return [found[number] for number in range(len(self.dialogues.asked))]
 
     def generated(self, batch_size: int) -> Tokens:
-        inputs = self.session.inputs
+        inputs = self.session
         options = inputs.run.eval.model_copy(update={"batch_size": batch_size})
         run = inputs.run.model_copy(update={"eval": options})
         return self.given(Generate(replace(self.session, inputs=replace(inputs, run=run))))
@@ -95,7 +94,7 @@ def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave
 def test_later_questions_follow_own_answers_as_with_generate(make_run, random_lora, min_compiled):
     asked = Asked(make_run(), random_lora, "fp32")
     chat = asked.session.chat_tokenizer
-    records = [replace(one, turns=one.turns * 3) for one in asked.session.inputs.records["train"]]
+    records = [replace(one, turns=one.turns * 3) for one in asked.session.records["train"]]
     dialogues = Dialogues.of(asked.session, [(record, turn) for record in records for turn in range(3)])
     first = [tokens[1] for tokens in asked.generated(16)]
     end = max(set(first), key=first.count)

@@ -21,8 +21,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.train.model.load import load_trained
 from lookonce.workflow.train import train
 
@@ -95,16 +94,16 @@ def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_pr
     assert not list(run.output.glob("predictions/*partial*"))
 
     records = [by_hand(row, run.data.context.form) for row in found]
-    session = Session.open(RunInputs.from_cache(run))
+    session = open_run(run, FROM_CACHE)
     dialogues = Dialogues.of(session, [(record, len(record.turns) - 1) for record in records])
-    model = load_trained(session.inputs.model_folder, run, run.output / "adapter")
+    model = load_trained(session.model_folder, run, run.output / "adapter")
     [answers] = dialogues.answer(engine_of(session), model, [range(len(records))])
     assert [answer.text for answer in answers] == [row.predicted for row in found]
 
 
 def test_the_exact_match_while_training_is_that_of_own_answers(run):
-    session = Session.open(RunInputs.from_cache(run))
-    model = load_trained(session.inputs.model_folder, run, run.output / "adapter")
+    session = open_run(run, FROM_CACHE)
+    model = load_trained(session.model_folder, run, run.output / "adapter")
     found = rows(run)
     assert Accuracy(session)(model) == {"right": sum(row.is_right for row in found), "questions": len(found)}
 

@@ -28,10 +28,9 @@ from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import Pixels
-from lookonce.train.loop.session import Session
 from lookonce.train.model.load import load_with_tower, load_without_tower
 from lookonce.workflow.train import train
 
@@ -64,7 +63,7 @@ def records_of(sample) -> list[Record]:
 class Asked:
     """Questions in dialogues, the stock model with its tower, and the model without it."""
 
-    session: Session
+    session: OpenRun
     dialogues: Dialogues
     stock: Any
     collator: RowCollator
@@ -85,7 +84,7 @@ class Asked:
 
     def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
         chat, ending = self.session.chat_tokenizer, self.ending(end)
-        decoder = Decoder(self.model, ending, self.session.collator.source, room, torch.float32, by_rows=by_rows)
+        decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, by_rows=by_rows)
         waves = plan_waves(dialogues, chat.image_token_id, room)
         given = decoder.answers([dialogues[number] for number in wave] for wave in waves)
         found = {
@@ -123,9 +122,9 @@ def asked(request, sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
     write_records(folder / "asked.jsonl", records_of(sample), image_root=sample)
     data = {"train": str(folder / "asked.jsonl"), "val": [], "test": [], "image_root": str(sample)}
     options = {"train": {"precision": "fp32"}, "eval": {"max_new_tokens": NEW_TOKENS}, "model": model}
-    inputs = RunInputs.open(make_run_in(folder, data=data, cache=PIXELS, **options))
+    inputs = open_run(make_run_in(folder, data=data, cache=PIXELS, **options), TO_BUILD)
     inputs.build()
-    session = Session.open(inputs)
+    session = inputs
     records = inputs.records["train"]
     dialogues = Dialogues.of(session, [(record, turn) for record in records for turn in range(len(record.turns))])
     stock, bare = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
@@ -197,7 +196,7 @@ def test_questions_that_are_asked_one_at_a_time_have_these_answers_and_keep_thei
     passes.clear()
     for dialogue, answers in zip(dialogues, expected, strict=True):
         chat, room = asked.ending(often[0]), Room(1, 1000, NEW_TOKENS)
-        talk = Talk(asked.model, chat, asked.session.collator.source, room, torch.float32)
+        talk = Talk(asked.model, chat, asked.session.features, room, torch.float32)
         for number, answer in enumerate(answers):
             given: list[int] = []
             so_far = replace(dialogue, later=dialogue.later[:number])

@@ -14,8 +14,7 @@ from lookonce.datasets.sample.model import write_model
 from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,12 @@ def site(
 
 
 @pytest.fixture(scope="module")
-def session(site: FamilySite, sample: Path) -> Session:
+def session(site: FamilySite, sample: Path) -> OpenRun:
     """The records of the laws, with LoRA on all linear layers."""
     from support.trainings import SIZES, records  # pytest rewrites what no conftest has imported
 
     write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
     data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora={"targets": "all-linear"}))
+    inputs = open_run(site.make_run(data=data, cache=SIZES, lora={"targets": "all-linear"}), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs

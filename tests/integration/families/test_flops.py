@@ -17,7 +17,7 @@ WITH_WEIGHTS = ("aten.mm", "aten.addmm")
 
 def test_products_with_weights_are_those_that_pytorch_counts(site, session, random_lora):
     """In some families the last layer computes more than targets need, which is counted beside."""
-    model = random_lora(session.inputs, load_without_tower, torch.float32)
+    model = random_lora(session, load_without_tower, torch.float32)
     base_model(model).set_experts_implementation("eager")  # a product for each expert
     base_model(model).enable_input_require_grads()  # so that the first layer computes gradients of its inputs too
     with FlopCounterMode(display=False) as counter:

@@ -15,20 +15,19 @@ from PIL import Image
 from support.trainings import SIZES, Step, batches, gradients, records, step
 
 from lookonce.datasets.records import write_records
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.collate_rows import IGNORED
 from lookonce.train.data.tokenize import to_messages
-from lookonce.train.loop.session import Session
 from lookonce.train.model import compile
 from lookonce.train.model.load import load_with_tower, load_without_tower
 
 TOLERANCE = 1e-5
 
 
-def stock_step(session: Session, random_lora: Callable[..., Any], stock_processor: Callable[[Path], Any]) -> Step:
+def stock_step(session: OpenRun, random_lora: Callable[..., Any], stock_processor: Callable[[Path], Any]) -> Step:
     """By transformers' own code: processor, padding, tower, full logits, cross-entropy."""
-    shown = session.inputs.records["train"]
-    processor = stock_processor(session.inputs.model_folder.folder)
+    shown = session.records["train"]
+    processor = stock_processor(session.model_folder.folder)
     processor.image_processor.size = {"shortest_edge": SIZES["min_pixels"], "longest_edge": SIZES["max_pixels"]}
     texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in shown]
     images = [Image.open(path).convert("RGB") for record in shown for path in record.images]
@@ -38,18 +37,18 @@ def stock_step(session: Session, random_lora: Callable[..., Any], stock_processo
         ids, flags = example.expanded(session.chat_tokenizer.image_token_id)
         assert batch["input_ids"][row, : len(ids)].tolist() == ids.tolist()
         labels[row, : len(ids)] = torch.from_numpy(ids).long().masked_fill(~torch.from_numpy(flags), IGNORED)
-    model = random_lora(session.inputs, load_with_tower)
+    model = random_lora(session, load_with_tower)
     logits = model(**batch, use_cache=False).logits[:, :-1]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
     loss.backward()
     return loss.item(), gradients(model)
 
 
-def assert_every_mode_trains_like_the_stock_model(session: Session, random_lora: Any, stock_processor: Any) -> None:
+def assert_every_mode_trains_like_the_stock_model(session: OpenRun, random_lora: Any, stock_processor: Any) -> None:
     stock_loss, expected = stock_step(session, random_lora, stock_processor)
     assert all(gradient.abs().max() > 0 for gradient in expected.values()) and len(expected) >= 2 * 4 * 4
-    assert any(".experts." in name for name in expected) == session.inputs.run.lora.experts
-    model = random_lora(session.inputs, load_without_tower)
+    assert any(".experts." in name for name in expected) == session.run.lora.experts
+    model = random_lora(session, load_without_tower)
     for mode, joins in (("shared", False), ("packed", False), ("separate", False), ("shared", True)):
         with mock.patch.object(compile, "_joins", return_value=joins):  # which is for GPUs
             loss, found = step(model, batches(session, mode))
@@ -63,6 +62,6 @@ def test_every_mode_trains_like_the_stock_model(site, sample, random_lora, stock
     write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
     data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}
     for lora in ({}, {"experts": True}) if site.family.experts else ({},):
-        inputs = RunInputs.open(site.make_run(data=data, cache=SIZES, lora=lora))
+        inputs = open_run(site.make_run(data=data, cache=SIZES, lora=lora), TO_BUILD)
         inputs.build()
-        assert_every_mode_trains_like_the_stock_model(Session.open(inputs), random_lora, stock_processor)
+        assert_every_mode_trains_like_the_stock_model(inputs, random_lora, stock_processor)

@@ -24,8 +24,7 @@ from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_run
 from lookonce.train.model import linear_attention
 from lookonce.train.model.load import base_model, load_without_tower
 
@@ -49,7 +48,7 @@ def in_float64() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def odd_session(site, sample, tmp_path_factory) -> Session:
+def odd_session(site, sample, tmp_path_factory) -> OpenRun:
     """Questions about images whose sizes are multiples of nothing: 1 to 4 about each."""
     folder, rng = tmp_path_factory.mktemp("odd"), np.random.default_rng(0)
     turns, shown = [record.turns[0] for record in records(sample)], []
@@ -60,9 +59,9 @@ def odd_session(site, sample, tmp_path_factory) -> Session:
     write_records(folder / "records.jsonl", shown, image_root=folder)
     data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(folder)}
     caches = SIZES | {"dir": str(folder / "caches")}
-    inputs = RunInputs.open(site.make_run(data=data, cache=caches, lora={"targets": "all-linear"}))
+    inputs = open_run(site.make_run(data=data, cache=caches, lora={"targets": "all-linear"}), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def make_model(session, random_lora):
     """Models with LoRA on all linear layers, those of linear attention too."""
 
     def make(dtype: torch.dtype) -> Any:
-        model = random_lora(session.inputs, load_without_tower, dtype).to(dtype)
+        model = random_lora(session, load_without_tower, dtype).to(dtype)
         base_model(model).set_experts_implementation("eager")  # PyTorch's grouped product knows no float64
         return model
 
@@ -89,7 +88,7 @@ only_linear = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.
 
 
 @pytest.fixture(params=["sizes of the sample", "odd sizes"])
-def some_session(request, session, odd_session) -> Session:
+def some_session(request, session, odd_session) -> OpenRun:
     return odd_session if request.param == "odd sizes" else session
 
 
@@ -168,8 +167,8 @@ def test_a_question_that_was_stopped_leaves_no_state_in_the_conversation(session
     def stop(token: int) -> None:
         raise KeyboardInterrupt
 
-    answerer = Answerer(RunInputs.of_model(session.inputs.run), None)
-    image, questions = next(iter(session.inputs.images.path_of.values())), ("Is there text?", "Where?", "And now?")
+    answerer = Answerer(open_run(session.run, Needs("tests", model="open")), None)
+    image, questions = next(iter(session.images.path_of.values())), ("Is there text?", "Where?", "And now?")
     asked = [Record((image,), tuple(Turn(one, NOT_ANSWERED) for one in questions[: n + 1])) for n in range(3)]
     whole, stopped = answerer.talk(), answerer.talk()
     for record in asked:

@@ -24,8 +24,8 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
 from lookonce.families.kernels import CHUNKED, RECURRENT, RULES, in_one_row, restrict_kernels, without_kernels
 from lookonce.families.lookup import FAMILIES
+from lookonce.run.open import OpenRun
 from lookonce.selftest.passes import Outcome, Passes
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, base_model, load_without_tower
 
@@ -59,13 +59,13 @@ def backward() -> None:
 class Computation:
     """The records of the laws through a model in one precision; weights are those of bfloat16 in both."""
 
-    def __init__(self, session: Session, precision: str, random_lora: Callable[..., Any]) -> None:
+    def __init__(self, session: OpenRun, precision: str, random_lora: Callable[..., Any]) -> None:
         dtype = PRECISIONS[precision]
 
         def load(folder: Any, dtype: torch.dtype) -> Any:
             return load_without_tower(folder, torch.bfloat16).to(dtype)
 
-        model = random_lora(session.inputs, load, dtype).to(DEVICE)
+        model = random_lora(session, load, dtype).to(DEVICE)
         base_model(model).set_experts_implementation("eager")  # one way to compute experts in both precisions
         self.session, self.passes = session, Passes(model, dtype, MAX_TOKENS, DEVICE, flex=False)
 

@@ -17,7 +17,7 @@ from lookonce.cache.model.tower import Tower
 from lookonce.checks.check import check
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.workflow.train import train
 
 NUM_ASKED = 6
@@ -37,7 +37,7 @@ def trained(site, sample) -> dict[str, RunFile]:
         batch = {"mode": "shared" if name == EXPERTS else name, "tokens_per_pack": 700}
         lora, output = {"experts": name == EXPERTS}, str(site.folder / name)
         run = site.make_run(data=data, batch=batch, lora=lora, output=output)
-        inputs = RunInputs.open(run)
+        inputs = open_run(run, TO_BUILD)
         inputs.write_plan()
         inputs.build()
         train(run, notify=lambda note: None)
@@ -84,7 +84,7 @@ def test_questions_are_answered_afterwards_with_either_engine(trained):
     [answer] = Answerer.open(run.output).answer(line["images"], line["question"])
     assert answer.text == line["predicted"]
     other = run.model_copy(update={"eval": run.eval.model_copy(update={"engine": "generate"})})
-    answerer = Answerer(RunInputs.of_model(other), run.output / "adapter")
+    answerer = Answerer(open_run(other, Needs("tests", model="open")), run.output / "adapter")
     assert answerer.answer(line["images"], line["question"])[0].text == line["predicted"]
 
 
@@ -102,7 +102,7 @@ def test_a_check_finds_nothing_wrong_and_says_what_has_no_lora_weights(trained, 
 
 def test_the_fast_tower_agrees_with_the_stock_one(trained):
     """Several images of different sizes at once, and each alone with the stock tower."""
-    model_folder = RunInputs.of_model(trained["shared"]).model_folder
+    model_folder = open_run(trained["shared"], Needs("tests", model="open")).model_folder
     grids = [(1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 8, 10)]
     vision = model_folder.vision_config
     dim = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2

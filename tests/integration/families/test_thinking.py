@@ -22,7 +22,7 @@ from lookonce.errors import LookonceError, RunFolderError
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
@@ -40,7 +40,7 @@ def make_thinking(site, sample) -> Any:
         data_of_run = data | {"image_root": str(sample), "enable_thinking": thinks}
         return site.make_run(data=data_of_run, output=str(site.folder / name))
 
-    RunInputs.open(make("any", None)).build()
+    open_run(make("any", None), TO_BUILD).build()
     return make
 
 
@@ -117,7 +117,10 @@ def test_thinking_is_part_of_what_a_training_and_its_answers_are(trained, make_t
     other = make_thinking("trained", None)
     with pytest.raises(RunFolderError, match=r"data\.enable_thinking: this run None, that one False"):
         train(other, **QUIET)
-    answerers = [Answerer(RunInputs.of_model(make_thinking("any", value)), None) for value in (None, True, False)]
+    answerers = [
+        Answerer(open_run(make_thinking("any", value), Needs("tests", model="open")), None)
+        for value in (None, True, False)
+    ]
     assert len({answerer.identity() for answerer in answerers}) == 3
 
 

@@ -17,7 +17,7 @@ from lookonce.cache.store.fingerprint_notes import NOTES
 from lookonce.cache.store.manifest import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 
 pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync")
 
@@ -46,9 +46,9 @@ def run(make_run, frames, tmp_path):
 
 
 @pytest.fixture
-def built_inputs(run) -> RunInputs:
+def built_inputs(run) -> OpenRun:
     """The run's inputs, hashed and built."""
-    inputs = RunInputs.open(run)
+    inputs = open_run(run, TO_BUILD)
     inputs.build()
     return inputs
 
@@ -61,7 +61,7 @@ def no_reading(monkeypatch):
 def test_neither_images_nor_the_tower_are_read(run, frames, built_inputs, monkeypatch):
     no_reading(monkeypatch)
     monkeypatch.setattr(ModelFolder, "tower_tensors", lambda self: pytest.fail("the tower was read"))
-    inputs = RunInputs.from_cache(run)
+    inputs = open_run(run, FROM_CACHE)
     assert inputs.images.key_of == built_inputs.images.key_of
     assert inputs.identity() == built_inputs.identity()
     assert len(inputs.open_cache()) == len(NAMES)
@@ -69,7 +69,7 @@ def test_neither_images_nor_the_tower_are_read(run, frames, built_inputs, monkey
 
 def test_images_need_not_exist(run, frames, built_inputs, monkeypatch):
     shutil.rmtree(frames)
-    inputs = RunInputs.from_cache(run)
+    inputs = open_run(run, FROM_CACHE)
     assert inputs.images.key_of == built_inputs.images.key_of
     assert inputs.identity() == built_inputs.identity()
     assert len(inputs.open_cache()) == len(NAMES)
@@ -78,28 +78,28 @@ def test_images_need_not_exist(run, frames, built_inputs, monkeypatch):
 def test_without_a_recorded_fingerprint_the_tower_is_read(run, built_inputs):
     for note in (run.cache.dir / NOTES).iterdir():
         note.unlink()
-    assert RunInputs.from_cache(run).fingerprint == built_inputs.fingerprint
+    assert open_run(run, FROM_CACHE).fingerprint == built_inputs.fingerprint
 
 
 def test_of_several_processes_one_looks_at_the_cache(run, frames, built_inputs, monkeypatch):
     answers = []
-    first = RunInputs.from_cache(run, lambda function: answers.append(function()) or answers[-1])
-    monkeypatch.setattr("lookonce.run.inputs.cached_images", lambda *_: pytest.fail("looked at the cache"))
-    monkeypatch.setattr("lookonce.run.inputs.fingerprint_of", lambda *_: pytest.fail("looked at the model"))
+    first = open_run(run, FROM_CACHE, lambda function: answers.append(function()) or answers[-1])
+    monkeypatch.setattr("lookonce.run.open.cached_images", lambda *_: pytest.fail("looked at the cache"))
+    monkeypatch.setattr("lookonce.run.open.fingerprint_of", lambda *_: pytest.fail("looked at the model"))
     replies = iter(answers)
-    other = RunInputs.from_cache(run, lambda function: next(replies))
+    other = open_run(run, FROM_CACHE, lambda function: next(replies))
     assert (other.fingerprint, other.images) == (first.fingerprint, first.images)
 
 
 def test_an_edited_image_is_hashed_and_its_features_are_missing(run, frames, built_inputs, site):
     site.noise("images/b.png", 99)
     with pytest.raises(FeaturesMissing, match=r"does not know 1 of 3 images, the first being .*b\.png \(.*jsonl:2\)"):
-        RunInputs.from_cache(run)
+        open_run(run, FROM_CACHE)
 
 
 def test_an_image_that_was_only_touched_keeps_its_key(run, frames, built_inputs):
     os.utime(frames / "b.png", (time.time() - 30,) * 2)
-    inputs = RunInputs.from_cache(run)
+    inputs = open_run(run, FROM_CACHE)
     assert inputs.images.key_of == built_inputs.images.key_of
 
 
@@ -109,7 +109,7 @@ def test_an_image_that_the_plan_does_not_know_is_an_error(run, frames, built_inp
     for number, name in enumerate(("new.png", "newer.png") if exists else ()):
         site.noise(f"images/{name}", 50 + number)
     with pytest.raises(FeaturesMissing) as caught:
-        RunInputs.from_cache(run)
+        open_run(run, FROM_CACHE)
     expected = f"does not know 2 of 5 images, the first being {frames / 'new.png'} ({tmp_path / 'records.jsonl'}:4)"
     gone = "" if exists else "there is no such file either; correct the records or `data.image_root`, then "
     assert f"{expected}; {gone}run: lookonce cache build RUN.yaml" in str(caught.value)
@@ -117,12 +117,12 @@ def test_an_image_that_the_plan_does_not_know_is_an_error(run, frames, built_inp
 
 def test_without_a_cache_the_error_says_how_to_build_it(run):
     with pytest.raises(CacheError, match="no cache in .*; build it with: lookonce cache build"):
-        RunInputs.from_cache(run)
+        open_run(run, FROM_CACHE)
 
 
 def test_a_cache_of_other_settings_is_named_with_the_difference(make_run, run, built_inputs):
     with pytest.raises(CacheMismatch, match="dtype"):
-        RunInputs.from_cache(make_run(data=run.data.model_dump(), cache={"dtype": "bfloat16"}))
+        open_run(make_run(data=run.data.model_dump(), cache={"dtype": "bfloat16"}), FROM_CACHE)
 
 
 def test_after_a_move_images_are_hashed_until_a_build_records_the_files(run, frames, built_inputs, make_run, tmp_path):
@@ -130,13 +130,13 @@ def test_after_a_move_images_are_hashed_until_a_build_records_the_files(run, fra
     frames.parent.joinpath("moved").mkdir()
     frames.rename(moved / "images")
     again = make_run(data=run.data.model_dump() | {"image_root": str(moved)})
-    found = RunInputs.from_cache(again)
+    found = open_run(again, FROM_CACHE)
     assert list(found.images.key_of.values()) == list(built_inputs.images.key_of.values())
     [note] = found.notes
     assert note.startswith("3 images hashed, because the cache's plan does not name the files")
-    assert RunInputs.open(again).build().num_encoded == 0
+    assert open_run(again, TO_BUILD).build().num_encoded == 0
     shutil.rmtree(moved)
-    inputs = RunInputs.from_cache(again)
+    inputs = open_run(again, FROM_CACHE)
     assert list(inputs.images.key_of.values()) == list(built_inputs.images.key_of.values())
     assert len(read_plan(inputs.cache_folder).shards) == 1
 
@@ -144,10 +144,10 @@ def test_after_a_move_images_are_hashed_until_a_build_records_the_files(run, fra
 def test_a_build_records_the_stamp_of_a_touched_file_once(run, frames, built_inputs, monkeypatch):
     os.utime(frames / "b.png", (time.time() - 30,) * 2)
     for _ in range(2):
-        RunInputs.open(run).build()
+        open_run(run, TO_BUILD).build()
     assert read_plan(built_inputs.cache_folder).num_files == 2
     no_reading(monkeypatch)
-    assert RunInputs.from_cache(run).images.key_of == built_inputs.images.key_of
+    assert open_run(run, FROM_CACHE).images.key_of == built_inputs.images.key_of
 
 
 @pytest.mark.parametrize("how", ["cp -a", "chmod"])
@@ -162,12 +162,12 @@ def test_a_copied_tree_is_hashed_once_more_and_a_build_records_it(run, frames, b
         shutil.rmtree(frames)
         frames.with_name("copy").rename(frames)
     assert before == {path.name: path.stat().st_mtime_ns for path in frames.iterdir()}
-    inputs = RunInputs.from_cache(run)
+    inputs = open_run(run, FROM_CACHE)
     assert inputs.images.key_of == built_inputs.images.key_of
     assert inputs.notes[0].startswith("3 images hashed, because the cache's plan does not name the files or they have")
-    assert RunInputs.open(run).build().num_encoded == 0
+    assert open_run(run, TO_BUILD).build().num_encoded == 0
     no_reading(monkeypatch)
-    assert RunInputs.from_cache(run).notes == ()
+    assert open_run(run, FROM_CACHE).notes == ()
 
 
 def test_an_edit_that_keeps_size_and_modification_time_is_noticed(run, frames, built_inputs):
@@ -178,20 +178,20 @@ def test_an_edit_that_keeps_size_and_modification_time_is_noticed(run, frames, b
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     with pytest.raises(FeaturesMissing, match="does not know 1 of 3 images, the first being .*a.png"):
-        RunInputs.from_cache(run)
+        open_run(run, FROM_CACHE)
 
 
 def test_of_a_file_with_several_contents_the_last_counts(run, frames, built_inputs, site):
     for seed in (99, 1, 98):
         site.noise("images/b.png", seed)
-        inputs = RunInputs.open(run)
+        inputs = open_run(run, TO_BUILD)
         inputs.build()
     shutil.rmtree(frames)
-    assert RunInputs.from_cache(run).images.key_of == inputs.images.key_of
+    assert open_run(run, FROM_CACHE).images.key_of == inputs.images.key_of
 
 
 def test_a_staged_copy_is_read(run, frames, built_inputs, tmp_path, make_run):
     stage(built_inputs.cache_folder, tmp_path / "stage")
     shutil.rmtree(frames)
     staged = make_run(data=run.data.model_dump(), cache={"stage": str(tmp_path / "stage")})
-    assert (tmp_path / "stage") in RunInputs.from_cache(staged).open_cache().folder.parents
+    assert (tmp_path / "stage") in open_run(staged, FROM_CACHE).open_cache().folder.parents

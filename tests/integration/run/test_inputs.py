@@ -15,7 +15,7 @@ from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.store.manifest import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import FeaturesMissing
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, open_run
 
 pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync")
 
@@ -54,10 +54,10 @@ def run(make_run, frames, tmp_path):
 
 def test_a_run_opens_its_cache_only_if_it_holds_all_images(make_run, sample):
     val = str(sample / "val.jsonl")
-    few = RunInputs.open(make_run(data={"train": val, "val": val, "test": val}))
+    few = open_run(make_run(data={"train": val, "val": val, "test": val}), TO_BUILD)
     report = few.build()
     assert report.num_encoded == few.images.num_distinct == len(few.open_cache())
-    everything = RunInputs.open(make_run())
+    everything = open_run(make_run(), TO_BUILD)
     [first, *_] = everything.records["train"]
     with pytest.raises(FeaturesMissing) as caught:
         everything.open_cache()
@@ -77,7 +77,7 @@ def test_a_run_opens_its_cache_only_if_it_holds_all_images(make_run, sample):
 def test_a_run_with_a_bad_image_names_record_and_reason(make_run, frames, tmp_path, write, reason):
     write(tmp_path / "bad.jpg")
     write_records(tmp_path / "bad.jsonl", ["1.png", "bad.jpg"])
-    inputs = RunInputs.open(make_run(data={"train": str(tmp_path / "bad.jsonl"), "val": [], "test": []}))
+    inputs = open_run(make_run(data={"train": str(tmp_path / "bad.jsonl"), "val": [], "test": []}), TO_BUILD)
     inputs.build()
     with pytest.raises(FeaturesMissing, match=rf"bad\.jpg \(.*bad\.jsonl:2\): it is quarantined \(.*{reason}"):
         inputs.open_cache()
@@ -87,7 +87,7 @@ def test_a_run_with_a_bad_image_names_record_and_reason(make_run, frames, tmp_pa
 
 
 def test_a_written_plan_names_every_file_once_and_writing_it_again_changes_nothing(run, frames, tmp_path):
-    inputs = RunInputs.open(run)
+    inputs = open_run(run, TO_BUILD)
     for _ in range(2):
         inputs.write_plan()
         files = [file for image in read_plan(inputs.cache_folder).images() for file in image.files]
@@ -97,12 +97,12 @@ def test_a_written_plan_names_every_file_once_and_writing_it_again_changes_nothi
 
 
 def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypatch):
-    hashed = RunInputs.open(run)
+    hashed = open_run(run, TO_BUILD)
     hashed.write_plan()
     for name in ("_read_file", "_read_archive"):
         monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
     monkeypatch.setattr(images_module, "_look_at_all", lambda *_: pytest.fail("images were hashed"))
-    trusting = RunInputs.open(run, trust_plan=True)
+    trusting = open_run(run, TO_BUILD_BY_PLAN)
     assert trusting.images.key_of == hashed.images.key_of
     assert list(trusting.images.path_of) == list(hashed.images.path_of)
     assert trusting.identity() == hashed.identity()
@@ -110,32 +110,32 @@ def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypa
 
 
 def test_a_build_that_trusts_the_plan_makes_the_same_cache(run, tmp_path):
-    RunInputs.open(run).write_plan()
-    report = RunInputs.open(run, trust_plan=True).build(worker=(1, 4))
+    open_run(run, TO_BUILD).write_plan()
+    report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(1, 4))
     assert (report.num_encoded, report.num_wanted, report.num_missing) == (NUM_IMAGES, NUM_IMAGES, 0)
-    assert len(RunInputs.open(run).open_cache()) == NUM_IMAGES
-    assert RunInputs.open(run).build().num_encoded == 0
+    assert len(open_run(run, TO_BUILD).open_cache()) == NUM_IMAGES
+    assert open_run(run, TO_BUILD).build().num_encoded == 0
 
 
 def test_only_files_that_the_plan_lacks_are_hashed(run, tmp_path, monkeypatch):
-    assert RunInputs.open(run, trust_plan=True).images == RunInputs.open(run).images
-    RunInputs.open(run).write_plan()
+    assert open_run(run, TO_BUILD_BY_PLAN).images == open_run(run, TO_BUILD).images
+    open_run(run, TO_BUILD).write_plan()
     save_noise(tmp_path / "new.png", 100)
     write_records(tmp_path / "records.jsonl", ["0.png", "new.png", "gone.png"])
-    hashed, read, look = RunInputs.open(run).images, [], images_module._look_at_all
+    hashed, read, look = open_run(run, TO_BUILD).images, [], images_module._look_at_all
     monkeypatch.setattr(images_module, "_look_at_all", lambda paths: read.extend(paths) or look(paths))
-    trusting = RunInputs.open(run, trust_plan=True).images
+    trusting = open_run(run, TO_BUILD_BY_PLAN).images
     assert sorted(path.name for path in read) == ["gone.png", "new.png"]
     assert (trusting.key_of, trusting.path_of) == (hashed.key_of, hashed.path_of)
     assert trusting.unusable == hashed.unusable and trusting.unusable
 
 
 def test_an_image_deleted_after_planning_is_reported_and_tried_again_by_the_next_build(run, frames):
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     gone, content, age = frames[1], frames[1].read_bytes(), frames[1].stat().st_mtime
     gone.unlink()
     for _ in range(2):
-        trusting = RunInputs.open(run, trust_plan=True)
+        trusting = open_run(run, TO_BUILD_BY_PLAN)
         report = trusting.build()
         [(name, reason)] = report.quarantined.items()
         assert name == str(gone) and "No such file" in reason
@@ -144,36 +144,36 @@ def test_an_image_deleted_after_planning_is_reported_and_tried_again_by_the_next
             trusting.open_cache()
     gone.write_bytes(content)
     os.utime(gone, (age, age))
-    report = RunInputs.open(run, trust_plan=True).build()
+    report = open_run(run, TO_BUILD_BY_PLAN).build()
     assert (report.num_encoded, report.quarantined) == (1, {})
-    assert len(RunInputs.open(run, trust_plan=True).open_cache()) == NUM_IMAGES
+    assert len(open_run(run, TO_BUILD_BY_PLAN).open_cache()) == NUM_IMAGES
 
 
 @pytest.mark.parametrize("when", ["before its shard is made", "after its shard was made"])
 @pytest.mark.parametrize("age", [0, 3600])
 def test_an_image_edited_after_planning_is_never_counted_as_done(run, frames, when, age):
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     if when == "after its shard was made":
-        RunInputs.open(run, trust_plan=True).build(worker=(0, 2))
+        open_run(run, TO_BUILD_BY_PLAN).build(worker=(0, 2))
     save_noise(frames[1], 1000)
     os.utime(frames[1], (frames[1].stat().st_mtime - age,) * 2)
-    report = RunInputs.open(run, trust_plan=True).build(worker=(0, 2))
+    report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(0, 2))
     assert (report.num_missing, report.num_wanted, report.quarantined) == (0, NUM_IMAGES, {})
-    assert frames[1] in RunInputs.open(run, trust_plan=True).images.key_of
-    assert RunInputs.open(run).build().num_encoded == 0
-    assert len(read_plan(RunInputs.open(run).cache_folder).shards) == 2
+    assert frames[1] in open_run(run, TO_BUILD_BY_PLAN).images.key_of
+    assert open_run(run, TO_BUILD).build().num_encoded == 0
+    assert len(read_plan(open_run(run, TO_BUILD).cache_folder).shards) == 2
 
 
 def test_images_tried_again_are_cut_into_shards_and_tower_batches_by_their_size(run, frames):
-    RunInputs.open(run).write_plan()
-    planned = {image.key: image.num_tokens for image in read_plan(RunInputs.open(run).cache_folder).images()}
+    open_run(run, TO_BUILD).write_plan()
+    planned = {image.key: image.num_tokens for image in read_plan(open_run(run, TO_BUILD).cache_folder).images()}
     content = {path: path.read_bytes() for path in frames}
     for path in frames[:3]:
         path.unlink()
-    RunInputs.open(run, trust_plan=True).build()
+    open_run(run, TO_BUILD_BY_PLAN).build()
     for path in frames[:3]:
         path.write_bytes(content[path])
-    inputs = RunInputs.open(run, trust_plan=True)
+    inputs = open_run(run, TO_BUILD_BY_PLAN)
     inputs.build()
     assert {image.key: image.num_tokens for image in read_plan(inputs.cache_folder).images()} == planned
 
@@ -189,7 +189,7 @@ def staged_run(make_run, run, tmp_path, monkeypatch):
 
 
 def test_a_staged_copy_is_read_if_it_holds_all_images(staged_run, tmp_path):
-    inputs = RunInputs.open(staged_run)
+    inputs = open_run(staged_run, TO_BUILD)
     folder = inputs.build().folder
     assert inputs.open_cache().folder == folder
     stage(folder, tmp_path / "local")
@@ -199,12 +199,12 @@ def test_a_staged_copy_is_read_if_it_holds_all_images(staged_run, tmp_path):
 
 
 def test_a_staged_copy_that_lacks_an_image_or_is_damaged_is_not_used(staged_run, tmp_path):
-    inputs = RunInputs.open(staged_run)
+    inputs = open_run(staged_run, TO_BUILD)
     folder = inputs.build().folder
     stage(folder, tmp_path / "local")
     save_noise(tmp_path / "new.png", 100)
     write_records(tmp_path / "records.jsonl", ["0.png", "new.png"])
-    more = RunInputs.open(staged_run)
+    more = open_run(staged_run, TO_BUILD)
     more.build()
     assert more.open_cache().folder == folder
     [shard] = (tmp_path / "local").rglob("shard-*.safetensors")
@@ -214,22 +214,22 @@ def test_a_staged_copy_that_lacks_an_image_or_is_damaged_is_not_used(staged_run,
 
 def test_a_variable_that_is_not_set_means_no_staged_copy(make_run, run, monkeypatch):
     monkeypatch.delenv("NODE_DISK", raising=False)
-    inputs = RunInputs.open(make_run(data=run.data.model_dump(), cache={"stage": "$NODE_DISK/caches"}))
+    inputs = open_run(make_run(data=run.data.model_dump(), cache={"stage": "$NODE_DISK/caches"}), TO_BUILD)
     inputs.build()
     assert inputs.open_cache().folder == inputs.cache_folder
 
 
 def test_workers_do_not_plan_again_what_could_not_be_read(run, frames):
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     frames[1].unlink()
     for number in range(3):
-        report = RunInputs.open(run, trust_plan=True).build(worker=(number, 3))
+        report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(number, 3))
         assert len(report.quarantined) == 1 and report.num_missing == 0
-    assert len(read_plan(RunInputs.open(run).cache_folder).shards) == 1
+    assert len(read_plan(open_run(run, TO_BUILD).cache_folder).shards) == 1
 
 
 def test_an_image_with_two_files_is_encoded_from_either(run, frames):
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     frames[0].unlink()  # copy.png has its bytes
-    report = RunInputs.open(run, trust_plan=True).build(worker=(0, 1))
+    report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(0, 1))
     assert (list(report.quarantined), report.num_encoded) == ([str(frames[0])], NUM_IMAGES)

@@ -12,7 +12,7 @@ import pytest
 from lookonce.claim_file import Process
 from lookonce.files import write_json
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.progress_file import Progress
 from lookonce.status.report import State
 from lookonce.status.status import RunStatus
@@ -46,7 +46,7 @@ class Site:
     num_steps: int = NUM_STEPS
 
     def plan(self) -> None:
-        RunInputs.open(self.run).write_plan()
+        open_run(self.run, TO_BUILD).write_plan()
 
     def cache(self) -> None:
         others = shutil.ignore_patterns("user-*")  # tests that use the cache now

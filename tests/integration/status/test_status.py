@@ -15,7 +15,7 @@ from lookonce.datasets.records import read_records, write_records
 from lookonce.errors import RunFolderError
 from lookonce.eval.run import evaluate_run
 from lookonce.files import write_json
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.status.status import next_command
 
 
@@ -192,7 +192,7 @@ def test_without_a_plan_no_image_is_read(site, monkeypatch):
 def test_an_image_that_cannot_be_encoded_is_reported_and_not_missing(site):
     path = sorted((site.folder / "data" / "images").iterdir())[0]
     path.write_bytes(b"no image")
-    RunInputs.open(site.run).build()
+    open_run(site.run, TO_BUILD).build()
     state = site.read()
     assert state.missing() == ["train", "eval"]
     [note] = state.notes

@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from lookonce.datasets.curriculum.context import as_shown
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.scores.prediction import read_predictions
-from lookonce.run.contexts.training import in_context
 from lookonce.run.folder import RunFolder
-from lookonce.run.records import HELD_OUT, open_records
+from lookonce.run.records import HELD_OUT, in_context, open_records
 
 CONTEXT = {"by": "stage", "order": [1, 2, 3]}
 ARMS = {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.study.expand import expand
 from lookonce.study.file import read_study
 from lookonce.study.plan import plan_study
 from lookonce.study.workload import measure
 from lookonce.train.data.sampler import Sampler
-from lookonce.train.loop.session import Session
 
 STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
 CONTEXT = {"data.stage_map": STAGE_MAP, "data.context": {"by": "stage", "order": [1, 2, 3]}}
@@ -30,7 +29,7 @@ ARMS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own
 def test_the_counts_are_those_of_the_training_itself(make_cached_run, root, monkeypatch, changes):
     monkeypatch.chdir(root)
     run = make_cached_run(train={"steps": None, "epochs": 1}, **changes)
-    session = Session.open(RunInputs.from_cache(run))
+    session = open_run(run, FROM_CACHE)
     examples, _ = session.examples("train")
     sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, run.batch, run.train.seed)
     found = measure(run)

@@ -11,12 +11,11 @@ import torch
 
 from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.sampler import Sampler
-from lookonce.train.loop.session import Session
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.cuda_graphs import MIN_TARGETS, CapturedPasses, padded_num_targets, shape_of_batch
@@ -28,7 +27,7 @@ CPU = torch.device("cpu")
 class Passes:
     """A model's forward and backward passes, launched directly or as if replayed: on the tensors of the capture."""
 
-    def __init__(self, session: Session, model: Any) -> None:
+    def __init__(self, session: OpenRun, model: Any) -> None:
         self.model = model
         self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.mask = PackMask(2048, CPU)
@@ -57,27 +56,27 @@ class Passes:
 
 
 @pytest.fixture(scope="module")
-def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> Session:
+def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     data = {"train": str(sample / "test.jsonl"), "val": [], "test": []}
     lora = {"modules_to_save": ["embed_tokens"]}
     folder = tmp_path_factory.mktemp("cuda_graphs")
-    inputs = RunInputs.open(make_run_in(folder, data=data, cache={"min_pixels": 1}, lora=lora))
+    inputs = open_run(make_run_in(folder, data=data, cache={"min_pixels": 1}, lora=lora), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs
 
 
 @pytest.fixture(scope="module")
-def passes(session: Session, random_lora: Callable[..., Any]) -> Iterator[Passes]:
-    passes = Passes(session, random_lora(session.inputs))
+def passes(session: OpenRun, random_lora: Callable[..., Any]) -> Iterator[Passes]:
+    passes = Passes(session, random_lora(session))
     with training_on_packs(passes.model, compiled=False):
         yield passes
 
 
-def steps(session: Session, **batch: object) -> list[list[Batch]]:
+def steps(session: OpenRun, **batch: object) -> list[list[Batch]]:
     options = BatchSection(**{"tokens_per_pack": 700} | batch)
     examples, _ = session.examples("train")
     sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, options, seed=1)
-    batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.collator.source, CPU, pads_to_blocks=True)
+    batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.features, CPU, pads_to_blocks=True)
     return [[batch_maker.batch(micro_batch) for micro_batch in step] for step in sampler.epoch(0)]
 
 

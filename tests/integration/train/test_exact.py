@@ -12,13 +12,12 @@ from PIL import Image
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.collate_rows import IGNORED, RowCollator
 from lookonce.train.data.features import Batch, Pixels
 from lookonce.train.data.tokenize import to_messages
-from lookonce.train.loop.session import Session
 from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower
 from lookonce.train.model.loss import LOSS_KEYS, weighted_loss
 
@@ -74,12 +73,12 @@ def mixed_records(sample: Path) -> list[Record]:
 
 
 @pytest.fixture
-def session(sample, make_run, tmp_path) -> Session:
+def session(sample, make_run, tmp_path) -> OpenRun:
     write_records(tmp_path / "mixed.jsonl", mixed_records(sample), image_root=sample)
     data = {"train": str(tmp_path / "mixed.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    inputs = RunInputs.open(make_run(data=data, lora={"modules_to_save": ["embed_tokens"]}, cache=PIXELS))
+    inputs = open_run(make_run(data=data, lora={"modules_to_save": ["embed_tokens"]}, cache=PIXELS), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -95,9 +94,9 @@ def through_lookonce(model: Any, batch: Batch) -> Outcome:
     return Outcome(logits[chosen].detach(), loss.detach(), gradients(model))
 
 
-def through_stock(model: Any, processor: Any, session: Session) -> Outcome:
+def through_stock(model: Any, processor: Any, session: OpenRun) -> Outcome:
     """Use only transformers' own code: processor, padding, pixels, tower, full logits, shifted cross-entropy."""
-    records = session.inputs.records["train"]
+    records = session.records["train"]
     processor.image_processor.size = {"shortest_edge": 1, "longest_edge": MAX_PIXELS}
     texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in records]
     images = [open_image(path) for record in records for path in record.images]
@@ -114,32 +113,32 @@ def through_stock(model: Any, processor: Any, session: Session) -> Outcome:
 
 
 def test_cached_equals_the_stock_model_with_its_tower_and_pixels(session, sample, stock_processor, random_lora):
-    batch = session.collator(session.examples("train")[0])
-    found = through_lookonce(random_lora(session.inputs, load_without_tower), batch)
-    expected = through_stock(random_lora(session.inputs, load_with_tower), stock_processor(sample / "model"), session)
+    batch = session.row_collator()(session.examples("train")[0])
+    found = through_lookonce(random_lora(session, load_without_tower), batch)
+    expected = through_stock(random_lora(session, load_with_tower), stock_processor(sample / "model"), session)
     assert len({tuple(grid) for grid in batch["image_grid_thw"].tolist()}) >= NUM_SIZES - 1  # two have one shape
     assert any("embed_tokens" in name for name in expected.gradients)
     assert_equal(found, expected)
 
 
 def test_our_collator_with_pixels_equals_the_stock_processor(session, sample, stock_processor, random_lora):
-    pixels = Pixels(session.inputs.processor, session.inputs.images.path_of)
-    collator = RowCollator(pixels, session.collator.image_token_id, session.collator.pad_token_id)
-    found = through_lookonce(random_lora(session.inputs, load_with_tower), collator(session.examples("train")[0]))
-    expected = through_stock(random_lora(session.inputs, load_with_tower), stock_processor(sample / "model"), session)
+    pixels = Pixels(session.processor, session.images.path_of)
+    collator = RowCollator(pixels, session.row_collator().image_token_id, session.row_collator().pad_token_id)
+    found = through_lookonce(random_lora(session, load_with_tower), collator(session.examples("train")[0]))
+    expected = through_stock(random_lora(session, load_with_tower), stock_processor(sample / "model"), session)
     assert_equal(found, expected)
 
 
 def test_a_step_cut_into_forward_passes_has_the_same_gradient(session, random_lora):
     examples, _ = session.examples("train")
-    expected = through_lookonce(random_lora(session.inputs, load_without_tower), session.collator(examples))
+    expected = through_lookonce(random_lora(session, load_without_tower), session.row_collator()(examples))
     options = BatchSection(mode="separate", samples_per_step=len(examples), samples_per_forward=2)
     batch_maker = BatchMaker.of(
-        examples, session.chat_tokenizer, session.collator.source, options, torch.device("cpu"), seed=0
+        examples, session.chat_tokenizer, session.features, options, torch.device("cpu"), seed=0
     )
     [step] = batch_maker.sampler.epoch(0)
     assert len(step) == 4
-    cut = random_lora(session.inputs, load_without_tower)
+    cut = random_lora(session, load_without_tower)
     losses = [through_lookonce(cut, batch_maker.batch(micro_batch)).loss for micro_batch in step]
     assert distance(torch.stack(losses).sum(), expected.loss) < TOLERANCE
     for name, gradient in gradients(cut).items():
@@ -150,9 +149,9 @@ def test_a_step_cut_into_forward_passes_has_the_same_gradient(session, random_lo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_in_bfloat16_on_a_gpu_cached_differs_from_stock_no_more_than_bfloat16_does(make_run, session, random_lora):
     """The yardstick is the distance of stock training in bfloat16 from stock training in float32."""
-    inputs = RunInputs.open(make_run(data=session.inputs.run.data.model_dump(), cache=PIXELS | {"dtype": "bfloat16"}))
+    inputs = open_run(make_run(data=session.run.data.model_dump(), cache=PIXELS | {"dtype": "bfloat16"}), TO_BUILD)
     inputs.build()
-    cached = Session.open(inputs)
+    cached = inputs
     pixels = RowCollator(
         Pixels(inputs.processor, inputs.images.path_of), cached.collator.image_token_id, cached.collator.pad_token_id
     )

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lookonce.errors import CacheError
-from lookonce.run.inputs import RunInputs
 from lookonce.run.log_file import read_curves
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.startup import OTHER
 from lookonce.workflow.train import train
 
@@ -73,6 +73,6 @@ def test_a_run_keeps_its_curves_its_best_validation_loss_and_the_seconds_of_its_
 def test_rounded_features_in_a_float32_training_are_reported(make_run):
     notes: list[str] = []
     run = make_run(train={"steps": 1}, cache={"dtype": "bfloat16"})
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     train(run, notify=notes.append)
     assert any("stored in bfloat16" in note for note in notes)

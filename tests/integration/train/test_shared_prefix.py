@@ -18,11 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import BLOCK
-from lookonce.train.loop.session import Session
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.loss import forward_loss
@@ -77,16 +76,16 @@ def records(sample: Path) -> list[Record]:
 @pytest.fixture(scope="module")
 def make_session(
     sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Session]:
+) -> Callable[..., OpenRun]:
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
-    def make(model: Path = sample / "model", **changes: Any) -> Session:
+    def make(model: Path = sample / "model", **changes: Any) -> OpenRun:
         data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)} | changes
         lora = {"modules_to_save": ["embed_tokens"]}
-        inputs = RunInputs.open(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora))
+        inputs = open_run(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora), TO_BUILD)
         inputs.build()
-        return Session.open(RunInputs.from_cache(inputs.run))
+        return OpenRun.open(open_run(inputs.run, FROM_CACHE))
 
     return make
 
@@ -108,13 +107,13 @@ def model_without_deepstack(sample: Path, tmp_path_factory: pytest.TempPathFacto
 class Bench:
     """A model whose weights never change, and the losses and gradients of its steps."""
 
-    def __init__(self, session: Session, model: Any) -> None:
+    def __init__(self, session: OpenRun, model: Any) -> None:
         self.session, self.model, self.examples = session, model, session.examples("train")[0]
         self.expected = cache(self.separate)
 
     def batch_maker(self, **batch: Any) -> BatchMaker:
         session, options = self.session, BatchSection(**batch)
-        return BatchMaker.of(self.examples, session.chat_tokenizer, session.collator.source, options, CPU, seed=3)
+        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3)
 
     def separate(self, **batch: Any) -> list[Step]:
         """Steps in which every question is a padded row."""
@@ -142,9 +141,9 @@ def _backward(loss: torch.Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def bench(make_session: Callable[..., Session], random_lora: Callable[..., Any]) -> Bench:
+def bench(make_session: Callable[..., OpenRun], random_lora: Callable[..., Any]) -> Bench:
     session = make_session()
-    return Bench(session, random_lora(session.inputs))
+    return Bench(session, random_lora(session))
 
 
 @pytest.mark.parametrize("loss", ["token", "sample"])
@@ -179,7 +178,7 @@ def test_all_modes_train_on_the_same_steps(bench, questions_per_image):
 
 def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_without_deepstack):
     session = make_session(model_without_deepstack)
-    bench = Bench(session, random_lora(session.inputs))
+    bench = Bench(session, random_lora(session))
     assert bench.session.cache.fingerprint.num_levels == 1
     [found] = bench.steps(bench.batch_maker(samples_per_step=ALL))
     assert_same(found, bench.expected(samples_per_step=ALL)[0])
@@ -189,7 +188,7 @@ def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_wit
 def test_prefixes_of_several_levels_are_exact(make_session, random_lora, form):
     """An image, then answers of stage 0, then of stage 1, then a question of stage 2."""
     session = make_session(context={"by": "stage", "order": [0, 1, 2], "form": form})
-    bench = Bench(session, random_lora(session.inputs))
+    bench = Bench(session, random_lora(session))
     batch_maker = bench.batch_maker(samples_per_step=ALL)
     [shared] = [group.shared_tokens for group in batch_maker.sampler.groups if len(group.examples) > 10]
     assert len({number for number in shared if number > 20}) > 1
@@ -219,8 +218,8 @@ def test_padding_a_pack_changes_nothing(bench):
 def test_a_pack_has_each_image_once_per_system_text(bench):
     [[micro_batch]] = bench.batch_maker(samples_per_step=ALL).sampler.epoch(0)
     batch = bench.batch_maker(samples_per_step=ALL).batch(micro_batch)
-    key_of = bench.session.inputs.key_of
-    prefixes = {(tuple(map(key_of, record.images)), record.system) for record in bench.session.inputs.records["train"]}
+    key_of = bench.session.key_of
+    prefixes = {(tuple(map(key_of, record.images)), record.system) for record in bench.session.records["train"]}
     assert len(batch["image_grid_thw"]) == sum(len(keys) for keys, _ in prefixes)
     assert batch["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in bench.examples)
 

@@ -22,7 +22,7 @@ from support.trainings import COMPILED_ON_GPU
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.selftest.questions import stock_rows
@@ -30,7 +30,6 @@ from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
@@ -49,25 +48,25 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def sessions(
     sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory
-) -> list[Session]:
+) -> list[OpenRun]:
     """Two sessions with the same model and questions: images of up to one block of tokens, and of more than two."""
     folder = tmp_path_factory.mktemp("caches")
 
-    def make(**sizes: int) -> Session:
+    def make(**sizes: int) -> OpenRun:
         data = {"train": str(sample / "train.jsonl"), "val": [], "test": []}
-        inputs = RunInputs.open(make_run_in(folder, data=data, cache={"dtype": "bfloat16"} | sizes))
+        inputs = open_run(make_run_in(folder, data=data, cache={"dtype": "bfloat16"} | sizes), TO_BUILD)
         inputs.build()
-        return Session.open(inputs)
+        return inputs
 
     return [make(min_pixels=1, max_pixels=120_000), make(min_pixels=300_000, max_pixels=400_000)]
 
 
 @pytest.fixture(scope="module")
-def session(sessions: list[Session]) -> Session:
+def session(sessions: list[OpenRun]) -> OpenRun:
     return sessions[0]
 
 
-def packs(sessions: list[Session]) -> Iterator[tuple[BatchMaker, MicroBatch]]:
+def packs(sessions: list[OpenRun]) -> Iterator[tuple[BatchMaker, MicroBatch]]:
     """Random packs: few and many questions, few and many images, small and large, from nearly empty to full."""
     rng = random.Random(0)
     of_sessions = [(session, session.examples("train")[0]) for session in sessions]
@@ -78,7 +77,7 @@ def packs(sessions: list[Session]) -> Iterator[tuple[BatchMaker, MicroBatch]]:
             tokens_per_pack=rng.choice(LIMITS),
         )
         sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, options, seed)
-        batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.collator.source, DEVICE, pads_to_blocks=True)
+        batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.features, DEVICE, pads_to_blocks=True)
         yield batch_maker, rng.choice(next(sampler.epoch(0)))
 
 
@@ -90,9 +89,9 @@ def load_rounded(model_folder: ModelFolder, dtype: torch.dtype) -> Any:
 class Computation(Passes):
     """Computes packs in one precision: bfloat16 as in training, or float32."""
 
-    def __init__(self, session: Session, precision: str, random_lora: Callable[..., Any]) -> None:
+    def __init__(self, session: OpenRun, precision: str, random_lora: Callable[..., Any]) -> None:
         dtype = PRECISIONS[precision]
-        super().__init__(random_lora(session.inputs, load_rounded, dtype).to(DEVICE), dtype, max(LIMITS), DEVICE)
+        super().__init__(random_lora(session, load_rounded, dtype).to(DEVICE), dtype, max(LIMITS), DEVICE)
 
     def shared(self, batch_maker: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """The pack as in training."""
@@ -132,7 +131,7 @@ class Measured:
 
 @pytest.fixture(scope="module")
 def measured(
-    sessions: list[Session], session: Session, random_lora: Callable[..., Any], exact_float32: None
+    sessions: list[OpenRun], session: OpenRun, random_lora: Callable[..., Any], exact_float32: None
 ) -> list[Measured]:
     """All packs, small and large images in turn."""
     rounded, exact = (Computation(session, precision, random_lora) for precision in ("bf16", "fp32"))
@@ -194,9 +193,9 @@ def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, rando
 
 
 def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_state(sessions, session, random_lora):
-    run = session.inputs.run
+    run = session.run
     run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.3})})
-    session = replace(session, inputs=replace(session.inputs, run=run))
+    session = replace(session, inputs=replace(session, run=run))
     rounded = Computation(session, "bf16", random_lora)
     rounded.model.train()
     captured = rounded.captured(session.chat_tokenizer.merge_size)

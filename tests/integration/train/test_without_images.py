@@ -10,7 +10,7 @@ import pytest
 
 from lookonce.errors import ImageError
 from lookonce.eval.run import evaluate_run
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.loop.metrics_log import MetricsLog
 from lookonce.workflow.train import train
 
@@ -34,7 +34,7 @@ def run(trainings, make_run, sample, tmp_path):
         copy(sample / name, tmp_path / name)
     moved = replace(trainings, sample=tmp_path, folder=tmp_path)
     run = make_run(**moved.options("shared"))
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     shutil.rmtree(tmp_path / "images")
     return run
 

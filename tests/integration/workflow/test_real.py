@@ -11,8 +11,7 @@ from lookonce.bench.step_time import bench_step
 from lookonce.bench.variants import find_variants
 from lookonce.datasets.sample.model import write_model
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.workflow.train import train
 
 NUM_STEPS, NUM_MEASURED = 12, 3
@@ -28,10 +27,10 @@ def run(real_records: Path, real_processor: Path, make_run, tmp_path: Path) -> R
 
 
 def test_eight_real_frames_with_56_questions_are_cached_and_trained_on(run):
-    inputs = RunInputs.open(run)
+    inputs = open_run(run, TO_BUILD)
     report = inputs.build()
     assert (report.num_encoded, report.num_wanted) == (8, 8) and not report.quarantined
-    assert Session.open(inputs).chat_tokenizer.tokenizer.vocab_size > 150_000
+    assert inputs.chat_tokenizer.tokenizer.vocab_size > 150_000
     summary = train(run, notify=lambda note: None)
     assert summary.num_samples == NUM_STEPS * run.batch.samples_per_step
     losses = [json.loads(line).get("loss") for line in (run.output / "log.jsonl").read_text().splitlines()]
@@ -41,9 +40,9 @@ def test_eight_real_frames_with_56_questions_are_cached_and_trained_on(run):
 
 
 def test_steps_have_equal_losses_with_the_tower_and_from_the_cache_in_every_mode(run):
-    inputs = RunInputs.open(run)
+    inputs = open_run(run, TO_BUILD)
     inputs.build()
-    session = Session.open(inputs)
+    session = inputs
     variants = find_variants(["tower", "packed", "cached", "shared"])
     *_, report = bench_step(session, session.examples("train")[0], variants, NUM_MEASURED)
     expected, *others = (measured.losses for measured in report.measured)

@@ -15,7 +15,7 @@ from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.workflow.train import train
 
 MODES = ("shared", "packed", "separate")
@@ -32,7 +32,7 @@ def start(make_run: Callable[..., RunFile], tmp_path: Path) -> Callable[..., Run
         data = {"train": str(tmp_path / "train.jsonl"), "val": str(tmp_path / "val.jsonl"), "test": []}
         batch = {"samples_per_step": len(records), "mode": mode, "tokens_per_pack": 2000}
         run = make_run(data=data, train={"steps": 1}, batch=batch, output=str(tmp_path / mode))
-        RunInputs.open(run).build()
+        open_run(run, TO_BUILD).build()
         return run
 
     return start
@@ -99,7 +99,7 @@ def test_all_record_formats_are_the_same_run(sample: Path, make_run: Callable[..
     data = {"image_root": str(sample), "val": [], "test": []}
     runs = [make_run(data=data | {"train": str(path)}) for path in (sample / "test.jsonl", *tmp_path.glob("a.*"))]
     assert len(runs) == 4
-    identities = [RunInputs.open(run).identity()["records"] for run in runs]
+    identities = [open_run(run, TO_BUILD).identity()["records"] for run in runs]
     assert identities[1:] == [identities[0]] * 3
     with pytest.raises(RecordsError, match="expected the key `messages`"):
-        RunInputs.open(make_run(data=data | {"train": str(tmp_path / "a.json"), "format": "parts"}))
+        open_run(make_run(data=data | {"train": str(tmp_path / "a.json"), "format": "parts"}), TO_BUILD)

@@ -11,7 +11,7 @@ import pytest
 from lookonce.checks import disk
 from lookonce.errors import ModelError
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.text import size
 
 
@@ -157,7 +157,7 @@ def test_quarantined_images_are_errors_with_their_reason(checked, make_run, copy
     copy_built(tmp_path / "caches", own)
     image = min((own / "images").iterdir())
     image.write_bytes(image.read_bytes()[:-100])
-    RunInputs.open(make_run(data=on(own))).build()
+    open_run(make_run(data=on(own)), TO_BUILD).build()
     found = checked(data=on(own)).one("images")
     assert found.level == "error" and f"{image} is quarantined: " in found.value
     skipped = checked("data.skip_unusable=true", data=on(own)).one("images")

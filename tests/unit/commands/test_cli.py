@@ -269,9 +269,9 @@ def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
         raise CacheError("broken; run: lookonce cache repair RUN.yaml, not my-RUN.yaml")
 
     opened = (
-        "lookonce.run.inputs.RunInputs.from_cache",
+        "lookonce.run.open.open_run",
         "lookonce.eval.run.evaluate_run",
-        "lookonce.run.model_ref.source_of",
+        "lookonce.run.open.source_of",
     )
     for name in (*opened, "lookonce.status.status.RunStatus.open"):
         monkeypatch.setattr(name, fail)

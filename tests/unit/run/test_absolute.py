@@ -12,8 +12,7 @@ from lookonce.errors import CacheError, ModelError, RecordsError, RunFolderError
 from lookonce.run.absolute import with_absolute_paths
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
-from lookonce.run.model_ref import source_of
+from lookonce.run.open import TO_BUILD, open_run, source_of
 from lookonce.run.records import read_splits
 
 IDENTITY = {"cache": "c1"}
@@ -105,7 +104,7 @@ def test_what_is_not_found_is_named_in_full_with_what_it_is_relative_to(run, mak
     with pytest.raises(RunFolderError, match=f"{home}/runs/a .runs/a {relative}. is not a run folder"):
         RunFolder(run.output).read_run()
     with pytest.raises(CacheError, match=f"no cache in {home}/caches .caches {relative}.; build it with"):
-        RunInputs.open(make_run(cache={"dir": "caches"})).open_cache()
+        open_run(make_run(cache={"dir": "caches"}), TO_BUILD).open_cache()
 
 
 def test_a_model_that_could_be_a_folder_or_on_the_hub_names_the_folder(run, home, monkeypatch):

@@ -20,8 +20,7 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.fingerprint_notes import NOTES, Source, code_files
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
-from lookonce.run.model_ref import find_fingerprint, open_model, source_of
+from lookonce.run.open import TO_BUILD, OpenRun, find_fingerprint, open_model, open_run, source_of
 
 CLOCK = "lookonce.datasets.stamps.now"
 
@@ -206,14 +205,14 @@ def test_without_a_folder_for_notes_the_fingerprint_is_computed_each_time(run):
 def test_read_only_commands_do_not_create_the_folder_of_caches(run):
     run.cache.dir.rmdir()
     find_fingerprint(run)
-    RunInputs.open(run)
+    open_run(run, TO_BUILD)
     assert not run.cache.dir.exists()
 
 
-@pytest.mark.parametrize("make", [RunInputs.write_plan, RunInputs.build])
+@pytest.mark.parametrize("make", [OpenRun.write_plan, OpenRun.build])
 def test_commands_that_create_the_folder_of_caches_write_a_note(run, make):
     run.cache.dir.rmdir()
-    make(RunInputs.open(run))
+    make(open_run(run, TO_BUILD))
     assert source_of(run).read_note(run.cache.dir) == computed(run)
 
 
@@ -222,7 +221,7 @@ def test_a_valid_note_is_not_written_again(run, change):
     """Hundreds of workers may start at once."""
     find_fingerprint(run)
     before = note(change(run)).stat().st_ino
-    RunInputs.open(run).write_plan()
+    open_run(run, TO_BUILD).write_plan()
     assert (note(run).stat().st_ino == before) is (change is nothing)
 
 
@@ -243,7 +242,7 @@ def test_the_name_of_a_note_depends_on_model_and_settings_alone(tmp_path):
     assert old._path(tmp_path) == new._path(tmp_path) != Source(Path("other"), {}, {}, {}, "")._path(tmp_path)
 
 
-@pytest.mark.parametrize("open_run", [find_fingerprint, RunInputs.open])
+@pytest.mark.parametrize("open_run", [find_fingerprint, OpenRun.open])
 def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, open_run):
     """Between two requests its branch may move to another commit."""
     folders = iter([run.model.path])
@@ -252,5 +251,5 @@ def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, open_run
     monkeypatch.chdir(tmp_path)
     of_hub = run.model_copy(update={"model": run.model.model_copy(update={"path": "owner/name"})})
     opened = open_run(of_hub)
-    assert (opened.fingerprint if isinstance(opened, RunInputs) else opened) == computed(run)
+    assert (opened.fingerprint if isinstance(opened, OpenRun) else opened) == computed(run)
     assert find_fingerprint(run) == computed(run)

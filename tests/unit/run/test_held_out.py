@@ -11,10 +11,9 @@ from lookonce.checks.check import check
 from lookonce.datasets.records import Context, Record, Turn, write_records
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.run.config import read_run_file
-from lookonce.run.contexts.origin import trained_on
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
-from lookonce.run.records import HELD_OUT, open_records
+from lookonce.run.open import FROM_CACHE, TO_LOOK, open_run
+from lookonce.run.records import HELD_OUT, trained_on
 from lookonce.status.status import RunStatus
 
 
@@ -33,7 +32,7 @@ def images(opened, split) -> set[str]:
 
 
 def test_two_folds_divide_the_training_images_and_leave_the_other_splits(fold, make_cached_run):
-    plain, first, second = (RunInputs.from_cache(run) for run in (make_cached_run(), fold(1), fold(2)))
+    plain, first, second = (open_run(run, FROM_CACHE) for run in (make_cached_run(), fold(1), fold(2)))
     assert first.records["train"] == second.records[HELD_OUT] and second.records["train"] == first.records[HELD_OUT]
     assert images(first, "train").isdisjoint(images(first, HELD_OUT))
     assert images(first, "train") | images(first, HELD_OUT) == images(plain, "train")
@@ -51,15 +50,15 @@ def test_paths_with_the_same_bytes_are_in_one_fold(make_run, sample, tmp_path):
         records.append(Record((tmp_path / name,), (Turn("Is there text?", "no"),)))
     write_records(tmp_path / "twice.jsonl", records)
     data = {"train": str(tmp_path / "twice.jsonl"), "val": [], "image_root": None, "held_out": {"fold": 1, "of": 2}}
-    found = RunInputs.open(make_run(data=data), skip_unusable=True)
+    found = open_run(make_run(data=data), replace(FROM_CACHE, images="hashed"))
     assert [len(found.records[split]) for split in ("train", HELD_OUT)] == [4, 4]
     assert images(found, "train").isdisjoint(images(found, HELD_OUT))
 
 
 def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, tmp_path):
     run = fold(1)
-    opened = RunInputs.from_cache(run)
-    assert open_records(run).without_unusable().cheap_identity() == opened.cheap_identity()
+    opened = open_run(run, FROM_CACHE)
+    assert open_run(run, replace(TO_LOOK, records="used")).records_identity() == opened.records_identity()
     assert RunStatus.open(run).read().notes[0] == opened.notes[-1]
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     assert opened.notes[-1] in [result.value for result in check(tmp_path / "run.yaml").results]
@@ -77,12 +76,12 @@ def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, t
 
 def test_another_fold_is_another_run(fold):
     run, other = fold(1), fold(2)
-    opened = RunInputs.from_cache(run)
+    opened = open_run(run, FROM_CACHE)
     folder = RunFolder(run.output)
-    folder.claim(run, opened.cheap_identity())
+    folder.claim(run, opened.records_identity())
     folder.log.touch()
     with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.held_out.fold: this run 2, that"):
-        folder.check(other, RunInputs.from_cache(other).cheap_identity())
+        folder.check(other, open_run(other, FROM_CACHE).records_identity())
 
 
 @pytest.mark.parametrize(

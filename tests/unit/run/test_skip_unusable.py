@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from lookonce.cli import main
 from lookonce.errors import FeaturesMissing, ImageError
-from lookonce.run.inputs import RunInputs
-from lookonce.run.records import open_records
+from lookonce.run.open import FROM_CACHE, TO_BUILD, TO_LOOK, open_run
 from lookonce.status.status import RunStatus
 
 GOOD, BAD, MISSING = ("a.png", "b.png"), "text.png", "nowhere.png"
@@ -44,16 +44,16 @@ def make(make_run, train, **data):
 def test_by_default_an_unusable_image_is_refused_with_the_key_that_leaves_it_out(make_run, write, name, reason):
     """One bad image blocked a training, and the message did not say that there is another way."""
     run = make(make_run, write(*GOOD, name))
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     with pytest.raises(FeaturesMissing, match=f"{reason}.*; repair the file, or leave .* `data.skip_unusable: true`"):
-        RunInputs.from_cache(run).open_cache()
+        open_run(run, FROM_CACHE).open_cache()
 
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_its_records_are_left_out_counted_and_named(make_run, write, tmp_path, verify):
     run = make(make_run, write(GOOD[0], BAD, GOOD[1], MISSING, BAD), val=write(BAD, GOOD[0]), skip_unusable=True)
-    RunInputs.open(run).build()
-    inputs = RunInputs.open(run, skip_unusable=True) if verify else RunInputs.from_cache(run)
+    open_run(run, TO_BUILD).build()
+    inputs = open_run(run, replace(FROM_CACHE, images="hashed")) if verify else open_run(run, FROM_CACHE)
     assert {split: [r.images[0].name for r in some] for split, some in inputs.records.items()} == {
         "train": [*GOOD],
         "val": [GOOD[0]],
@@ -68,37 +68,37 @@ def test_its_records_are_left_out_counted_and_named(make_run, write, tmp_path, v
 
 def test_the_run_is_the_same_as_one_without_these_records(make_run, write):
     skipping = make(make_run, write(*GOOD, BAD, MISSING), skip_unusable=True)
-    RunInputs.open(skipping).build()
+    open_run(skipping, TO_BUILD).build()
     clean = make(make_run, write(*GOOD))
-    assert RunInputs.from_cache(skipping).identity() == RunInputs.from_cache(clean).identity()
+    assert open_run(skipping, FROM_CACHE).identity() == open_run(clean, FROM_CACHE).identity()
 
 
 def test_an_image_that_no_build_has_tried_is_still_an_error(make_run, write, site):
-    RunInputs.open(make(make_run, write(*GOOD))).build()
+    open_run(make(make_run, write(*GOOD)), TO_BUILD).build()
     site.noise("new.png", 9)
     with pytest.raises(FeaturesMissing, match="does not know 1 of 3 images.*run: lookonce cache build"):
-        RunInputs.from_cache(make(make_run, write(*GOOD, "new.png"), skip_unusable=True))
+        open_run(make(make_run, write(*GOOD, "new.png"), skip_unusable=True), FROM_CACHE)
 
 
 def test_a_split_is_not_left_empty(make_run, write):
     run = make(make_run, write(BAD), val=write(*GOOD), skip_unusable=True)
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     with pytest.raises(ImageError, match="no training record is left with `data.skip_unusable`; left out 1 of 1 train"):
-        RunInputs.from_cache(run)
+        open_run(run, FROM_CACHE)
 
 
 def test_a_repaired_image_is_used_after_the_next_build(make_run, write, site, backdate):
     run = make(make_run, write(*GOOD, MISSING), skip_unusable=True)
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     backdate(site.noise(MISSING, 7), 60)
-    RunInputs.open(run).build()
-    assert len(RunInputs.from_cache(run).records["train"]) == 3 and RunInputs.from_cache(run).notes == ()
+    open_run(run, TO_BUILD).build()
+    assert len(open_run(run, FROM_CACHE).records["train"]) == 3 and open_run(run, FROM_CACHE).notes == ()
 
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_status_says_what_happens_to_them(make_run, write, skip):
     run = make(make_run, write(*GOOD, BAD, MISSING), skip_unusable=skip)
-    RunInputs.open(run).build()
+    open_run(run, TO_BUILD).build()
     notes = "\n".join(RunStatus.open(run).read().notes)
     assert ("left out 2 of 4 train records" in notes) == skip
     assert ("training needs all images: repair the file, or leave" in notes) == (not skip)
@@ -106,15 +106,15 @@ def test_status_says_what_happens_to_them(make_run, write, skip):
 
 def test_status_recognises_the_run_that_left_them_out(make_run, write):
     run = make(make_run, write(*GOOD, BAD, MISSING), skip_unusable=True)
-    RunInputs.open(run).build()
-    inputs = RunInputs.from_cache(run)
-    assert open_records(run).without_unusable().cheap_identity() == inputs.cheap_identity()
+    open_run(run, TO_BUILD).build()
+    inputs = open_run(run, FROM_CACHE)
+    assert open_run(run, replace(TO_LOOK, records="used")).records_identity() == inputs.records_identity()
 
 
 def test_answers_that_were_coerced_are_counted_once_for_each_split(make_run, write):
     run = make(make_run, write(*GOOD, answer=3), val=write(GOOD[1], answer=True), coerce_answers=True)
-    RunInputs.open(run).build()
-    inputs = RunInputs.from_cache(run)
+    open_run(run, TO_BUILD).build()
+    inputs = open_run(run, FROM_CACHE)
     assert [record.turns[0].answer for record in inputs.all_records()] == ["3", "3", "true"]
     assert [note.partition(" read as text")[0] for note in inputs.notes] == ["2 train answers", "1 val answer"]
     assert RunStatus.open(run).read().notes[:2] == [*inputs.notes]
@@ -127,7 +127,7 @@ def test_answers_that_were_coerced_are_counted_once_for_each_split(make_run, wri
 )
 def test_wrong_paths_are_found_before_the_slow_imports(make_run, tmp_path, monkeypatch, words, key, message):
     """They were reported after 5 to 8 seconds."""
-    for name in ("torch", "lookonce.workflow.train", "lookonce.run.inputs", "lookonce.bench.step_time"):
+    for name in ("torch", "lookonce.workflow.train", "lookonce.run.open", "lookonce.bench.step_time"):
         monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
     (tmp_path / "run.yaml").write_text(make_run().model_dump_json())
     done = CliRunner().invoke(main, [*words, str(tmp_path / "run.yaml"), "--set", f"{key}=/nowhere/x"])

@@ -9,43 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lookonce.errors import ModelError, RunFolderError, UsageError
+from lookonce.errors import ModelError, UsageError
 from lookonce.files import read_json
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.text import listed, located
 
 ROUNDED = ("int8", "nf4")
 """The kinds of `train.frozen` whose rounding an adapter has learned to live with."""
 FLAG = "--onto-unquantised"
-
-
-def find_trained(place: Path) -> tuple[RunFolder, RunFile]:
-    """The folder and the run file of a trained run.
-
-    Raises:
-        RunFolderError: it is not a run, or does not hold the adapter that was trained in it.
-    """
-    folder = RunFolder.find(place)
-    if not (folder.folder / RECORD).exists():
-        raise RunFolderError(_no_run(folder.folder))
-    run = folder.read_run()
-    folder.check_adapter()
-    return folder, run
-
-
-def _no_run(folder: Path) -> str:
-    if inside := sorted(path.parent.name for path in folder.glob(f"*/{RECORD}")):
-        return (
-            f"{folder} is the folder of a study; name one of its runs: {listed([f'{folder}/{one}' for one in inside])}"
-        )
-    if (folder / "predictions").is_dir():
-        return (
-            f"{folder} has answers and no adapter, as a routed arm of a study has; merge the runs that it is routed "
-            "to, each into a folder of its own"
-        )
-    return f"{located(folder)} is not a run folder; name the output folder of a trained run"
 
 
 def check_frozen(run: RunFile, command: str, *, allows_unquantised: bool) -> None:

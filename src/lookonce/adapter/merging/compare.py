@@ -8,7 +8,7 @@ by the merged model. One model is in memory at a time. Nothing is written: these
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from lookonce.eval.answers.accuracy import draw
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.run.inputs import RunInputs
+from lookonce.run.config import RunFile
+from lookonce.run.open import OpenRun
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import Notify, quoted
-from lookonce.train.loop.session import Session
 from lookonce.train.model.load import PRECISIONS, load_trained, load_without_tower
 
 SPLIT = "val"
@@ -77,15 +77,14 @@ def _score(answers: list[Prediction]) -> float:
     return sum(one.is_right for one in answers) / len(answers)
 
 
-def draw_questions(session: Session, most: int) -> Questions | None:
+def draw_questions(opened: OpenRun, most: int) -> Questions | None:
     """At most `most` validation questions of a run; None if it has none."""
-    inputs = session.inputs
-    records = inputs.records[SPLIT]
+    records = opened.records[SPLIT]
     if not records:
         return None
-    keys = [[inputs.key_of(path) for path in record.images] for record in records]
-    drawn = draw(records, keys, most, inputs.run.train.seed)
-    return Questions.of(replace(session, inputs=replace(inputs, records={**inputs.records, SPLIT: drawn})), SPLIT)
+    keys = [[opened.key_of(path) for path in record.images] for record in records]
+    drawn = draw(records, keys, most, opened.run.train.seed)
+    return Questions.of(opened.changed(records={**opened.records, SPLIT: drawn}), SPLIT)
 
 
 def compare(questions: Questions, adapter: Path, merged: Path, notify: Notify) -> Comparison:
@@ -94,16 +93,16 @@ def compare(questions: Questions, adapter: Path, merged: Path, notify: Notify) -
     Raises:
         LookonceError: a model cannot be loaded, or its memory does not suffice.
     """
-    inputs = questions.session.inputs
-    answering = inputs.run.eval.model_copy(update={"frozen": None})  # weights as in training, or not quantised
-    run = inputs.run.model_copy(update={"eval": answering})
-    before = _answers(questions, partial(load_trained, inputs.model_folder, run, adapter), notify)
-    after = _answers(questions, partial(_load_merged, inputs, merged), notify)
+    opened = questions.opened
+    answering = opened.run.eval.model_copy(update={"frozen": None})  # weights as in training, or not quantised
+    run = opened.run.model_copy(update={"eval": answering})
+    before = _answers(questions, partial(load_trained, opened.model_folder, run, adapter), notify)
+    after = _answers(questions, partial(_load_merged, run, merged), notify)
     return Comparison.of(before, after, run.train.precision)
 
 
-def _load_merged(inputs: RunInputs, merged: Path) -> Any:
-    run, folder = inputs.run, ModelFolder.open(str(merged), is_local=True)
+def _load_merged(run: RunFile, merged: Path) -> Any:
+    folder = ModelFolder.open(str(merged), is_local=True)
     dtype = PRECISIONS[run.train.precision]
     return load_without_tower(folder, dtype, run.model.attention, UNQUANTISED).to(best_device()).eval()
 

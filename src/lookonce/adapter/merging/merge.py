@@ -8,7 +8,7 @@ complete, and after an interruption the same command continues with the next fil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +16,11 @@ import torch
 from tqdm import tqdm
 
 from lookonce.adapter.merging.changes import WEIGHTS, Change, read_changes
-from lookonce.adapter.merging.check import check_frozen, check_model, find_trained
+from lookonce.adapter.merging.check import check_frozen, check_model
 from lookonce.adapter.merging.compare import Comparison, compare, draw_questions
 from lookonce.adapter.merging.files import TensorFile
 from lookonce.adapter.merging.folder import MergeFolder, check_outside, check_target, other_files, weight_files
 from lookonce.adapter.merging.shards import Checkpoint, Cost, Plan, write_file
-from lookonce.cache.store.claims import Uses
 from lookonce.disk_space import check_room
 from lookonce.environment import limit_cpu_threads
 from lookonce.errors import CacheError, ImageError, RecordsError
@@ -30,9 +29,8 @@ from lookonce.files import hash_file
 from lookonce.run.claim import claimed_around
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import Needs, OpenRun, find_run, open_run
 from lookonce.text import Notify, count, listed, quiet, shell, size
-from lookonce.train.loop.session import Session
 
 Dtype = Literal["bf16", "fp32"]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -97,36 +95,41 @@ def merge(
     """
     check_target(target)
     command = shell(*COMMAND)
+    needs = Needs(command, adapter=True, model="open")
+    if num_questions:
+        needs = replace(needs, records="used", images="cached", cache=True)
     with claimed_around(target, command):
-        folder, run = find_trained(place)
+        _, run = find_run(place, (), needs)
         check_frozen(run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
-        with Uses(command, run.cache.claim_s) as use_cache:
-            return _merge(folder, run, target, dtype, num_questions, use_cache, notify)
+        with _opened(place, needs) as opened:
+            return _merge(opened, target, dtype, num_questions, notify)
 
 
-def _merge(
-    folder: RunFolder,
-    run: RunFile,
-    target: Path,
-    dtype: Dtype,
-    num_questions: int,
-    use_cache: Uses,
-    notify: Notify,
-) -> Merged:
-    """The same of a trained run."""
-    inputs, session = _opened(run, use_cache) if num_questions else (RunInputs.of_model(run), None)
-    model = inputs.model_folder.folder
+def _opened(place: Path, needs: Needs) -> OpenRun:
+    """The run, and its cache for the questions."""
+    try:
+        opened = open_run(place, needs)
+        if needs.cache:
+            opened.cache  # noqa: B018  (what it lacks is said before anything is written)
+        return opened
+    except (CacheError, ImageError, RecordsError) as error:
+        raise type(error)(f"{error}\n(--questions 0 merges without asking both models, and needs no cache)") from None
+
+
+def _merge(opened: OpenRun, target: Path, dtype: Dtype, num_questions: int, notify: Notify) -> Merged:
+    """The same of an open run."""
+    folder, model = opened.folder, opened.model_folder.folder
     check_model(model)
     check_outside(target, model)
-    identity = inputs.model_identity() | {"cache": inputs.fingerprint.sha256}
+    identity = opened.model_identity() | {"cache": opened.fingerprint.sha256}
     folder.check_inputs(identity)
-    questions = draw_questions(session, num_questions) if session else None
-    if session and not questions:
+    questions = draw_questions(opened, num_questions) if num_questions else None
+    if num_questions and not questions:
         notify("the run has no validation records (data.val), so no questions are asked of both models")
     limit_cpu_threads(model)
-    made_from = identity | _sources(folder, run) | {"dtype": dtype}
+    made_from = identity | _sources(folder, opened.run) | {"dtype": dtype}
     with MergeFolder(target, made_from) as result, TensorFile(folder.adapter / WEIGHTS) as adapter:
-        plan, changes = _plan(inputs, folder, adapter, DTYPES[dtype])
+        plan, changes = _plan(opened, adapter, DTYPES[dtype])
         cost = _write(model, result, plan, changes, notify)
         result.copy_others(model, plan, "float32" if dtype == "fp32" else None)
         comparison = _compare(questions, folder, result, notify)
@@ -135,15 +138,6 @@ def _merge(
     total = sum(map(plan.bytes_of, plan.files))
     changed = cost.num_tensors, total, cost.share
     return Merged(target, dtype, plan.num_tensors, *changed, plan.is_untied, left_out, comparison)
-
-
-def _opened(run: RunFile, use_cache: Uses) -> tuple[RunInputs, Session]:
-    """The run's inputs and its cache, for the questions."""
-    try:
-        inputs = RunInputs.from_cache(run, use=use_cache)
-        return inputs, Session.open(inputs)
-    except (CacheError, ImageError, RecordsError) as error:
-        raise type(error)(f"{error}\n(--questions 0 merges without asking both models, and needs no cache)") from None
 
 
 def _sources(folder: RunFolder, run: RunFile) -> dict[str, Any]:
@@ -158,11 +152,9 @@ def _sources(folder: RunFolder, run: RunFile) -> dict[str, Any]:
     }
 
 
-def _plan(
-    inputs: RunInputs, folder: RunFolder, adapter: TensorFile, dtype: torch.dtype
-) -> tuple[Plan, dict[str, Change]]:
-    checkpoint = Checkpoint(inputs.model_folder.config, weight_files(inputs.model_folder.folder))
-    changes = read_changes(checkpoint.model, folder.adapter, adapter)
+def _plan(opened: OpenRun, adapter: TensorFile, dtype: torch.dtype) -> tuple[Plan, dict[str, Change]]:
+    checkpoint = Checkpoint(opened.model_folder.config, weight_files(opened.model_folder.folder))
+    changes = read_changes(checkpoint.model, opened.folder.adapter, adapter)
     return checkpoint.plan(changes, dtype), changes
 
 

@@ -17,7 +17,7 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.records import read_records
 from lookonce.errors import ModelError
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data import tokenize
 from lookonce.train.data.examples import make_examples
@@ -38,7 +38,7 @@ def stats_of(path: Path, counter: TokenCounter, assumed: int | None = None, **ba
 
 
 def test_the_tokens_of_an_epoch_are_those_that_training_processes(sample: Path, make_run, counter):
-    inputs = RunInputs.open(make_run())
+    inputs = open_run(make_run(), TO_BUILD)
     chat_tokenizer = ChatTokenizer(sample / "model", inputs.model_folder.config)
     grids = {key: inputs.processor.read(path)[1] for key, path in inputs.images.path_of.items()}
     examples, _ = make_examples(chat_tokenizer, inputs.records["train"], inputs.key_of, grids.__getitem__, 4096)

@@ -10,9 +10,7 @@ import pytest
 from lookonce.cache.store.reader import VisionCache
 from lookonce.eval.answers.questions import Questions
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
-from lookonce.run.inputs import RunInputs
-from lookonce.train.loop.session import Session
+from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
 from lookonce.train.model.frozen.fp8 import Fp8Linear
 from lookonce.train.model.load import load_trained
 from lookonce.workflow.train import train
@@ -36,7 +34,7 @@ def num_fp8(model: Any) -> int:
 
 def test_it_is_answered_with_unrounded_weights(run):
     assert (run.output / "predictions" / "val.jsonl").exists()
-    inputs, adapter = RunInputs.open(run), run.output / "adapter"
+    inputs, adapter = open_run(run, TO_BUILD), run.output / "adapter"
     assert num_fp8(load_trained(inputs.model_folder, run, adapter)) == 0
     assert num_fp8(load_trained(inputs.model_folder, with_answers_in(run, "fp8"), adapter)) > 0
 
@@ -45,6 +43,6 @@ def test_answers_are_those_of_a_run_file_without_the_key_unless_other_weights_ar
     """So an evaluation that was interrupted before the key existed is continued."""
 
     def identity(changed: RunFile) -> str:
-        return Questions.of(Session.open(RunInputs.from_cache(changed)), "val").identity(RunFolder(run.output))
+        return Questions.of(open_run(changed, FROM_CACHE), "val").identity()
 
     assert identity(run) == identity(with_answers_in(run, "precision")) != identity(with_answers_in(run, "fp8"))

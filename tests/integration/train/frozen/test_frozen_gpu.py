@@ -19,7 +19,7 @@ from support.trainings import COMPILED_ON_GPU, needs_bitsandbytes
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.selftest.questions import stock_rows
@@ -27,7 +27,6 @@ from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.data.packing import Pack
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
@@ -45,29 +44,29 @@ KINDS = ("fp8", *(pytest.param(kind, marks=needs_bitsandbytes) for kind in ("nf4
 
 
 @pytest.fixture(scope="module")
-def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> Session:
+def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     data = {"train": str(sample / "train.jsonl"), "val": [], "test": []}
     cache = {"dtype": "bfloat16", "min_pixels": 1, "max_pixels": 120_000}
-    inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("frozen"), data=data, cache=cache))
+    inputs = open_run(make_run_in(tmp_path_factory.mktemp("frozen"), data=data, cache=cache), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs
 
 
-def packs(session: Session) -> Iterator[tuple[BatchMaker, MicroBatch]]:
+def packs(session: OpenRun) -> Iterator[tuple[BatchMaker, MicroBatch]]:
     """Packs of many lengths, with few and many questions."""
     examples, tokenizer = session.examples("train")[0], session.chat_tokenizer
     for seed in range(NUM_PACKS):
         options = BatchSection(samples_per_step=(2, 12, 30, 60)[seed % 4], tokens_per_pack=TOKENS)
         sampler = Sampler.of(examples, tokenizer.image_token_id, options, seed)
-        batches = BatchMaker(sampler, tokenizer, session.collator.source, DEVICE, pads_to_blocks=True)
+        batches = BatchMaker(sampler, tokenizer, session.features, DEVICE, pads_to_blocks=True)
         yield batches, next(sampler.epoch(0))[0]
 
 
 class Computation(Passes):
     """Computes packs on quantised weights in one precision."""
 
-    def __init__(self, session: Session, random_lora: Callable[..., Any], frozen: str, precision: str) -> None:
-        model = random_lora(session.inputs, partial(load_without_tower, frozen=frozen), PRECISIONS[precision])
+    def __init__(self, session: OpenRun, random_lora: Callable[..., Any], frozen: str, precision: str) -> None:
+        model = random_lora(session, partial(load_without_tower, frozen=frozen), PRECISIONS[precision])
         model = model.to(DEVICE) if frozen == "fp8" else model  # bitsandbytes' models are there
         super().__init__(model, PRECISIONS[precision], TOKENS, DEVICE)
 

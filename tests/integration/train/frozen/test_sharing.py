@@ -12,11 +12,10 @@ import torch
 from support.trainings import needs_bitsandbytes
 
 from lookonce.run.config import RunFile
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.train.data.batches import BatchMaker
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import load_without_tower
 
@@ -28,24 +27,24 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> Session:
+def session(sample: Path, make_run_in: Callable[..., RunFile], tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     data = {"train": str(sample / "test.jsonl"), "val": [], "test": []}
-    inputs = RunInputs.open(make_run_in(tmp_path_factory.mktemp("frozen"), data=data, cache={"min_pixels": 1}))
+    inputs = open_run(make_run_in(tmp_path_factory.mktemp("frozen"), data=data, cache={"min_pixels": 1}), TO_BUILD)
     inputs.build()
-    return Session.open(inputs)
+    return inputs
 
 
 class Steps:
     """The steps of an epoch, each with the same adapter on the same quantised weights."""
 
-    def __init__(self, session: Session, random_lora: Callable[..., Any], frozen: str) -> None:
+    def __init__(self, session: OpenRun, random_lora: Callable[..., Any], frozen: str) -> None:
         self.session, self.examples = session, session.examples("train")[0]
-        model = random_lora(session.inputs, partial(load_without_tower, frozen=frozen)).train()
+        model = random_lora(session, partial(load_without_tower, frozen=frozen)).train()
         self.passes = Passes(model, torch.float32, 2048, CPU)
 
     def outcomes(self, *, compiled: bool = False, **batch: Any) -> list[Outcome]:
         options = BatchSection(samples_per_step=30, samples_per_forward=30, tokens_per_pack=2048, **batch)
-        source, tokenizer = self.session.collator.source, self.session.chat_tokenizer
+        source, tokenizer = self.session.features, self.session.chat_tokenizer
         batches = BatchMaker.of(self.examples, tokenizer, source, options, CPU, seed=3)
         with training_on_packs(self.passes.model, compiled=compiled):
             return [self.passes.outcome(map(batches.batch, step)) for step in batches.sampler.epoch(0)]

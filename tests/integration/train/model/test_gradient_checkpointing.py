@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 from support.trainings import needs_bitsandbytes
 from torch import nn
 
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.selftest.passes import Passes
 from lookonce.train.data.batches import BatchMaker
-from lookonce.train.loop.session import Session
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.gradient_checkpointing import checkpointed
 from lookonce.train.model.load import load_without_tower
@@ -37,10 +36,10 @@ def test_compiled_layers_stay_one_graph_and_give_the_same(make_cached_run, rando
         COMPILE(layer, backend="aot_eager", fullgraph=True)  # for one length, which compiles sooner
 
     monkeypatch.setattr(nn.Module, "compile", compile_whole)
-    session = Session.open(RunInputs.open(make_cached_run()))
-    model = random_lora(session.inputs, partial(load_without_tower, frozen=frozen)).train()
+    session = open_run(make_cached_run(), FROM_CACHE)
+    model = random_lora(session, partial(load_without_tower, frozen=frozen)).train()
     passes, options = Passes(model, torch.float32, 512, CPU), BatchSection(samples_per_step=4, tokens_per_pack=512)
-    source, tokenizer = session.collator.source, session.chat_tokenizer
+    source, tokenizer = session.features, session.chat_tokenizer
     batches = BatchMaker.of(session.examples("train")[0], tokenizer, source, options, CPU, seed=3)
     pack = batches.batch(next(batches.sampler.epoch(0))[0])
     with training_on_packs(model, compiled=False):

@@ -18,7 +18,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import check_room, with_margin
 from lookonce.errors import DiskFull
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 
 SIZES = [(64, 64), (64, 96), (96, 96), (160, 160), (40, 400), (1000, 700)]
 NUM_TOKENS = [4, 6, 9, 25, 12, 20]
@@ -286,7 +286,7 @@ def test_not_enough_is_printed_exactly_when_a_build_would_refuse(site, images, m
 
 
 def test_the_estimate_of_a_run_has_the_bytes_of_its_build(make_run, sample, built):
-    planned = RunInputs.open(make_run()).estimate(2)
+    planned = open_run(make_run(), TO_BUILD).estimate(2)
     files = list((sample / "images").iterdir())
     assert (planned.num_files, planned.num_images) == (len(files), len({path.read_bytes() for path in files}))
     assert planned.num_bytes == planned.missing_bytes

@@ -14,7 +14,7 @@ from lookonce.cache.store.claims import Claims
 from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.claim_file import Process
 from lookonce.errors import CacheCorrupt
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 
 NUM_IMAGES = 8
 ME = Process.this("1/4")
@@ -174,7 +174,7 @@ def test_a_damaged_receipt_is_an_error(site, images):
 
 
 def test_the_status_of_a_run_uses_its_expiry(make_run):
-    inputs = RunInputs.open(make_run(cache={"claim_s": 50.0}))
+    inputs = open_run(make_run(cache={"claim_s": 50.0}), TO_BUILD)
     inputs.write_plan()
     assert (inputs.status().num_images, inputs.status().num_done) == (inputs.images.num_distinct, 0)
     with Claims(inputs.cache_folder, ME, expiry_s=10**6) as mine:

@@ -18,7 +18,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
-from lookonce.run.inputs import RunInputs
+from lookonce.run.open import TO_BUILD, open_run
 
 BY_HAND = Fingerprint(
     format_version=1,
@@ -170,8 +170,8 @@ def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, origi
         record["turns"][0]["question"] = "Another question?"
     shutil.copytree(sample / "images", tmp_path / "images")
     (tmp_path / "changed.jsonl").write_text("\n".join(map(json.dumps, reversed(changed))))
-    inputs = RunInputs.open(
-        make_run(data={split: str(tmp_path / "changed.jsonl") for split in ("train", "val", "test")})
+    inputs = open_run(
+        make_run(data={split: str(tmp_path / "changed.jsonl") for split in ("train", "val", "test")}), TO_BUILD
     )
     assert inputs.fingerprint == original
     assert inputs.cache_folder.name == original.folder_name

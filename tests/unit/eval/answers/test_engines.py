@@ -31,8 +31,7 @@ def origins(dialogues) -> list[str]:
 def prompter(make_run) -> SimpleNamespace:
     chat = SimpleNamespace(image_token_id=-1)
     run, model = make_run(eval={"tokens_per_wave": 32768, "max_new_tokens": 8}), SimpleNamespace(family=QWEN3_VL)
-    inputs = SimpleNamespace(run=run, model_folder=model)
-    return SimpleNamespace(inputs=inputs, chat_tokenizer=chat, collator=SimpleNamespace(source=None))
+    return SimpleNamespace(run=run, model_folder=model, chat_tokenizer=chat, features=None)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lookonce.eval.answers.wave_size import ON_CPU, states_per_wave, tokens_per_wave
+from lookonce.eval.answers.wave_size import ON_CPU, largest_wave, states_per_wave
 from lookonce.eval.decoding.passes.key_values import bytes_per_token
 from lookonce.eval.decoding.passes.states import bytes_per_state
 from lookonce.families.qwen3_5 import QWEN3_5
@@ -61,12 +61,12 @@ def gpu(monkeypatch):
 )
 def test_waves_grow_with_the_memory_beside_the_weights(gpu, gb, text, weight_gb, tokens):
     gpu(gb)
-    assert tokens_per_wave(model(text, weight_gb), torch.bfloat16) == tokens
+    assert largest_wave(model(text, weight_gb), torch.bfloat16) == tokens
 
 
 def test_float32_takes_twice_the_memory(gpu):
     gpu(48)
-    each = [tokens_per_wave(model(TEXT_8B, 17.5), dtype) for dtype in (torch.bfloat16, torch.float32)]
+    each = [largest_wave(model(TEXT_8B, 17.5), dtype) for dtype in (torch.bfloat16, torch.float32)]
     assert each == [65_536, 16_384]
 
 
@@ -81,4 +81,4 @@ def test_the_states_of_a_wave_fit_beside_its_tokens():
 
 def test_a_cpu_takes_few(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert tokens_per_wave(model(TEXT_8B, 17.5), torch.float32) == ON_CPU
+    assert largest_wave(model(TEXT_8B, 17.5), torch.float32) == ON_CPU

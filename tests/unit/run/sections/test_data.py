@@ -10,7 +10,8 @@ import pytest
 from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.records import check_paths, open_records, read_splits
+from lookonce.run.open import TO_LOOK, open_run
+from lookonce.run.records import check_paths, read_splits
 from lookonce.status.status import RunStatus
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
@@ -28,7 +29,7 @@ def staged(make_cached_run, root):
 
 
 def identity(run):
-    return open_records(run).cheap_identity()
+    return open_run(run, TO_LOOK).records_identity()
 
 
 def stages(records) -> Counter[int]:

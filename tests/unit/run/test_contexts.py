@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from lookonce.datasets.records import Record
 from lookonce.errors import RecordsError, RunFolderError
 from lookonce.run.config import RunFile
-from lookonce.run.contexts.training import in_context
 from lookonce.run.folder import RunFolder
-from lookonce.run.records import RunRecords, check_paths, open_records
+from lookonce.run.open import TO_LOOK, open_run
+from lookonce.run.records import RunRecords, check_paths, in_context, open_records
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
 CONTEXT = {"by": "stage", "order": [1, 2, 3]}
@@ -28,19 +29,19 @@ def staged(make_cached_run, root):
 
 
 def identity(run):
-    return open_records(run).cheap_identity()
+    return open_run(run, TO_LOOK).records_identity()
 
 
 def test_training_and_validation_records_get_a_context_and_their_questions_stay(staged, tmp_path):
     """What a record is asked does not change; where a context is dropped out, nothing does."""
-    plain = open_records(staged())
-    found = in_context(open_records(staged({"context": CONTEXT})))
+    plain = open_run(staged(), TO_LOOK)
+    found = open_run(staged({"context": CONTEXT}), replace(TO_LOOK, records="used"))
     assert [one.turns for one in found.all_records()] == [one.turns for one in plain.all_records()]
     assert all(one.context is None for one in found.records["test"])
     num_known = sum(one.context is not None for one in found.records["train"])
     assert 0 < num_known < len(found.records["train"]) and any(one.context for one in found.records["val"])
     assert found.notes[0].startswith(f"`data.context`: {num_known} of {len(found.records['train'])} train records have")
-    without = in_context(open_records(staged({"context": CONTEXT | {"dropout": 1}})))
+    without = open_run(staged({"context": CONTEXT | {"dropout": 1}}), replace(TO_LOOK, records="used"))
     assert without.records["train"] == plain.records["train"] and without.records["val"] == found.records["val"]
 
 
@@ -79,7 +80,7 @@ def rows_of(opened: RunRecords, records: list[Record]) -> str:
 
 def test_it_is_said_which_images_the_models_were_trained_on_whose_answers_contexts_have(staged, sample, tmp_path):
     """Two models that were trained on other images than they answered; and one that answered its own."""
-    plain = open_records(staged())
+    plain = open_run(staged(), TO_LOOK)
     folds = []
     for name, trained in (("a", "test"), ("b", "train")):
         fold = staged({"train": str(sample / f"{trained}.jsonl")}, output=str(tmp_path / name))
@@ -88,16 +89,16 @@ def test_it_is_said_which_images_the_models_were_trained_on_whose_answers_contex
         path.parent.mkdir()
         path.write_text(rows_of(plain, plain.records["train"] if name == "a" else plain.records["val"]))
         folds.append(str(path))
-    found = in_context(open_records(staged({"context": CONTEXT | {"answers": folds}})))
+    found = open_run(staged({"context": CONTEXT | {"answers": folds}}), replace(TO_LOOK, records="used"))
     assert {turn.answer for record in found.all_records() for turn in record.known} == {"own"}
     shown = {key for record in found.records["train"] if record.context for key in found.images.keys_of(record)}
     of = f"{len(shown)} images about which records have its answers"
     assert found.notes[-1] == f"{folds[0]}: its model was trained on none of {of}"
 
     RunFolder(tmp_path / "b").predictions("other").write_text(rows_of(plain, [*plain.all_records()]))
-    own = in_context(open_records(staged({"context": CONTEXT | {"answers": folds[1]}})))
+    own = open_run(staged({"context": CONTEXT | {"answers": folds[1]}}), replace(TO_LOOK, records="used"))
     assert own.notes[-1].startswith(f"{folds[1]}: its model was trained on {len(shown)} of {len(shown)} images about")
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(RunFolder(tmp_path / "b").predictions("other").read_bytes())
-    moved = in_context(open_records(staged({"context": CONTEXT | {"answers": str(copy)}})))
+    moved = open_run(staged({"context": CONTEXT | {"answers": str(copy)}}), replace(TO_LOOK, records="used"))
     assert moved.notes[-1] == f"{copy} is not in a run folder, so it is unknown which images its model was trained on"

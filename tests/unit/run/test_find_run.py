@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lookonce.errors import RunFolderError, UsageError
-from lookonce.eval.asking.found import find_run
 from lookonce.run.folder import RunFolder
+from lookonce.run.open import TO_ANSWER, Needs, find_run
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def folder(run):
 
 
 def test_the_evaluation_of_a_recorded_run_may_change(folder):
-    assert find_run(folder, needs_run=True)[1].eval.engine == "shared"
-    _, run = find_run(folder, ["eval.engine=generate", "eval.max_new_tokens=2"], needs_run=True)
+    assert find_run(folder, [], TO_ANSWER)[1].eval.engine == "shared"
+    _, run = find_run(folder, ["eval.engine=generate", "eval.max_new_tokens=2"], TO_ANSWER)
     assert (run.eval.engine, run.eval.max_new_tokens) == ("generate", 2)
 
 
@@ -32,16 +32,16 @@ def test_the_evaluation_of_a_recorded_run_may_change(folder):
 def test_the_output_of_a_run_file_may_be_replaced(folder, run, tmp_path, needs_run):
     path = tmp_path / "run.yaml"
     path.write_text(run.model_copy(update={"output": tmp_path / "first"}).to_yaml())
-    found, changed = find_run(path, [f"output={folder}"], needs_run=needs_run)
+    found, changed = find_run(path, [f"output={folder}"], TO_ANSWER if needs_run else Needs("tests"))
     assert found.folder == changed.output == folder
     with pytest.raises(RunFolderError, match=f"{tmp_path}/second is not a run folder; make one with"):
-        find_run(path, [f"output={tmp_path}/second"], needs_run=True)
+        find_run(path, [f"output={tmp_path}/second"], TO_ANSWER)
 
 
 def test_a_run_file_in_a_run_folder_stands_for_that_run(folder, run, tmp_path):
     path = folder / "run.yaml"
     path.write_text(run.to_yaml())
-    assert find_run(path, ["eval.max_new_tokens=2"], needs_run=True)[0].folder == folder
+    assert find_run(path, ["eval.max_new_tokens=2"], TO_ANSWER)[0].folder == folder
 
 
 @pytest.mark.parametrize("name", [".", "run.yaml"])
@@ -49,8 +49,8 @@ def test_another_output_than_the_run_folder_is_refused(folder, run, tmp_path, na
     (folder / "run.yaml").write_text(run.to_yaml())
     place, other = folder / name, tmp_path / "second run"
     with pytest.raises(UsageError, match=f"--set output={other} cannot be used here: .*: lookonce eval '{other}'$"):
-        find_run(place, [f"output={other}"], needs_run=True)
-    assert find_run(place, [f"output={folder}"], needs_run=True)[0].folder.samefile(folder)
+        find_run(place, [f"output={other}"], TO_ANSWER)
+    assert find_run(place, [f"output={folder}"], TO_ANSWER)[0].folder.samefile(folder)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_another_output_than_the_run_folder_is_refused(folder, run, tmp_path, na
 )
 def test_what_cannot_change_is_named(folder, assignment, error, message):
     with pytest.raises(error, match=message):
-        find_run(folder, [assignment], needs_run=True)
+        find_run(folder, [assignment], TO_ANSWER)

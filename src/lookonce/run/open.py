@@ -1,0 +1,555 @@
+"""Open a run: claim what the command changes, then read once what it needs.
+
+Design: each command that works with a run says in `Needs` what it takes of it and what it changes, so none can forget a
+claim. The run folder is claimed before anything that another process may change is read, and the cache before anything
+in it is. An `OpenRun` has all parts side by side; a part that was not asked for is not there. Neither torch nor the
+model is imported unless the model is asked for, or its fingerprint has not been recorded: so `lookonce status` answers
+in half a second. The model is located once and used as a folder, because a branch on the Hub may move in between, and
+the fingerprint of one commit must not be recorded for another.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+
+from lookonce.cache.constants import BUILD_COMMAND
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.fingerprint_notes import Source
+from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.records import Record
+from lookonce.environment import limit_cpu_threads
+from lookonce.errors import FeaturesMissing, ImageError, UsageError
+from lookonce.files import hash_file
+from lookonce.hub import locate
+from lookonce.run.claim import RunClaim
+from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.records import (
+    UNUSABLE_ADVICE,
+    cached_images,
+    find_images,
+    find_unusable,
+    leave_out_unusable,
+    read_splits,
+    with_contexts,
+    without_fold,
+)
+from lookonce.run.sections.context import ContextSection
+from lookonce.run.sections.data import DataSection
+from lookonce.run.sections.model import ModelSection
+from lookonce.settings import checked, set_key
+from lookonce.text import Notify, quiet, shell
+
+if TYPE_CHECKING:
+    from lookonce.cache.build.estimate import Estimate
+    from lookonce.cache.build.report import BuildReport
+    from lookonce.cache.build.status import StatusReport
+    from lookonce.cache.model.model_folder import ModelFolder
+    from lookonce.cache.model.pixels import ImageProcessor
+    from lookonce.cache.model.tower import Tower
+    from lookonce.train.data.collate_rows import RowCollator
+    from lookonce.train.data.features import CachedFeatures, FeatureSource
+    from lookonce.train.data.tokenize import ChatTokenizer, Example
+
+Found = TypeVar("Found")
+Once = Callable[[Callable[[], Any]], Any]
+"""Calls a function in one of several processes and returns its result in all of them."""
+Timed = Callable[[str], AbstractContextManager[Any]]
+MEGABYTE = 1_000_000
+PIXEL_SETTINGS = {"backend", "min_pixels", "max_pixels"}
+FEATURE_SETTINGS = {*PIXEL_SETTINGS, "dtype"}
+"""The keys of the section `cache` that change the fingerprint."""
+
+
+def at_once(function: Callable[[], Found]) -> Found:
+    """`Once` for a single process."""
+    return function()
+
+
+def untimed(name: str) -> AbstractContextManager[Any]:
+    """`Timed` without a clock."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a command takes of a run, and what of it the command changes."""
+
+    command: str
+    """How claims name it: "lookonce train"."""
+    writes: bool = False
+    """The run folder is changed, so it is claimed."""
+    adapter: bool = False
+    """The trained adapter in the run folder, which must be undamaged."""
+    records: Literal["none", "all", "used"] = "none"
+    """`used`: as training and evaluation use them: without those of unusable images, with contexts, and the fold of
+    `data.held_out` apart."""
+    images: Literal["none", "hashed", "planned", "cached"] = "none"
+    """The images of the records. `hashed`: all are read. `planned`: only those that the cache's plan does not name.
+    `cached`: the same, and the plan must know the content of all; no image file need exist."""
+    model: Literal["none", "fingerprint", "open"] = "none"
+    """`fingerprint`: which cache is the run's. `open`: the same, the model folder and its image processor."""
+    cache: bool = False
+    """The features of all images. The cache is claimed, so that nothing is removed from it meanwhile."""
+    is_local: bool = False
+    """Nothing is downloaded."""
+
+
+TO_BUILD = Needs("lookonce cache build", records="all", images="hashed", model="open")
+TO_BUILD_BY_PLAN = replace(TO_BUILD, images="planned")
+FROM_CACHE = Needs("lookonce", records="used", images="cached", model="open", cache=True)
+TO_TRAIN = replace(FROM_CACHE, command="lookonce train", writes=True)
+TO_EVALUATE = replace(FROM_CACHE, command="lookonce eval", writes=True, adapter=True)
+TO_ANSWER = Needs("lookonce predict", adapter=True, model="open")
+TO_LOOK = Needs("lookonce cache status", records="all", images="planned", model="fingerprint")
+
+
+@dataclass(eq=False)
+class OpenRun:
+    """A run that is open: its file, and the parts that its `needs` name; a context manager that releases its claims.
+
+    The parts: `records` by split (train, val, test, and held_out with `data.held_out`; one that the run file does not
+    name is empty), their `images`; `source`, the files and settings that the `fingerprint` was computed from;
+    `model_folder` and `processor`; and what follows from these: `cache`, `features`, `chat_tokenizer`.
+    """
+
+    run: RunFile
+    folder: RunFolder
+    owner: RunClaim
+    needs: Needs
+    notify: Notify = quiet
+    notes: list[str] = field(default_factory=list)
+    """What a user should know of how the records were read, such as those that were left out."""
+    records: dict[str, list[Record]] = field(init=False)
+    images: ImageIndex = field(init=False)
+    source: Source = field(init=False)
+    fingerprint: Fingerprint = field(init=False)
+    model_folder: ModelFolder = field(init=False)
+    processor: ImageProcessor = field(init=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in ("needs", "__setstate__"):  # asked for while a copy is made
+                raise AttributeError(name)
+            raise AttributeError(f"`{self.needs.command}` opens a run without its {name}; see its `Needs`")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def changed(self, **parts: Any) -> Self:
+        """The same open run with other parts, such as `records`; the claims are shared."""
+        other = copy.copy(self)
+        for name, value in parts.items():
+            setattr(other, name, value)
+        return other
+
+    def __exit__(self, *_: object) -> None:
+        self.owner.__exit__()
+
+    @property
+    def cache_folder(self) -> Path:
+        return self.run.cache.dir / self.fingerprint.folder_name
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.run.cache.shard_mb * MEGABYTE
+
+    def all_records(self) -> Iterator[Record]:
+        """The records of all splits."""
+        return chain.from_iterable(self.records.values())
+
+    def key_of(self, path: Path) -> str:
+        return self.images.key_of[path]
+
+    # What follows from the parts.
+
+    @cached_property
+    def cache(self) -> VisionCache:
+        """The run's cache, which has the features of all its images; see `open_cache`."""
+        return self.open_cache()
+
+    def open_cache(self) -> VisionCache:
+        """This run's cache, or its complete copy in `cache.stage`; `notify` gets why a copy is not used.
+
+        Raises:
+            CacheError: the cache does not exist, or it lacks images; names the first one and a record with it.
+        """
+        from lookonce.cache.maintenance.staging import find_staged
+
+        options, keys = self.run.cache, self.images.path_of
+        if options.stage:
+            self.owner.use_cache(options.stage / self.fingerprint.folder_name)
+        staged = options.stage and find_staged(
+            options.stage, self.fingerprint, keys, check=options.check, notify=self.notify
+        )
+        cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
+        missing = {path for path, key in self.images.key_of.items() if key not in cache} | self.images.unusable.keys()
+        if missing:
+            path, origin = next(
+                (path, record.origin) for record in self.all_records() for path in record.images if path in missing
+            )
+            reason = self.images.unusable.get(path)
+            if reason is None and (failure := cache.failed.get(self.key_of(path))):
+                reason = failure.reason
+            advice = f"it is quarantined ({reason}); {UNUSABLE_ADVICE}" if reason else f"run: {BUILD_COMMAND}"
+            raise FeaturesMissing(
+                f"{cache.folder} lacks the features of {len(missing)} of {self.images.num_files} images, "
+                f"the first being {path} ({origin}): {advice}"
+            )
+        return cache
+
+    @cached_property
+    def chat_tokenizer(self) -> ChatTokenizer:
+        from lookonce.train.data.tokenize import ChatTokenizer
+
+        return ChatTokenizer(self.model_folder.folder, self.model_folder.config, self.run.data.enable_thinking)
+
+    @cached_property
+    def features(self) -> CachedFeatures:
+        """The features of the cache, with `train.host_cache_gb` of them kept in memory."""
+        from lookonce.train.data.features import CachedFeatures
+
+        return CachedFeatures(self.cache, int(self.run.train.host_cache_gb * 1e9))
+
+    def row_collator(self, source: FeatureSource | None = None) -> RowCollator:
+        """What makes batches of padded rows, with features of the cache or of another `source`."""
+        from lookonce.train.data.collate_rows import RowCollator
+
+        chat = self.chat_tokenizer
+        return RowCollator(source or self.features, chat.image_token_id, chat.tokenizer.pad_token_id)
+
+    def examples(self, split: str) -> tuple[list[Example], int]:
+        """The examples of a split, and how many records were left out as too long."""
+        from lookonce.train.data.examples import make_examples
+
+        batch = self.run.batch
+        return make_examples(
+            self.chat_tokenizer,
+            self.records[split],
+            self.key_of,
+            self.cache.grid_thw,
+            batch.longest_record,
+            split,
+            batch.limiting_key,
+            batch.lesson_order if split == "train" else None,
+        )
+
+    def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
+        """The prompts of some turns of records, without their answers."""
+        from lookonce.train.data.chat.conversations import ConversationTokenizer
+
+        shown = []
+        for tokens, (record, _) in zip(ConversationTokenizer(self.chat_tokenizer).prompts(asked), asked, strict=True):
+            keys = [self.key_of(path) for path in record.images]
+            grids = [self.cache.grid_thw(key) for key in keys]
+            shown.append(self.chat_tokenizer.with_images(tokens, record, keys, grids))
+        return shown
+
+    # By what a run folder recognises its run.
+
+    def identity(self) -> dict[str, Any]:
+        """Hashes of what a training depends on: the model, the cache's fingerprint, training and validation records.
+
+        The test split is not among them.
+
+        Raises:
+            ImageError: an image cannot be read.
+        """
+        for record in self.all_records():
+            for path in record.images:
+                if path in self.images.unusable:
+                    raise ImageError(
+                        f"{len(self.images.unusable)} of {self.images.num_files} images cannot be read; the first is "
+                        f"used by {record.origin}: {self.images.unusable[path]}; {UNUSABLE_ADVICE}"
+                    )
+        return self.model_identity() | self.records_identity()
+
+    def model_identity(self) -> dict[str, str]:
+        """The hash of the language model, which is kept beside the caches: computing it reads all weights."""
+        return {"language_model": self.source.language_model_hash(self.run.cache.dir)}
+
+    def records_identity(self) -> dict[str, Any]:
+        """The entries that do not need the model; every image must have a key."""
+        return records_identity(self.run, self.fingerprint, self.records, self.key_of)
+
+    # Building the cache.
+
+    def status(self) -> StatusReport:
+        """How much of this run's cache is built."""
+        from lookonce.cache.build.status import status
+
+        return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
+
+    def estimate(self, num_pilot: int) -> Estimate:
+        """What `build` would do; after encoding `num_pilot` images, also how long it would take."""
+        from lookonce.cache.build.estimate import estimate
+
+        epoch = [self.images.key_of.get(path) for record in self.records["train"] for path in record.images]
+        return estimate(
+            self.cache_folder,
+            self.fingerprint,
+            self.processor,
+            self.images,
+            self.shard_bytes,
+            [key for key in epoch if key],
+            self.load_tower if num_pilot else None,
+            num_pilot,
+        )
+
+    def write_plan(self) -> None:
+        """Write the plan, so that workers need not hash the images."""
+        from lookonce.cache.build.planner import ensure_plan, planned_images
+        from lookonce.cache.store.claims import using
+        from lookonce.cache.store.manifest import ensure_manifest
+
+        with using(self.cache_folder, "lookonce cache plan", self.run.cache.claim_s):
+            ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())
+            wanted = planned_images(self.images, self.processor)
+            ensure_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+        self.source.write_note(self.run.cache.dir, self.fingerprint)  # its folder may not have existed before
+
+    def load_tower(self, *, fast: bool | None = None) -> Tower:
+        """The tower, on the best device."""
+        from lookonce.cache.model.tower import Tower
+        from lookonce.environment import best_device
+
+        return Tower(self.model_folder, self.fingerprint.storage.compute, best_device(), fast=fast)
+
+    def build(
+        self,
+        worker: tuple[int, int] | None = None,
+        *,
+        images: ImageIndex | None = None,
+        wait: bool = True,
+        retry_quarantined: bool = False,
+    ) -> BuildReport:
+        """Encode the images that the cache lacks, together with any number of other workers; by default of the run."""
+        from lookonce.cache.build.worker import BuildOptions, build_cache
+
+        options = BuildOptions(
+            self.shard_bytes, self._provenance(), worker, wait, retry_quarantined, self.run.cache.claim_s
+        )
+        root, wanted = self.run.cache.dir, images or self.images
+        report = build_cache(root, self.fingerprint, self.processor, wanted, self.load_tower, options)
+        self.source.write_note(root, self.fingerprint)  # its folder may not have existed before
+        return report
+
+    def _provenance(self) -> dict[str, Any]:
+        from lookonce.environment import device_name
+
+        return {"model": self.run.model.path, "revision": self.run.model.revision, "device": device_name()}
+
+
+def open_run(
+    place: Path | RunFile,
+    needs: Needs,
+    assignments: Sequence[str] = (),
+    *,
+    once: Once = at_once,
+    timed: Timed = untimed,
+    notify: Notify = quiet,
+) -> OpenRun:
+    """Claim what a command changes of a run, then read what it needs.
+
+    `place` is a run folder, a run file, or one that is read already; `assignments` such as "eval.max_new_tokens=8"
+    replace its values. `once` calls a function on the first rank and returns its result on all. `timed` times a part of
+    the work, by its name.
+
+    Raises:
+        LookonceError: the run folder is in use or holds another run, or a part is missing or broken.
+    """
+    folder, run = once(lambda: find_run(place, assignments, needs))
+    opened = OpenRun(run, folder, RunClaim(folder.folder, needs.command, run.cache.claim_s), needs, notify)
+    try:
+        if needs.writes:
+            once(opened.owner.take)
+            opened.folder, opened.run = once(lambda: find_run(place, assignments, needs))  # nobody changes it now
+        if needs.adapter:
+            once(opened.folder.check_adapter)
+        _read(opened, once, timed)
+    except BaseException:
+        opened.__exit__()
+        raise
+    return opened
+
+
+def _read(opened: OpenRun, once: Once, timed: Timed) -> None:
+    """Read the parts that are needed, each once."""
+    needs, run, notify = opened.needs, opened.run, opened.notes.append
+    records: dict[str, list[Record]] = {}
+    if needs.records != "none":
+        with timed("read records"):
+            opened.records = records = read_splits(run, notify)
+    if needs.model == "none":
+        return
+    opened.source = source = source_of(run, is_local=needs.is_local)  # before the model: a change is noticed later
+    with timed("find image keys"):
+        if needs.model == "open" and needs.images == "hashed":
+            opened.model_folder, opened.processor, opened.fingerprint = open_model(source)
+            source.write_note(run.cache.dir, opened.fingerprint)
+        else:
+            opened.fingerprint = once(lambda: fingerprint_of(source, run.cache.dir))
+        folder, fingerprint = opened.cache_folder, opened.fingerprint
+        if needs.cache:
+            opened.owner.use_cache(folder)
+        if needs.records == "used":
+            unusable = once(lambda: find_unusable(run, folder, fingerprint.sha256, records))
+            records = leave_out_unusable(records, unusable, notify)
+        if needs.images == "cached":
+            opened.images = once(lambda: cached_images(run, fingerprint, records, notify))
+        elif needs.images != "none":
+            opened.images = find_images(folder, records, trust_plan=needs.images == "planned")
+    if needs.records == "used":
+        records = without_fold(run, records, opened.images, notify)
+        opened.records = with_contexts(run, records, opened.images, notify)
+    if needs.model == "open" and needs.images != "hashed":
+        with timed("open model folder"):
+            opened.model_folder, opened.processor, _ = open_model(source, fingerprint)
+    if needs.cache:
+        limit_cpu_threads(opened.model_folder.folder)
+
+
+# Which run a command means.
+
+
+def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) -> tuple[RunFolder, RunFile]:
+    """The folder and the run file; if no adapter is needed, the folder of a run file need not hold a run.
+
+    With "output=runs/b" in `assignments` a run file that does not lie in a run folder stands for the run in that
+    folder; a run folder, or the copy of the run file in it, stands for that run alone.
+
+    Raises:
+        LookonceError: the folder holds no run that can be read, or another one than the run file describes; or
+            `assignments` name another folder.
+    """
+    if isinstance(place, RunFile):
+        return RunFolder(place.output), place
+    if not place.is_file():
+        folder = RunFolder(place)
+        run = folder.read_run()
+        if not assignments:
+            return folder, run
+        values = run.model_dump(mode="json")
+        for assignment in assignments:
+            set_key(values, assignment)
+        run = checked(values, RunFile, f"the run of {folder.folder} with --set")
+    else:
+        run = read_run_file(place, assignments)
+        folder = RunFolder(place.parent if (place.parent / RECORD).exists() else run.output)
+        if needs.adapter:
+            folder.read_run()
+    sets_output = any(assignment.partition("=")[0].strip() == "output" for assignment in assignments)
+    if sets_output and run.output.resolve() != folder.folder.resolve():
+        raise UsageError(_other_output(place, folder, run))
+    folder.check(run, {})
+    return folder, run
+
+
+def _other_output(place: Path, folder: RunFolder, run: RunFile) -> str:
+    """Why the folder that --set names does not count, and what to do."""
+    if place.is_file():
+        means = f"{place} lies in the run folder {folder.folder} and stands for the run there"
+    else:
+        means = f"{place} is a run folder and stands for the run in it"
+    return (
+        f"--set output={run.output} cannot be used here: {means}, into which answers and scores are written; leave it "
+        f"out, or name the other run: {shell('lookonce', 'eval', run.output)}"
+    )
+
+
+def without_run(model: Path) -> RunFile:
+    """A run file for a model folder, or a model of the Hub, of which nothing but the model is used."""
+    no_data = DataSection.model_construct(train=[])  # a run file must name records, and none are read
+    return RunFile(model=ModelSection(path=str(model)), data=no_data, output=Path("runs"))
+
+
+# The model that a run starts from, and the fingerprint of its cache.
+
+
+def source_of(run: RunFile, *, is_local: bool = False) -> Source:
+    """The files and settings that the fingerprint of a run's cache is computed from; `is_local` downloads nothing.
+
+    Raises:
+        ModelError: there is no such model, or it is not on this machine.
+    """
+    folder = locate(run.model.path, run.model.revision, is_local=is_local)
+    settings = run.cache.model_dump(mode="json", include=FEATURE_SETTINGS)
+    return Source.of(folder, settings)
+
+
+def open_model(source: Source, known: Fingerprint | None = None) -> tuple[ModelFolder, ImageProcessor, Fingerprint]:
+    """The model folder, its image processor, and the fingerprint of the run's cache, computed unless it is `known`.
+
+    Raises:
+        ModelError: the model has no vision tower that is supported, or a file of it is broken.
+    """
+    from lookonce.cache.model.model_folder import ModelFolder
+    from lookonce.cache.model.pixels import ImageProcessor
+
+    pixels = {name: value for name, value in source.settings.items() if name in PIXEL_SETTINGS}
+    model_folder, processor = ModelFolder.open(str(source.folder)), ImageProcessor(source.folder, **pixels)
+    return model_folder, processor, known or Fingerprint.of(model_folder, processor, source.settings["dtype"])
+
+
+def fingerprint_of(source: Source, root: Path) -> Fingerprint:
+    """The fingerprint of a source as recorded in `root`, the folder of caches; else computed and recorded there."""
+    if known := source.read_note(root):
+        return known
+    fingerprint = open_model(source)[-1]
+    source.write_note(root, fingerprint)
+    return fingerprint
+
+
+# Hashes of what a training depends on. The cache's fingerprint covers the vision tower.
+
+
+def records_identity(
+    run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
+) -> dict[str, Any]:
+    """The entries that do not need the model; every image must have a key."""
+    order, context = run.batch.lesson_order, run.data.context
+    found = {
+        "cache": fingerprint.sha256,
+        "records": {split: hash_records(records[split], key_of) for split in ("train", "val")},
+    }
+    if order:
+        found["lessons"] = hash_lessons(records["train"], order)
+    if context:
+        found["context"] = hash_context([*records["train"], *records["val"]], context)
+    return found | answers_identity(context)
+
+
+def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> str:
+    """The sha256 over image keys, texts and order of some records."""
+    digest = hashlib.sha256()
+    for record in records:
+        keys = [key_of(path) for path in record.images]
+        digest.update(repr((keys, record.turns, record.system)).encode())
+    return digest.hexdigest()
+
+
+def hash_context(records: Iterable[Record], context: ContextSection) -> str:
+    """The sha256 over the stages of some records."""
+    return hashlib.sha256(repr([context.stage_of(record) for record in records]).encode()).hexdigest()
+
+
+def answers_identity(context: ContextSection | None) -> dict[str, list[str] | None]:
+    """The recorded input of the predictions that contexts have: the hash of each file that exists; None without any."""
+    files = context.given if context else []
+    return {"answers": [hash_file(path) for path in files if path.exists()] or None}
+
+
+def hash_lessons(records: Iterable[Record], order: LessonOrder) -> str:
+    """The sha256 over the lessons of some records."""
+    return hashlib.sha256(repr([order.lesson_of(record) for record in records]).encode()).hexdigest()
