@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, LiteralString, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -17,11 +17,10 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lookonce.errors import UsageError, explain_os_error
 from lookonce.files import read_limited
@@ -83,26 +82,33 @@ class Section(BaseModel):
             if name not in blank - may_be_null
         }
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _is_no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+    def _checks_kinds(cls, values: Any) -> Any:
         """`true` is no number, although Python counts it as 1; no path or name has a NUL character."""
-        _check_kinds(value, cls.model_fields[info.field_name or ""].annotation)
-        return value
+        if not isinstance(values, dict):
+            return values
+        wrong: list[InitErrorDetails] = []
+        for name in values.keys() & cls.model_fields.keys():
+            if problem := _wrong_kind(values[name], cls.model_fields[name].annotation):
+                wrong.append({"type": PydanticCustomError("kind", problem), "loc": (name,), "input": values[name]})
+        if wrong:
+            raise ValidationError.from_exception_data(cls.__name__, wrong)
+        return values
 
 
-def _check_kinds(value: Any, annotation: Any) -> None:
-    """Check what pydantic lets pass: the values of a key, also those of a list or a mapping."""
+def _wrong_kind(value: Any, annotation: Any) -> LiteralString | None:
+    """What is wrong with a value, or with one in a list, that pydantic lets pass; None if nothing is."""
     kinds = [kind for kind, _ in _alternatives(annotation, ())]
     if isinstance(value, list):
         inner = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), Any)
-        for item in value:
-            _check_kinds(item, inner)
-    elif isinstance(value, bool) and not {bool, Any} & set(kinds) and {int, float} & set(kinds):
-        if not any(value in get_args(kind) for kind in kinds if get_origin(kind) is Literal):
-            raise ValueError("Input should be a number")
-    elif isinstance(value, str) and "\0" in value:
-        raise ValueError("Input should have no NUL character")
+        return next((problem for item in value if (problem := _wrong_kind(item, inner))), None)
+    if isinstance(value, str) and "\0" in value:
+        return "Input should have no NUL character"
+    if isinstance(value, bool) and {int, float} & set(kinds) and not {bool, Any} & set(kinds):
+        is_word = any(value in get_args(kind) for kind in kinds if get_origin(kind) is Literal)
+        return None if is_word else "Input should be a number"
+    return None
 
 
 def as_list(value: Any) -> Any:

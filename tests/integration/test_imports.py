@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from lookonce.run.open import find_fingerprint
+from lookonce.run.open import Needs, open_run
 
 
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -56,7 +56,7 @@ def test_read_only_commands_import_neither_torch_nor_transformers(root, make_run
     run, run_file = make_run(), str(tmp_path / "run.yaml")
     Path(run_file).write_text(run.model_dump_json())
     monkeypatch.setattr("lookonce.datasets.stamps.now", lambda: float("inf"))
-    find_fingerprint(run)
+    open_run(run, Needs("tests", model="fingerprint"))
     read_only = [["status"], ["cache", "status"], ["cache", "verify"], ["cache", "stage"]]
     commands = [[*words, run_file] for words in read_only]
     commands[-1].append(str(tmp_path / "staged"))

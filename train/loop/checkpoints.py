@@ -47,9 +47,12 @@ def find_checkpoint(folder: RunFolder, notify: Notify) -> Path | None:
     """The newest checkpoint whose files are as they were written; `notify` gets a note of each damaged one."""
     checkpoints = folder.complete_checkpoints()
     for checkpoint in checkpoints:
-        if not (damaged := damaged_files(checkpoint)):
+        if damaged := damaged_files(checkpoint):
+            notify(f"{checkpoint} is damaged ({_changed(damaged)}), so it is not used")
+        elif (step := _recorded_step(checkpoint)) not in (None, step_of(checkpoint)):
+            notify(f"{checkpoint} was written after step {step}, and renamed or copied since, so it is not used")
+        else:
             return checkpoint
-        notify(f"{checkpoint} is damaged ({_changed(damaged)}), so it is not used")
     if checkpoints:
         notify("no checkpoint is left; starting at the first step")
     return None
@@ -123,6 +126,15 @@ def damaged_files(checkpoint: Path) -> list[str]:
     changed = [str(name) for name, checksum in recorded.items() if _checksum(checkpoint, name) != checksum]
     loaded = {path.name for pattern in LOADED for path in checkpoint.glob(pattern)} | {*NEEDED}
     return changed + sorted(loaded - recorded.keys())
+
+
+def _recorded_step(checkpoint: Path) -> int | None:
+    """The step after which Trainer wrote a checkpoint, by its state; None if that is no number."""
+    with contextlib.suppress(OSError, ValueError):
+        state = read_json(checkpoint / STATE)
+        step = state.get("global_step") if isinstance(state, dict) else None
+        return step if type(step) is int else None
+    return None
 
 
 def _checksum(checkpoint: Path, name: str) -> str | None:

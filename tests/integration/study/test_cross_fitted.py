@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
@@ -11,7 +12,8 @@ from lookonce.datasets.curriculum.context import as_shown
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.folder import RunFolder
-from lookonce.run.records import HELD_OUT, in_context, open_records
+from lookonce.run.open import TO_LOOK, open_run
+from lookonce.run.records import HELD_OUT
 
 CONTEXT = {"by": "stage", "order": [1, 2, 3]}
 ARMS = {
@@ -42,13 +44,13 @@ def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapte
     folders = {arm: RunFolder(output / f"{arm}-1") for arm in ARMS}
     answers, records = {}, 0
     for half in (folders["half-1"], folders["half-2"]):
-        opened = in_context(open_records(half.read_run()))
+        opened = open_run(half.read_run(), replace(TO_LOOK, records="used"))
         trained_on = {key for record in opened.records["train"] for key in opened.images.keys_of(record)}
         for row in read_predictions(half.predictions(HELD_OUT)):
             assert trained_on.isdisjoint(row.image_keys)
             answers[row.image_keys, row.question] = as_shown(row.predicted, row.ended)
         records += len(opened.records["train"])
-    opened = in_context(open_records(folders["own"].read_run()))
+    opened = open_run(folders["own"].read_run(), replace(TO_LOOK, records="used"))
     assert records == len(opened.records["train"])
     for record in opened.records["train"]:
         keys = opened.images.keys_of(record)

@@ -11,8 +11,8 @@ from lookonce.datasets.records import Record
 from lookonce.errors import RecordsError, RunFolderError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.open import TO_LOOK, open_run
-from lookonce.run.records import RunRecords, check_paths, in_context, open_records
+from lookonce.run.open import TO_LOOK, OpenRun, open_run
+from lookonce.run.records import check_paths
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
 CONTEXT = {"by": "stage", "order": [1, 2, 3]}
@@ -65,10 +65,10 @@ def test_the_answers_of_a_context_are_part_of_the_identity_and_their_path_is_not
     check_paths(later)
     assert identity(later)["answers"] is None, "a cache is built, and a status shown, before another run has answered"
     with pytest.raises(RecordsError, match="no predictions at /nowhere.jsonl"):
-        in_context(open_records(later))
+        open_run(later, replace(TO_LOOK, records="used"))
 
 
-def rows_of(opened: RunRecords, records: list[Record]) -> str:
+def rows_of(opened: OpenRun, records: list[Record]) -> str:
     """Predictions of all questions of some records, as lines."""
     rows = (
         {"question": turn.question, "predicted": "own", "image_keys": opened.images.keys_of(record)}

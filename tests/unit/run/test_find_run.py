@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.answers import look_trained
 
 from lookonce.errors import RunFolderError, UsageError
-from lookonce.run.folder import RunFolder
-from lookonce.run.open import TO_ANSWER, Needs, find_run
+from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.open import TO_ANSWER, Needs, find_run, open_run
 
 
 @pytest.fixture
@@ -64,3 +65,44 @@ def test_another_output_than_the_run_folder_is_refused(folder, run, tmp_path, na
 def test_what_cannot_change_is_named(folder, assignment, error, message):
     with pytest.raises(error, match=message):
         find_run(folder, [assignment], TO_ANSWER)
+
+
+NEEDS = Needs("tests", adapter=True)
+
+
+def test_a_run_that_is_not_trained_names_the_command(make_run):
+    run = make_run()
+    RunFolder(run.output).claim(run, {})
+    with pytest.raises(RunFolderError, match=r"holds no trained adapter.* lookonce train \S+run\.yaml --resume"):
+        open_run(run.output, NEEDS)
+
+
+def test_an_adapter_without_the_end_of_its_training_is_not_merged(make_run):
+    run = make_run()
+    folder = RunFolder(run.output)
+    folder.claim(run, {})
+    folder.adapter.mkdir()
+    (folder.adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="holds no trained adapter"):
+        open_run(run.output, NEEDS)
+    look_trained(folder)
+    assert open_run(run.output, NEEDS).run.output == run.output
+
+
+def test_a_study_names_its_runs(tmp_path):
+    for name in ("low-0", "high-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RECORD).write_text("{}")
+    with pytest.raises(RunFolderError, match=r"folder of a study; name one of its runs: \S+high-0, \S+low-0"):
+        open_run(tmp_path, NEEDS)
+
+
+def test_a_routed_arm_has_no_adapter(tmp_path):
+    (tmp_path / "predictions").mkdir()
+    with pytest.raises(RunFolderError, match="answers and no adapter, as a routed arm"):
+        open_run(tmp_path, NEEDS)
+
+
+def test_another_folder_is_no_run(tmp_path):
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        open_run(tmp_path, NEEDS)

@@ -20,9 +20,13 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.fingerprint_notes import NOTES, Source, code_files
 from lookonce.run.config import RunFile
-from lookonce.run.open import TO_BUILD, OpenRun, find_fingerprint, open_model, open_run, source_of
+from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_model, open_run, source_of
 
 CLOCK = "lookonce.datasets.stamps.now"
+
+
+def find_fingerprint(run: RunFile) -> Fingerprint:
+    return open_run(run, Needs("tests", model="fingerprint")).fingerprint
 
 
 def later() -> float:
@@ -242,14 +246,13 @@ def test_the_name_of_a_note_depends_on_model_and_settings_alone(tmp_path):
     assert old._path(tmp_path) == new._path(tmp_path) != Source(Path("other"), {}, {}, {}, "")._path(tmp_path)
 
 
-@pytest.mark.parametrize("open_run", [find_fingerprint, OpenRun.open])
-def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, open_run):
+@pytest.mark.parametrize("needs", [Needs("tests", model="fingerprint"), TO_BUILD], ids=["fingerprint", "all"])
+def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, needs):
     """Between two requests its branch may move to another commit."""
     folders = iter([run.model.path])
     monkeypatch.setattr("lookonce.hub.models.snapshot_download", lambda *_, **__: next(folders))
     monkeypatch.setattr("lookonce.hub.models.verify", lambda *_: False)
     monkeypatch.chdir(tmp_path)
     of_hub = run.model_copy(update={"model": run.model.model_copy(update={"path": "owner/name"})})
-    opened = open_run(of_hub)
-    assert (opened.fingerprint if isinstance(opened, OpenRun) else opened) == computed(run)
+    assert open_run(of_hub, needs).fingerprint == computed(run)
     assert find_fingerprint(run) == computed(run)

@@ -5,50 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.answers import look_trained
 
-from lookonce.adapter.merging.check import check_frozen, check_model, find_trained
+from lookonce.adapter.merging.check import check_frozen, check_model
 from lookonce.adapter.merging.merge import merge
-from lookonce.errors import ModelError, RunFolderError, UsageError
-from lookonce.run.folder import RECORD, RunFolder
-
-
-def test_a_run_that_is_not_trained_names_the_command(make_run):
-    run = make_run()
-    RunFolder(run.output).claim(run, {})
-    with pytest.raises(RunFolderError, match=r"holds no trained adapter.* lookonce train \S+run\.yaml --resume"):
-        find_trained(run.output)
-
-
-def test_an_adapter_without_the_end_of_its_training_is_not_merged(make_run):
-    run = make_run()
-    folder = RunFolder(run.output)
-    folder.claim(run, {})
-    folder.adapter.mkdir()
-    (folder.adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="holds no trained adapter"):
-        find_trained(run.output)
-    look_trained(folder)
-    assert find_trained(run.output)[1].output == run.output
-
-
-def test_a_study_names_its_runs(tmp_path):
-    for name in ("low-0", "high-0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / RECORD).write_text("{}")
-    with pytest.raises(RunFolderError, match=r"folder of a study; name one of its runs: \S+high-0, \S+low-0"):
-        find_trained(tmp_path)
-
-
-def test_a_routed_arm_has_no_adapter(tmp_path):
-    (tmp_path / "predictions").mkdir()
-    with pytest.raises(RunFolderError, match="answers and no adapter, as a routed arm"):
-        find_trained(tmp_path)
-
-
-def test_another_folder_is_no_run(tmp_path):
-    with pytest.raises(RunFolderError, match="is not a run folder"):
-        find_trained(tmp_path)
+from lookonce.errors import ModelError, UsageError
 
 
 @pytest.mark.parametrize(
