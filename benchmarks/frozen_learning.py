@@ -12,21 +12,26 @@ gradients.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 
-from sample_runs import exact_match, majority, sample_run, train_all
-
+from lookonce import read_run_file
+from lookonce.datasets.majority import Majority
+from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.write import write_sample
+from lookonce.eval.asking.answerer import Answerer
 from lookonce.page.lines import Line, Panel, line_plot, svg_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.sections.train import UNQUANTISED
+from lookonce.workflow.train import train
 
+RUN_FILE = Path(__file__).parents[1] / "experiments" / "sample.yaml"
 KINDS = ("fp8", "int8", "nf4")
 EVERY = 50
 """Steps between two logged losses, each the mean since the one before."""
@@ -51,7 +56,7 @@ class Trained:
 
     def scores(self, frozen: str) -> list[float]:
         """The exact match of each adapter, in percent, on frozen weights of a kind."""
-        return [100 * exact_match(run, "eval", frozen=frozen) for run in self.runs]
+        return [100 * exact_match(run, frozen) for run in self.runs]
 
     @property
     def mean_validation_loss(self) -> Curve:
@@ -64,16 +69,55 @@ class Trained:
 
 
 def run_of(folder: Path, frozen: str, seed: int) -> RunFile:
-    """The sample's run with these frozen weights."""
-    values = {"train.frozen": frozen, "train.logging_steps": EVERY, "train.eval_steps": EVERY}
-    return sample_run(folder, frozen, seed, values)
+    """The sample's run with these frozen weights; the sample lies in `folder`, which gets its run."""
+    values: dict[str, object] = {
+        f"data.{split}": folder / "sample" / f"{split}.jsonl" for split in ("train", "val", "test")
+    }
+    values |= {"model.path": folder / "sample" / "model", "cache.dir": folder / "caches"}
+    values |= {"output": folder / "runs" / f"{frozen}-{seed}", "train.seed": seed, "train.frozen": frozen}
+    values |= {"train.logging_steps": EVERY, "train.eval_steps": EVERY}
+    return read_run_file(RUN_FILE, [f"{key}={value}" for key, value in values.items()])
 
 
 def trained(folder: Path, frozen: str, seeds: int) -> Trained:
     runs = [run_of(folder, frozen, seed) for seed in range(seeds)]
+<<<<<<< HEAD
     open_run(runs[0], TO_BUILD).build()
     train_all(runs)
+=======
+    RunInputs.open(runs[0]).build()
+    for run in runs:
+        if not (run.output / "summary.json").exists():
+            train(run, restart=run.output.exists(), notify=lambda note: None)
+>>>>>>> wt-b
     return Trained(frozen, runs)
+
+
+def exact_match(run: RunFile, frozen: str) -> float:
+    """The exact match of a run's adapter on frozen weights of a kind.
+
+    Answers are given to validation and test questions together, since each split alone is small, and in memory, so that
+    no run folder changes.
+    """
+    shown = run.model_copy(update={"eval": run.eval.model_copy(update={"frozen": frozen})})
+    records, answerer = questions(run), Answerer(RunInputs.of_model(shown), RunFolder(run.output).adapter)
+    return share_right(records, [answer.text for answer in answerer.answer_records(records)])
+
+
+def majority(run: RunFile) -> float:
+    """The exact match of always giving the most frequent training answer."""
+    known = Majority.of_records(record for path in run.data.train for record in read_records(path))
+    records = questions(run)
+    return share_right(records, [known.answer(record.turns[0].question) for record in records])
+
+
+def questions(run: RunFile) -> list[Record]:
+    return [record for path in (*run.data.val, *run.data.test) for record in read_records(path)]
+
+
+def share_right(records: Sequence[Record], answers: Sequence[str]) -> float:
+    right = [text.strip() == one.turns[0].answer.strip() for text, one in zip(answers, records, strict=True)]
+    return sum(right) / len(right)
 
 
 def to_markdown(found: list[Trained], of_majority: float) -> str:

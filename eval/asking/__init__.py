@@ -1,7 +1,6 @@
 """Questions of a user about any images, answered by a run's model.
 
 asked         the questions: from a records file, or the same ones about each image
-found         the run that a command names, or a model without a run
 pictures      images as they come from Python
 features      features of any images, by key
 rounds        which images are in memory together
