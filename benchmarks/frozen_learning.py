@@ -27,7 +27,7 @@ from lookonce.page.lines import Line, Panel, line_plot, svg_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
-from lookonce.run.open import TO_BUILD, open_run
+from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.workflow.train import train
 
@@ -81,15 +81,10 @@ def run_of(folder: Path, frozen: str, seed: int) -> RunFile:
 
 def trained(folder: Path, frozen: str, seeds: int) -> Trained:
     runs = [run_of(folder, frozen, seed) for seed in range(seeds)]
-<<<<<<< HEAD
     open_run(runs[0], TO_BUILD).build()
-    train_all(runs)
-=======
-    RunInputs.open(runs[0]).build()
     for run in runs:
         if not (run.output / "summary.json").exists():
             train(run, restart=run.output.exists(), notify=lambda note: None)
->>>>>>> wt-b
     return Trained(frozen, runs)
 
 
@@ -100,7 +95,8 @@ def exact_match(run: RunFile, frozen: str) -> float:
     no run folder changes.
     """
     shown = run.model_copy(update={"eval": run.eval.model_copy(update={"frozen": frozen})})
-    records, answerer = questions(run), Answerer(RunInputs.of_model(shown), RunFolder(run.output).adapter)
+    opened = open_run(shown, Needs("benchmark", model="open"))
+    records, answerer = questions(run), Answerer(opened, opened.folder.adapter)
     return share_right(records, [answer.text for answer in answerer.answer_records(records)])
 
 

@@ -3,12 +3,9 @@
 config       the run file: one YAML page, read, checked and written
 sections     the keys of the run file, each with its default
 absolute     a run with absolute paths, as it is recorded
-contexts     answers to earlier questions in the prompts of a run's records
-records      a run's records and distinct images, and the cache they belong to
-model_ref    the model a run starts from, and the fingerprint of its cache
-identity     hashes of what a training depends on
+records      a run's records, the contexts in their prompts, and its distinct images
+open         open a run: claim what a command changes, then read once what it needs
 start_adapter  the adapter of another run with which a training starts
-inputs       a run's records with the model opened: plan, build, open the cache
 folder       the run folder: what a run writes, and the check that it belongs to this run
 claim        one process at a time changes a run folder
 progress_file  progress.json, read and written

@@ -83,11 +83,11 @@ def test_without_a_recorded_fingerprint_the_tower_is_read(run, built_inputs):
 
 def test_of_several_processes_one_looks_at_the_cache(run, frames, built_inputs, monkeypatch):
     answers = []
-    first = open_run(run, FROM_CACHE, lambda function: answers.append(function()) or answers[-1])
+    first = open_run(run, FROM_CACHE, once=lambda function: answers.append(function()) or answers[-1])
     monkeypatch.setattr("lookonce.run.open.cached_images", lambda *_: pytest.fail("looked at the cache"))
     monkeypatch.setattr("lookonce.run.open.fingerprint_of", lambda *_: pytest.fail("looked at the model"))
     replies = iter(answers)
-    other = open_run(run, FROM_CACHE, lambda function: next(replies))
+    other = open_run(run, FROM_CACHE, once=lambda function: next(replies))
     assert (other.fingerprint, other.images) == (first.fingerprint, first.images)
 
 
@@ -167,7 +167,7 @@ def test_a_copied_tree_is_hashed_once_more_and_a_build_records_it(run, frames, b
     assert inputs.notes[0].startswith("3 images hashed, because the cache's plan does not name the files or they have")
     assert open_run(run, TO_BUILD).build().num_encoded == 0
     no_reading(monkeypatch)
-    assert open_run(run, FROM_CACHE).notes == ()
+    assert open_run(run, FROM_CACHE).notes == []
 
 
 def test_an_edit_that_keeps_size_and_modification_time_is_noticed(run, frames, built_inputs):

@@ -92,7 +92,7 @@ def test_a_repaired_image_is_used_after_the_next_build(make_run, write, site, ba
     open_run(run, TO_BUILD).build()
     backdate(site.noise(MISSING, 7), 60)
     open_run(run, TO_BUILD).build()
-    assert len(open_run(run, FROM_CACHE).records["train"]) == 3 and open_run(run, FROM_CACHE).notes == ()
+    assert len(open_run(run, FROM_CACHE).records["train"]) == 3 and open_run(run, FROM_CACHE).notes == []
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -99,5 +99,5 @@ def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
 
 def test_only_waves_of_models_with_linear_attention_have_a_limit_of_states(prompter):
     assert SharedPrefixes(prompter).room.num_states is None
-    prompter.inputs.model_folder.family = QWEN3_5
+    prompter.model_folder.family = QWEN3_5
     assert SharedPrefixes(prompter).room.num_states == 32768 // 64

@@ -21,7 +21,7 @@ KEYS = ImageIndex({Path("a"): "1", Path("a-copy"): "1", Path("b"): "2"}, {})
 def session(form: ContextForm | None = FORM) -> SimpleNamespace:
     run = SimpleNamespace(data=SimpleNamespace(context=form))
     chat = SimpleNamespace(special_tokens=["<|im_end|>"])
-    return SimpleNamespace(inputs=SimpleNamespace(run=run, images=KEYS), chat_tokenizer=chat)
+    return SimpleNamespace(run=run, images=KEYS, chat_tokenizer=chat)
 
 
 def record(stage: str | None, *questions: str, image: str = "a") -> Record:

@@ -39,6 +39,10 @@ def longer(run: RunFile, **train) -> RunFile:
     return run.model_copy(update={"train": run.train.model_copy(update={"steps": 48} | train)})
 
 
+def start_of(folder: RunFolder, run, restart: bool) -> Start:
+    return Start.of(SimpleNamespace(folder=folder, run=run, notify=pytest.fail), {}, True, restart)
+
+
 @pytest.mark.parametrize(
     ("train", "step"),
     [
@@ -132,9 +136,11 @@ def test_results_are_kept_whenever_moving_them_is_interrupted(trained, monkeypat
 
 def test_a_trained_run_starts_from_its_last_checkpoint_if_it_is_extended(trained):
     folder, run = trained(scheduler="constant")
-    assert Start.of(folder, run, False, pytest.fail) == Start(True, folder.last_checkpoint)
-    assert Start.of(folder, longer(run), False, pytest.fail) == Start(False, folder.last_checkpoint)
-    assert Start.of(folder, longer(run), True, pytest.fail) == Start(False, None)
+    assert start_of(folder, run, restart=False) == Start(is_finished=True)
+    folder.summary.unlink()
+    assert start_of(folder, run, restart=False) == Start(is_trained=True, checkpoint=folder.last_checkpoint)
+    assert start_of(folder, longer(run), restart=False) == Start(checkpoint=folder.last_checkpoint)
+    assert start_of(folder, longer(run), restart=True) == Start()
 
 
 def test_an_adapter_that_was_trained_on_other_frozen_weights_is_said_to_be(trained):
@@ -142,7 +148,7 @@ def test_an_adapter_that_was_trained_on_other_frozen_weights_is_said_to_be(train
     asked = {"epochs": 0, "steps": None}
     for frozen, said in (("nf4", ""), ("precision", " (trained with train.frozen: nf4)")):
         other = run.model_copy(update={"train": run.train.model_copy(update=asked | {"frozen": frozen})})
-        assert f"the adapter of {folder.folder}{said} answers as it is" in Start(False, None, folder).note(other)
+        assert f"the adapter of {folder.folder}{said} answers as it is" in "".join(Start(other=folder).notes(other))
 
 
 def record_best(folder: RunFolder, best: str) -> None:
@@ -167,10 +173,17 @@ def test_a_missing_best_checkpoint_is_an_error_if_it_would_be_the_result(trained
     folder, run = trained(best="loss")
     record_best(folder, "/another/run/checkpoints/checkpoint-8")
     folder.trained.unlink()
+    folder.summary.unlink()
     with pytest.raises(
         RunFolderError, match=r"records /another/.* and .* holds no complete checkpoint-8; copy it there"
     ):
-        Start.of(folder, run, False, pytest.fail)
-    assert Start.of(folder, run, True, pytest.fail) == Start(False, None)
-    other = run.model_copy(update={"train": run.train.model_copy(update={"best": None})})
-    assert Start.of(folder, other, False, pytest.fail) == Start(False, folder.last_checkpoint)
+        start_of(folder, run, restart=False)
+    assert start_of(folder, run, restart=True) == Start()
+
+
+def test_a_missing_best_checkpoint_is_no_error_where_the_last_one_is_the_result(trained):
+    folder, run = trained()
+    record_best(folder, "/another/run/checkpoints/checkpoint-8")
+    folder.trained.unlink()
+    folder.summary.unlink()
+    assert start_of(folder, run, restart=False) == Start(checkpoint=folder.last_checkpoint)

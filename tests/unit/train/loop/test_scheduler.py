@@ -8,7 +8,6 @@ import re
 import pytest
 
 from lookonce.errors import UsageError
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.train.loop.arguments import training_arguments
@@ -77,7 +76,7 @@ def test_all_schedules_of_transformers_can_be_set(settings_of):
 def test_a_start_with_a_wrong_schedule_does_not_claim_the_run_folder(make_run):
     run = make_run(train={"scheduler": "cosine_with_min_lr"})
     with pytest.raises(UsageError, match="`train.scheduler_args`"):
-        open_training(run, RunClaim(run.output, "lookonce train"))
+        open_training(run)
     assert not run.output.exists()
 
 
