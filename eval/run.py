@@ -20,17 +20,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lookonce.errors import RecordsError, RunFolderError, UsageError
-from lookonce.eval.answers.baselines import as_asked, why_not
-from lookonce.eval.answers.cost import AnsweringCost
-from lookonce.eval.answers.partial import Answered, PartialAnswers, is_begun
-from lookonce.eval.answers.questions import Questions, on_this_machine
+from lookonce.errors import UsageError
+from lookonce.eval.answers.files import Answered, AnsweringCost, PartialAnswers
+from lookonce.eval.answers.questions import Questions, as_asked, on_this_machine, why_not
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
 from lookonce.files import write_json
-from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_EVALUATE, OpenRun, open_run
 from lookonce.run.records import HELD_OUT
 from lookonce.text import Notify, quiet
@@ -57,39 +53,31 @@ def evaluate(
     Returns:
         The scores; None on all ranks but the first.
     """
-    notify = questions.opened.notify
-    if reuses and (known := ranks.first_decides(lambda: _known_predictions(questions))) is not None:
+    opened, once, notify = questions.opened, ranks.first_decides, questions.opened.notify
+    if reuses and (known := once(questions.known_predictions)) is not None:
         notify(f"the answers of {questions.name} are on disk")
-        return _save(questions, known) if ranks.is_first else None
-    cost = AnsweringCost(identity=ranks.first_decides(questions.identity))
-    with ExitStack() as opened, compile_cache(questions.opened, notify).in_use():
-        model = cache(lambda: opened.enter_context(open_model()))
-        answers, unfinished = _all_stages(questions, cost, model, ranks)
+        return questions.save(known) if ranks.is_first else None
+    cost = AnsweringCost(identity=once(questions.identity))
+    answers: dict[int, Answer] = {}
+    unfinished = []
+    with ExitStack() as stack, compile_cache(opened, notify).in_use():
+        model = cache(lambda: stack.enter_context(open_model()))
+        for number, stage in enumerate(questions.stages):
+            part = questions.at_stage(number, answers)
+            identity = cost.identity if part is questions else once(part.identity)
+            here = once(partial(on_this_machine, identity))
+            folder = opened.folder.predictions(part.name).parent
+            unfinished.append(PartialAnswers(folder, part.name, here, ranks.rank))
+            answered = _answered(part, unfinished[-1], cost, model, ranks)
+            found = once(partial(part.of_questions, answered))
+            answers |= {stage[place]: answer for place, answer in found.items()}
     if not ranks.is_first:
         return None
-    evaluation = _save(questions, questions.after_all(answers).predictions(answers))
-    write_json(questions.opened.folder.answering(questions.name), asdict(cost))
+    evaluation = questions.save(questions.after_all(answers).predictions(answers))
+    write_json(opened.folder.answering(questions.name), asdict(cost))
     for one in reversed(unfinished):
         one.remove()
     return evaluation
-
-
-def _all_stages(
-    questions: Questions, cost: AnsweringCost, model: Callable[[], Any], ranks: Ranks
-) -> tuple[dict[int, Answer], list[PartialAnswers]]:
-    """The answers to all questions, stage by stage, by the number of the question; and the files that they are in."""
-    answers: dict[int, Answer] = {}
-    unfinished = []
-    folder = questions.opened.folder.predictions(questions.name).parent
-    for number, stage in enumerate(questions.stages):
-        part = questions.at_stage(number, answers)
-        identity = cost.identity if part is questions else ranks.first_decides(part.identity)
-        here = ranks.first_decides(partial(on_this_machine, identity))
-        unfinished.append(PartialAnswers(folder, part.name, here, ranks.rank))
-        answered = _answered(part, unfinished[-1], cost, model, ranks)
-        found = ranks.first_decides(partial(part.of_questions, answered))
-        answers |= {stage[place]: answer for place, answer in found.items()}
-    return answers, unfinished
 
 
 def _answered(
@@ -105,56 +93,13 @@ def _answered(
         notify(f"continuing an evaluation: {before:,} of {of_all:,} questions were answered before")
     with unfinished:
         if mine := missing[ranks.rank :: ranks.num_ranks]:
-            opened = model()
+            loaded = model()
             with cost.measure(questions.num_in(mine)):
-                for number, answers in questions.answer(opened, mine, shows_progress=ranks.is_first, notify=notify):
+                for number, answers in questions.answer(loaded, mine, shows_progress=ranks.is_first):
                     owner.check()
                     unfinished.add(number, answers)
                     answered[number] = answers
     return {number: answers for some in ranks.gather(answered) or [answered] for number, answers in some.items()}
-
-
-def _save(questions: Questions, predictions: list[Prediction]) -> Evaluation:
-    """Score predictions, the run's own beside its baselines, and write them."""
-    evaluation = questions.score(predictions, None if questions.baseline else _known_baselines(questions))
-    questions.opened.owner.check()
-    save_evaluation(questions.opened.folder, questions.name, evaluation)
-    return evaluation
-
-
-def _known_predictions(questions: Questions) -> list[Prediction] | None:
-    """The predictions of an evaluation that asked the same; None if there was none or its files are damaged."""
-    folder = questions.opened.folder
-    path = folder.predictions(questions.name)
-    if not path.exists() or is_begun(path.parent, questions.name):
-        return None
-    try:
-        cost = AnsweringCost.read(folder.answering(questions.name))
-    except RunFolderError:
-        return None
-    if cost.identity != questions.identity():
-        return None
-    try:
-        before = read_predictions(path)
-    except RecordsError:
-        return None
-    if len(before) != len(questions.asked):
-        return None
-    return questions.again(before)
-
-
-def _known_baselines(questions: Questions) -> dict[Baseline, list[str]]:
-    """The answers of the baselines to a run's own questions, as far as they are known."""
-    each, folder = (*BASELINES, *IN_CONTEXT), questions.opened.folder
-    asked = {one: as_asked(questions, one) for one in each if folder.answering(questions.name_of(one)).exists()}
-    found = {one: _known_predictions(those) for one, those in asked.items()}
-    return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}
-
-
-def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> None:
-    """Write predictions and metrics into the run folder."""
-    write_predictions(folder.predictions(name), evaluation.predictions)
-    write_json(folder.metrics(name), evaluation.to_json())
 
 
 def evaluate_run(

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
-from lookonce.eval.answers.cost import AnsweringCost
+from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.scores import texts
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.settings import Section

@@ -17,11 +17,8 @@ from typing import Any
 import torch
 
 from lookonce.datasets.records import Record
-from lookonce.eval.answers.dialogues import Dialogues
-from lookonce.eval.answers.engines import Engine, engine_of
-from lookonce.eval.answers.rows import row_of
-from lookonce.eval.answers.staged import in_context, questions_of, stages_of
-from lookonce.eval.answers.wave_size import tokens_beside_training
+from lookonce.eval.answers.engines import Engine, engine_of, tokens_beside_training
+from lookonce.eval.answers.questions import Dialogues, in_context, questions_of, row_of, stages_of
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.statistics.clusters import clusters_of
 from lookonce.run.open import OpenRun

@@ -2,11 +2,15 @@
 
 Design: an engine says which dialogues are answered together before the model is loaded. That depends on the questions
 and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
-was interrupted. Only if the GPU is out of memory are fewer questions answered together.
+was interrupted. So the size of a wave follows from the whole memory of the GPU and the model, not from what is free at
+the moment; only beside a training, which holds most of the memory, it follows from what is free. If the GPU is out of
+memory all the same, a wave is answered in parts. In models with linear attention each question has a state, which takes
+as much memory as hundreds or thousands of tokens, so their number has a limit of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,19 +18,126 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
-from lookonce.eval.answers.generate import greedy_answers
-from lookonce.eval.answers.wave_size import largest_wave, states_per_wave
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.passes.key_values import bytes_per_token
+from lookonce.eval.decoding.passes.states import WORKING, bytes_per_state
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
+from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import FeatureSource
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.load import PRECISIONS
+from lookonce.train.model.linear_attention import LINEAR
+from lookonce.train.model.load import PRECISIONS, base_model
+
+ON_CPU = 8192
+SMALLEST, LARGEST = 4096, 65_536
+"""Tokens of a wave. With more than the largest a GPU is not faster, and the logits of a step take gigabytes."""
+SPARE = 0.1
+"""Share of the memory that stays free, for CUDA and for what PyTorch reserves without using it."""
+PROMPTS = 2e9
+"""Bytes that passes over packs of prompts take."""
+PLACES_OF_BRANCH = 64
+"""About the number of tokens of a wave to a branch, each of which has logits, and at least that to a state."""
+BYTES_OF_LOGIT = 14
+"""A logit in bfloat16, and three times in float32."""
+
+
+def largest_wave(model_folder: ModelFolder, dtype: torch.dtype) -> int:
+    """The largest power of 2 whose keys, values and logits fit beside the weights, within limits."""
+    if not torch.cuda.is_available():
+        return ON_CPU
+    total = torch.cuda.get_device_properties(0).total_memory
+    return _tokens_in(total * (1 - SPARE) - weight_bytes(model_folder, dtype), model_folder, dtype)
+
+
+def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int:
+    """The same for the memory that is free while a model is trained on the current GPU."""
+    free, total = torch.cuda.mem_get_info()
+    return _tokens_in(free - total * SPARE, model_folder, dtype)
+
+
+def states_per_wave(model_folder: ModelFolder, num_tokens: int) -> int | None:
+    """The states of linear attention that a wave of `num_tokens` may have; None for models without them."""
+    has_states = LINEAR in model_folder.family.layer_types
+    return max(num_tokens // PLACES_OF_BRANCH, 1) if has_states else None
+
+
+def _tokens_in(num_bytes: float, model_folder: ModelFolder, dtype: torch.dtype) -> int:
+    text = model_folder.config.get_text_config()
+    of_branch = text.vocab_size * BYTES_OF_LOGIT + bytes_per_state(text, dtype, num_more=WORKING)
+    each = bytes_per_token(text, dtype) + of_branch // PLACES_OF_BRANCH
+    tokens = int((num_bytes - PROMPTS) // each)
+    return min(1 << max(tokens, SMALLEST).bit_length() - 1, LARGEST)
+
+
+def weight_bytes(model_folder: ModelFolder, dtype: torch.dtype) -> float:
+    """Bytes of the weights in memory, tower included, for files with the data type of the model's config."""
+    in_files = model_folder.config.dtype
+    size = in_files.itemsize if isinstance(in_files, torch.dtype) else torch.bfloat16.itemsize
+    return model_folder.num_weight_bytes * dtype.itemsize / size
+
+
+@torch.inference_mode()
+def greedy_answers(
+    model: Any,
+    tokenizer: Any,
+    collator: RowCollator,
+    questions: Sequence[Example],
+    max_new_tokens: int,
+    precision: str,
+) -> list[Answer]:
+    """The model's greedy answers to questions that are answered together, in order; `model` may have an adapter.
+
+    `precision` is the run file's; in bf16 and fp16 answers are generated under autocast, as in training.
+    """
+    device, dtype = model.device, PRECISIONS[precision]
+    model.eval()
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with autocast, _greedy_only(model, tokenizer, max_new_tokens):
+        batch = collator.prompts(questions)
+        chosen = ChosenLogprobs()
+        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+        output = model.generate(**inputs, logits_processor=LogitsProcessorList([chosen]))
+    logprobs = torch.stack(chosen.logprobs, dim=1).tolist()
+    rows = zip(output[:, batch["input_ids"].shape[1] :].tolist(), logprobs, strict=True)
+    return [Answer.of(tokens, values, tokenizer) for tokens, values in rows]
+
+
+class ChosenLogprobs(LogitsProcessor):
+    """Changes nothing, and keeps the log-probability of the likeliest token, which a greedy answer takes."""
+
+    def __init__(self) -> None:
+        self.logprobs: list[torch.Tensor] = []
+        """For each token of the answers, those of all rows `[B]`."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.logprobs.append(scores.max(dim=-1).values - scores.logsumexp(dim=-1))
+        return scores
+
+
+@contextlib.contextmanager
+def _greedy_only(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
+    """Replace the model folder's generation settings, which may ask for sampling or penalties."""
+    base = base_model(model)
+    before = base.generation_config
+    base.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    try:
+        yield
+    finally:
+        base.generation_config = before
+
 
 MIN_COMPILED = 500
 """Questions from which on passes are compiled and captured on a GPU, which takes about 12 seconds."""

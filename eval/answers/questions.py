@@ -1,41 +1,295 @@
-"""The questions of an evaluation, in the batches that its engine answers together."""
+"""The questions of an evaluation: in dialogues, in stages, as the baselines are asked them, in batches; and their rows.
+
+Design: with `eval.turns: own` the questions of a record are one dialogue, and each follows the model's own answers;
+with `true` each is a dialogue of its own, whose prompt has the record's answers before it. The questions of a stage
+(`data.context`) are answered as any others. Their prompts follow from the answers before, so an interrupted evaluation
+asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens again, as
+it would of a record that has this text.
+
+Baselines are asked the run's own questions: without the adapter, with other images, with grey ones. The prompts keep
+their words, so nothing is tokenised again, and each answer is compared with the run's answer to the same question.
+Each baseline has an engine of its own, because an engine keeps recorded passes, and these are with or without the
+adapter. A grey image is encoded by the tower like any other, once for each size.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+import torch
 from tqdm import tqdm
 
-from lookonce.datasets.records import Context, Turn
-from lookonce.errors import UsageError
-from lookonce.eval.answers.dialogues import Asked, Dialogues, turns_before
+from lookonce.cache.build.encode import ImageFeatures, encode_patches
+from lookonce.cache.constants import Grid
+from lookonce.datasets.curriculum.context import NOT_ANSWERED, as_shown, with_context
+from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.majority import Majority, MajorityInContext
+from lookonce.datasets.records import Context, Record, Turn
+from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.engines import Engine, engine_of
-from lookonce.eval.answers.partial import Answered
-from lookonce.eval.answers.rows import unanswered
-from lookonce.eval.answers.staged import (
-    Staged,
-    in_context,
-    questions_of,
-    stages_of,
-    true_before,
-    with_true_answers,
-)
+from lookonce.eval.answers.files import Answered, AnsweringCost, is_begun
 from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Dialogue, is_shown
 from lookonce.eval.scores.counts import training_answers
-from lookonce.eval.scores.headline import Baseline, BaselineAnswers
+from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline, BaselineAnswers
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Prediction
-from lookonce.files import hash_file
-from lookonce.run.folder import Environment
+from lookonce.eval.scores.prediction import Prediction, label, read_predictions, write_predictions
+from lookonce.files import hash_file, write_json
+from lookonce.run.folder import Environment, RunFolder
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.tokenize import Example
+from lookonce.train.data.features import CPU
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.frozen.choice import model_settings
+
+Asked = tuple[Record, int]
+"""A record, and the number of the turn that is asked."""
+Turns = Literal["own", "true"]
+"""Whose answers the earlier turns of a prompt have: the model's own, or the record's."""
+
+
+@dataclass(frozen=True)
+class Dialogues:
+    """Questions in their dialogues."""
+
+    asked: list[Asked]
+    numbers: list[list[int]]
+    """The numbers of the questions of each dialogue."""
+    prompts: list[Example]
+    """The prompt of each question; in those of later questions of a dialogue the answers are `NOT_ANSWERED`."""
+    each: list[Dialogue]
+
+    @classmethod
+    def of(cls, opened: OpenRun, asked: Sequence[Asked]) -> Dialogues:
+        """The dialogues of some questions of a run."""
+        numbers = together(asked, opened.run.eval.turns)
+        prompts = opened.prompts(without_answers(asked, numbers))
+        return cls([*asked], numbers, prompts, dialogues_of(numbers, prompts, opened.chat_tokenizer))
+
+    def about(self, records: Sequence[Record], prompts: Sequence[Example], chat: ChatTokenizer) -> Dialogues:
+        """The same questions of other records with other images; `prompts` have the same words."""
+        asked = [(record, turn) for record, (_, turn) in zip(records, self.asked, strict=True)]
+        return Dialogues(asked, self.numbers, [*prompts], dialogues_of(self.numbers, prompts, chat))
+
+    def plan(self, engine: Engine) -> list[list[int]]:
+        """The numbers of the dialogues that an engine answers together."""
+        return engine.plan(self.each)
+
+    def questions(self, batch: Iterable[int]) -> list[int]:
+        """The numbers of the questions of some dialogues."""
+        return [question for number in batch for question in self.numbers[number]]
+
+    def answer(
+        self, engine: Engine, model: Any, batches: Sequence[Sequence[int]], notify: Notify = quiet
+    ) -> Iterator[list[Answer]]:
+        """The answers to the questions of each batch of dialogues, in order."""
+        chosen = [[self.each[number] for number in batch] for batch in batches]
+        for answers in engine.stream(model, chosen, notify):
+            yield [answer for some in answers for answer in some]
+
+
+def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:
+    """The numbers of the questions of each dialogue; the questions of a record must follow one another."""
+    numbers: list[list[int]] = []
+    for number, (record, turn) in enumerate(asked):
+        follows = turns == "own" and number and asked[number - 1][0] is record and asked[number - 1][1] == turn - 1
+        if follows:
+            numbers[-1].append(number)
+        else:
+            numbers.append([number])
+    return numbers
+
+
+def without_answers(asked: Sequence[Asked], numbers: Sequence[Sequence[int]]) -> list[Asked]:
+    """The questions with `NOT_ANSWERED` for the answers that the model gives before them."""
+    found = [*asked]
+    for some in numbers:
+        record, first = asked[some[0]]
+        if len(some) > 1:
+            unanswered = (Turn(turn.question, NOT_ANSWERED) for turn in record.turns[first:])
+            record = replace(record, turns=(*record.turns[:first], *unanswered))
+        for number in some:
+            found[number] = (record, asked[number][1])
+    return found
+
+
+def dialogues_of(numbers: Iterable[Sequence[int]], prompts: Any, chat: ChatTokenizer) -> list[Dialogue]:
+    """Each dialogue; `prompts` has the prompt of each question by its number, as in `Dialogues.prompts`."""
+    return [Dialogue.of([prompts[number] for number in some], chat) for some in numbers]
+
+
+def turns_before(
+    asked: Sequence[Asked], numbers: Iterable[Sequence[int]], answers: Mapping[int, Answer], special: Iterable[int]
+) -> dict[int, tuple[Turn, ...]]:
+    """The turns before each question in its prompt.
+
+    `numbers` are those of the questions of some dialogues, and `special` the token ids of no shown answer.
+    """
+    never = {*special}
+    found: dict[int, tuple[Turn, ...]] = {}
+    for some in numbers:
+        record, first = asked[some[0]]
+        turns = record.turns[:first]
+        for number in some:
+            found[number], answer = turns, answers[number]
+            text = answer.text if is_shown(answer, never) else NOT_ANSWERED
+            turns += (Turn(record.turns[len(turns)].question, text),)
+    return found
+
+
+Staged = Literal["own", "true", "none"]
+"""Whose answers to earlier questions prompts have (`eval.staged`)."""
+
+
+def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
+    """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
+    if staged == "true":
+        found = with_true_answers(opened, records)
+    else:
+        found = [replace(record, context=None) if record.context else record for record in records]
+    return [(record, number) for record in found for number in range(len(record.turns))]
+
+
+def with_true_answers(opened: OpenRun, records: Iterable[Record]) -> list[Record]:
+    """Some records with true answers as context, whatever they had; without any if the run has no `data.context`."""
+    form, found = opened.run.data.context, [replace(record, context=None) for record in records]
+    return with_context(found, form, opened.images.keys_of) if form else found
+
+
+def true_before(opened: OpenRun, asked: Sequence[Asked]) -> list[tuple[Turn, ...]]:
+    """What the records say before each question: the answers of its context and of its earlier turns."""
+    records = {id(record): record for record, _ in asked}
+    true = dict(zip(records, with_true_answers(opened, records.values()), strict=True))
+    return [(*true[id(record)].known, *record.turns[:turn]) for record, turn in asked]
+
+
+def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
+    """The numbers of the questions that are answered together: those of a stage if contexts have own answers, or all.
+
+    Questions that are in no stage are asked with the first.
+    """
+    form = opened.run.data.context
+    if form is None or staged != "own":
+        return [[*range(len(asked))]]
+    found: dict[int, list[int]] = {}
+    for number, (record, _) in enumerate(asked):
+        found.setdefault(form.stage_of(record) or 0, []).append(number)
+    return [found[stage] for stage in sorted(found)]
+
+
+def in_context(
+    opened: OpenRun, asked: Sequence[Asked], numbers: Iterable[int], answers: Mapping[int, Answer]
+) -> list[Asked]:
+    """Some questions by their numbers, with the answers to all questions of earlier stages as context."""
+    form = opened.run.data.context
+    assert form, "without `data.context` no question waits for the answers to others"
+    wanted = [*numbers]
+    records: dict[int, Record] = {}
+    own: dict[int, list[Turn]] = {}
+    for number in sorted({*answers, *wanted}):
+        record, turn = asked[number]
+        records[id(record)] = record
+        own.setdefault(id(record), []).append(Turn(record.turns[turn].question, _shown(opened, answers.get(number))))
+    found = with_context([*records.values()], form, opened.images.keys_of, lambda record: own[id(record)])
+    with_id = dict(zip(records, found, strict=True))
+    return [(with_id[id(asked[number][0])], asked[number][1]) for number in wanted]
+
+
+def _shown(opened: OpenRun, answer: Answer | None) -> str:
+    """An answer as later prompts have it; one that spells a special token could begin a message there."""
+    if answer is None or any(token in answer.text for token in opened.chat_tokenizer.special_tokens):
+        return NOT_ANSWERED
+    return as_shown(answer.text, answer.ended)
+
+
+def unanswered(
+    asked: Sequence[Asked],
+    earlier: Sequence[tuple[Turn, ...]],
+    true: Sequence[tuple[Turn, ...]],
+    examples: Sequence[Example],
+    training: Sequence[Record],
+    turns: Turns,
+    staged: Staged,
+) -> Iterator[Prediction]:
+    """The rows of some questions, each with the turns before it in its prompt; `training` has the majority answers.
+
+    `true` is what the records say before each question. The majority given the context knows this also where prompts
+    have the model's own answers: otherwise a model with wrong answers would lower what it is compared with.
+    """
+    majority, in_context = Majority.of_records(training), MajorityInContext(training)
+    for (record, turn), before, told, example in zip(asked, earlier, true, examples, strict=True):
+        row = row_of(record, turn, example.image_keys)
+        has_context = before or record.known
+        yield replace(
+            row,
+            majority=majority.answer(row.question),
+            majority_in_context=in_context.answer(told, row.question) if has_context else None,
+            earlier=before,
+            earlier_answers=turns if before else None,
+            context=record.known,
+            context_answers=None if staged == "none" or not record.known else staged,
+        )
+
+
+def row_of(record: Record, turn: int, image_keys: Sequence[str]) -> Prediction:
+    """The row of one question, without majority answers and earlier turns."""
+    return Prediction(
+        origin=record.origin,
+        images=tuple(map(str, record.images)),
+        question=record.turns[turn].question,
+        answer=record.turns[turn].answer,
+        predicted="",
+        majority="",
+        references=record.references,
+        image_keys=tuple(image_keys),
+        turn=turn,
+        source=label(record.metadata.get("source")),
+        category=label(record.metadata.get("category")),
+        stage=label(record.metadata.get("stage")),
+        system=record.system,
+    )
+
+
+GREY = 128
+"""The value of each pixel in each channel."""
+
+
+class BlankImages:
+    """The features of a grey image for each key."""
+
+    has_tower: ClassVar[bool] = False
+
+    def __init__(self, opened: OpenRun, grids: Mapping[str, Grid]) -> None:
+        """`grids` are those of the images that are replaced, by their keys."""
+        self._opened, self._grids = opened, grids
+
+    def grid_thw(self, key: str) -> Grid:
+        return self._grids[key]
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        return torch.cat([self._of_grid[self._grids[key]].features for key in keys]).to(device)
+
+    @cached_property
+    def _of_grid(self) -> dict[Grid, ImageFeatures]:
+        """The features of a grey image of each grid."""
+        tower, fingerprint = self._opened.load_tower(), self._opened.fingerprint
+        patcher = self._opened.processor.patcher()
+
+        def encode(grid: Grid) -> ImageFeatures:
+            height, width = (number * patcher.patch_size for number in grid[1:])
+            pixels = torch.full((height, width, 3), GREY, dtype=torch.uint8)
+            return encode_patches(patcher([pixels]), grid, tower, fingerprint)
+
+        with torch.autocast(tower.device.type, enabled=False):  # answers are given under it, caches built without
+            return {grid: encode(grid) for grid in sorted(set(self._grids.values()))}
+
 
 NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "frozen"}
 """Keys of `eval` that answers do not depend on, or that their identity has in another form."""
@@ -127,12 +381,12 @@ class Questions:
         return sum(len(self.batches[number]) for number in batches)
 
     def answer(
-        self, model: Any, batches: Sequence[int], *, shows_progress: bool = True, notify: Notify = quiet
+        self, model: Any, batches: Sequence[int], *, shows_progress: bool = True
     ) -> Iterator[tuple[int, list[Answer]]]:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         with _bar(self.num_in(batches), disable=None if shows_progress else True) as progress:
             waves = [self.waves[number] for number in batches]
-            given = self.dialogues.answer(self.engine, model, waves, notify)
+            given = self.dialogues.answer(self.engine, model, waves, self.opened.notify)
             for number, answers in zip(batches, given, strict=True):
                 yield number, answers
                 progress.update(len(answers))
@@ -170,9 +424,35 @@ class Questions:
 
     def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
         """Score answers, beside those of baselines."""
-        inputs = self.opened
-        training = training_answers(inputs.records["train"])
-        return Evaluation.of(predictions, training, inputs.images.size_of, baselines)
+        training = training_answers(self.opened.records["train"])
+        return Evaluation.of(predictions, training, self.opened.images.size_of, baselines)
+
+    def save(self, predictions: list[Prediction]) -> Evaluation:
+        """Score answers, the run's own beside those of its baselines that are known, and write both."""
+        evaluation = self.score(predictions, None if self.baseline else self._known_baselines())
+        self.opened.owner.check()
+        save_evaluation(self.opened.folder, self.name, evaluation)
+        return evaluation
+
+    def known_predictions(self) -> list[Prediction] | None:
+        """The predictions of an evaluation that asked the same; None if there was none or its files are damaged."""
+        folder = self.opened.folder
+        path = folder.predictions(self.name)
+        if not path.exists() or is_begun(path.parent, self.name):
+            return None
+        try:
+            cost = AnsweringCost.read(folder.answering(self.name))
+            before = read_predictions(path) if cost.identity == self.identity() else []
+        except (RecordsError, RunFolderError):
+            return None
+        return self.again(before) if len(before) == len(self.asked) else None
+
+    def _known_baselines(self) -> dict[Baseline, list[str]]:
+        """The answers of the baselines to a run's own questions, as far as they are known."""
+        each, folder = (*BASELINES, *IN_CONTEXT), self.opened.folder
+        asked = {one: as_asked(self, one) for one in each if folder.answering(self.name_of(one)).exists()}
+        found = {one: those.known_predictions() for one, those in asked.items()}
+        return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}
 
     def identity(self) -> str:
         """The sha256 over what the answers depend on, but the machine: adapter, model, prompts, settings."""
@@ -199,6 +479,12 @@ class Questions:
         return digest.hexdigest()
 
 
+def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> None:
+    """Write predictions and metrics into the run folder."""
+    write_predictions(folder.predictions(name), evaluation.predictions)
+    write_json(folder.metrics(name), evaluation.to_json())
+
+
 def on_this_machine(identity: str) -> str:
     """An identity of answers with the same bits: libraries and hardware included."""
     return hashlib.sha256(json.dumps([identity, asdict(Environment.this())], sort_keys=True).encode()).hexdigest()
@@ -206,3 +492,65 @@ def on_this_machine(identity: str) -> str:
 
 def _bar(total: int, *, disable: bool | None) -> Any:
     return tqdm(total=total, desc="answer questions", unit="question", leave=False, disable=disable)
+
+
+def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
+    """A run's own questions as a baseline is asked; None is the run itself."""
+    if baseline is None:
+        return questions
+    if baseline == "true" or baseline == "none":
+        return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
+    engine = engine_of(questions.opened)
+    questions = replace(questions, baseline=baseline, engine=engine, waves=questions.dialogues.plan(engine))
+    if baseline == "untuned":
+        return questions
+    return _shuffled(questions) if baseline == "shuffled" else _blank(questions)
+
+
+def why_not(questions: Questions, baseline: Baseline | None) -> str:
+    """Why a baseline has no meaning for these questions; empty if it has one."""
+    keys = {key for example in questions.examples for key in example.image_keys}
+    if baseline in IN_CONTEXT and questions.opened.run.data.context is None:
+        return "--true-context and --no-context need `data.context` in the run file"
+    if baseline in IN_CONTEXT and baseline == questions.staged:
+        return f"`eval.staged` is {baseline}, so these are the answers of the run itself"
+    if baseline == "shuffled" and len(keys) < 2:
+        return f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}"
+    if baseline == "blank" and not keys:
+        return "--blank-images needs images, and these records have none"
+    return ""
+
+
+def _shuffled(questions: Questions) -> Questions:
+    opened = questions.opened
+    shown = shuffle_images([record for record, _ in questions.asked], opened.images)
+    examples = [_about(opened, example, record) for example, record in zip(questions.examples, shown, strict=True)]
+    dialogues = questions.dialogues.about(shown, examples, opened.chat_tokenizer)
+    return replace(questions, dialogues=dialogues, waves=dialogues.plan(questions.engine))
+
+
+def _about(opened: OpenRun, example: Example, record: Record) -> Example:
+    """The example with the images of a record."""
+    keys = [opened.key_of(path) for path in record.images]
+    grids = [opened.cache.grid_thw(key) for key in keys]
+    return opened.chat_tokenizer.with_images((example.token_ids, example.supervised), record, keys, grids)
+
+
+def _blank(questions: Questions) -> Questions:
+    opened = questions.opened
+    keys = {key for example in questions.examples for key in example.image_keys}
+    source = BlankImages(opened, {key: opened.cache.grid_thw(key) for key in keys})
+    engine = engine_of(opened, source)
+    return replace(questions, engine=engine, waves=questions.dialogues.plan(engine))
+
+
+def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:
+    """The records with every image replaced by another one: a model that uses the images must score lower."""
+    keys = sorted({images.key_of[image] for record in records for image in record.images})
+    random.Random(seed).shuffle(keys)
+    other = dict(zip(keys, keys[1:] + keys[:1], strict=True))
+
+    def swapped(image: Path) -> Path:
+        return images.path_of[other[images.key_of[image]]]
+
+    return [replace(record, images=tuple(swapped(image) for image in record.images)) for record in records]

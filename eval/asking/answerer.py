@@ -20,8 +20,8 @@ from typing import Any
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError, LookonceError, TrainingError
-from lookonce.eval.answers.dialogues import Asked, dialogues_of, together, without_answers
 from lookonce.eval.answers.engines import engine_of
+from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
 from lookonce.eval.asking.asked import ask_each
 from lookonce.eval.asking.features import LiveFeatures
 from lookonce.eval.asking.pictures import Picture, PictureFiles, Shown

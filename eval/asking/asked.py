@@ -18,7 +18,7 @@ from lookonce.errors import RecordsError, UsageError
 from lookonce.files import files_below
 
 if TYPE_CHECKING:
-    from lookonce.eval.answers.dialogues import Asked
+    from lookonce.eval.answers.questions import Asked
 
 
 def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Asked], dict[str, RecordsError]]:

@@ -20,9 +20,8 @@ from tqdm import tqdm
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.environment import shorten
 from lookonce.errors import LookonceError
-from lookonce.eval.answers.dialogues import Asked, together, turns_before
-from lookonce.eval.answers.partial import PartialAnswers
-from lookonce.eval.answers.questions import on_this_machine
+from lookonce.eval.answers.files import PartialAnswers
+from lookonce.eval.answers.questions import Asked, on_this_machine, together, turns_before
 from lookonce.eval.asking.answerer import Answerer, Results
 from lookonce.eval.asking.rows import Row, answered, write_rows
 from lookonce.eval.decoding.answer import Answer

@@ -17,8 +17,7 @@ from typing import Any
 from lookonce.datasets.formats.text_files import as_cell, safe_cell
 from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
-from lookonce.eval.answers.dialogues import Asked, Turns
-from lookonce.eval.answers.rows import row_of
+from lookonce.eval.answers.questions import Asked, Turns, row_of
 from lookonce.eval.decoding.answer import Answer
 from lookonce.files import write_text
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
-from lookonce.eval.answers.partial import is_begun
+from lookonce.eval.answers.files import is_begun
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile

@@ -51,7 +51,7 @@ if sys.argv[1] == "train":
     MetricsLog.on_step_begin = begin_slowly
 
 if sys.argv[1] == "eval":
-    from lookonce.eval.answers.partial import PartialAnswers
+    from lookonce.eval.answers.files import PartialAnswers
 
     add = PartialAnswers.add
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import write_json
 from lookonce.run.folder import ADAPTER_FILES, STATE, RunFolder, Trained, adapter_hashes

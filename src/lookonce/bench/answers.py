@@ -22,8 +22,8 @@ import torch
 from lookonce.bench.matmul import synchronize
 from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
-from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
+from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.decoding.answer import Answer
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, count, duration, quiet, table

@@ -56,7 +56,7 @@ def export(
       lookonce export runs/kvasir --to medvqa-gi --split test -o submission.json
     """
     from lookonce.errors import UsageError
-    from lookonce.eval.answers.cost import AnsweringCost
+    from lookonce.eval.answers.files import AnsweringCost
     from lookonce.eval.comparison.runs import find_predictions
     from lookonce.eval.scores.prediction import read_predictions
     from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text

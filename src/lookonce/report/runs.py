@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.errors import UsageError
-from lookonce.eval.answers.cost import AnsweringCost
+from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.comparison.runs import Run, find_predictions, read_runs, short_names
 from lookonce.eval.scores.headline import BASELINES
 from lookonce.eval.scores.metrics import Evaluation, read_metrics

@@ -27,7 +27,7 @@ from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_m
 from lookonce.datasets.records import Record
 from lookonce.environment import program
 from lookonce.errors import ImageError, RunFolderError
-from lookonce.eval.answers.partial import unfinished
+from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import Score, read_metrics
 from lookonce.run.claim import find_trainer
 from lookonce.run.config import LENGTH, RunFile

@@ -15,8 +15,7 @@ from lookonce.cache.build.encode import encode_image
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError
 from lookonce.eval import run as evaluation
-from lookonce.eval.answers.baselines import as_asked
-from lookonce.eval.answers.questions import Questions
+from lookonce.eval.answers.questions import Questions, as_asked
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.headline import BASELINES
 from lookonce.eval.scores.prediction import read_predictions

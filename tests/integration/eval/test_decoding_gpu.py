@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
+from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.decoding import growth
 from lookonce.eval.decoding.passes import row_steps
 from lookonce.run.open import TO_BUILD, open_run

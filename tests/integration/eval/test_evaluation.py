@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lookonce.errors import RunFolderError
-from lookonce.eval.answers.cost import AnsweringCost
+from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.workflow.train import train

@@ -19,7 +19,7 @@ from lookonce.cli import main
 from lookonce.datasets.images import image_key
 from lookonce.datasets.records import read_records, write_records
 from lookonce.errors import ImageError, RunFolderError, TrainingError
-from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.asking import rounds
 from lookonce.eval.asking.answerer import Answerer
 from lookonce.eval.asking.asked import ask_each

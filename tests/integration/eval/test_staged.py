@@ -15,8 +15,8 @@ from support.answers import interrupt_after
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import UsageError
 from lookonce.eval.answers.accuracy import Accuracy
-from lookonce.eval.answers.dialogues import Dialogues
 from lookonce.eval.answers.engines import engine_of
+from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.config import RunFile

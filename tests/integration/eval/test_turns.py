@@ -18,7 +18,7 @@ from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
-from lookonce.eval.answers.dialogues import Dialogues
+from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue

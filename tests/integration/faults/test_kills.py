@@ -61,7 +61,7 @@ MOMENTS = [
     ("lookonce.train.train.flush_files", 1, "before"),  # an adapter that may not be on the disk
     ("peft.peft_model.safe_save_file", 1, "half"),  # half an adapter
     ("lookonce.train.train.write_json", 1, "before"),  # an adapter without trained.json
-    ("lookonce.eval.answers.partial:PartialAnswers.add", 1, "after"),  # answers without predictions
+    ("lookonce.eval.answers.files:PartialAnswers.add", 1, "after"),  # answers without predictions
     ("lookonce.eval.run.write_json", 1, "before"),  # predictions without scores
     ("lookonce.workflow.train.write_json", 1, "before"),  # all but the summary
 ]

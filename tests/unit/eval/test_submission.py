@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lookonce.errors import UsageError
-from lookonce.eval.answers.cost import AnsweringCost
+from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.scores import texts
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.submission import CHALLENGES, SubmissionInfo, notes, submission, to_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.decoding.answer import Answer
 from lookonce.run.folder import RunFolder
 from lookonce.status.status import find_unfinished

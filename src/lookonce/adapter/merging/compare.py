@@ -24,7 +24,7 @@ from lookonce.eval.scores.prediction import Prediction
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.text import Notify, quoted
+from lookonce.text import quoted
 from lookonce.train.model.load import PRECISIONS, load_trained, load_without_tower
 
 SPLIT = "val"
@@ -87,7 +87,7 @@ def draw_questions(opened: OpenRun, most: int) -> Questions | None:
     return Questions.of(opened.changed(records={**opened.records, SPLIT: drawn}), SPLIT)
 
 
-def compare(questions: Questions, adapter: Path, merged: Path, notify: Notify) -> Comparison:
+def compare(questions: Questions, adapter: Path, merged: Path) -> Comparison:
     """Ask both models; `merged` is a model folder.
 
     Raises:
@@ -96,8 +96,8 @@ def compare(questions: Questions, adapter: Path, merged: Path, notify: Notify) -
     opened = questions.opened
     answering = opened.run.eval.model_copy(update={"frozen": None})  # weights as in training, or not quantised
     run = opened.run.model_copy(update={"eval": answering})
-    before = _answers(questions, partial(load_trained, opened.model_folder, run, adapter), notify)
-    after = _answers(questions, partial(_load_merged, run, merged), notify)
+    before = _answers(questions, partial(load_trained, opened.model_folder, run, adapter))
+    after = _answers(questions, partial(_load_merged, run, merged))
     return Comparison.of(before, after, run.train.precision)
 
 
@@ -107,12 +107,12 @@ def _load_merged(run: RunFile, merged: Path) -> Any:
     return load_without_tower(folder, dtype, run.model.attention, UNQUANTISED).to(best_device()).eval()
 
 
-def _answers(questions: Questions, load: Callable[[], Any], notify: Notify) -> list[Prediction]:
+def _answers(questions: Questions, load: Callable[[], Any]) -> list[Prediction]:
     """The answers of a model, stage by stage; its memory is free again afterwards."""
     model, answers = load(), dict[int, Answer]()
     for number, stage in enumerate(questions.stages):
         part = questions.at_stage(number, answers)
-        found = part.of_questions(dict(part.answer(model, range(len(part.batches)), notify=notify)))
+        found = part.of_questions(dict(part.answer(model, range(len(part.batches)))))
         answers |= {stage[place]: answer for place, answer in found.items()}
     del model
     if torch.cuda.is_available():

@@ -101,14 +101,14 @@ def merge(
     with claimed_around(target, command):
         _, run = find_run(place, (), needs)
         check_frozen(run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
-        with _opened(place, needs) as opened:
+        with _opened(place, needs, notify) as opened:
             return _merge(opened, target, dtype, num_questions, notify)
 
 
-def _opened(place: Path, needs: Needs) -> OpenRun:
+def _opened(place: Path, needs: Needs, notify: Notify) -> OpenRun:
     """The run, and its cache for the questions."""
     try:
-        opened = open_run(place, needs)
+        opened = open_run(place, needs, notify=notify)
         if needs.cache:
             opened.cache  # noqa: B018  (what it lacks is said before anything is written)
         return opened
@@ -181,4 +181,4 @@ def _compare(questions: Questions | None, folder: RunFolder, result: MergeFolder
     if questions is None:
         return None
     notify(f"merged; asking {count(len(questions.asked), 'question')} of both models (--questions 0 skips this)")
-    return compare(questions, folder.adapter, result.folder, notify)
+    return compare(questions, folder.adapter, result.folder)

@@ -8,7 +8,7 @@ import pytest
 
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.answers.baselines import shuffle_images
+from lookonce.eval.answers.questions import shuffle_images
 
 
 @pytest.mark.parametrize("num_images", [2, 3, 10])

@@ -10,7 +10,7 @@ import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.answers.generate import greedy_answers
+from lookonce.eval.answers.engines import greedy_answers
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import CachedFeatures
 from lookonce.train.data.tokenize import ChatTokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.eval.answers.partial import PartialAnswers
+from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.decoding.answer import Answer
 
 TEXTS = {0: ["yes", "no"], 3: ["zwölf", ""], 7: ["a\nb", "\u2028"]}

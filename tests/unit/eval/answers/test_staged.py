@@ -10,8 +10,14 @@ import pytest
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Context, Record, Turn
-from lookonce.eval.answers.rows import unanswered
-from lookonce.eval.answers.staged import in_context, questions_of, stages_of, true_before, with_true_answers
+from lookonce.eval.answers.questions import (
+    in_context,
+    questions_of,
+    stages_of,
+    true_before,
+    unanswered,
+    with_true_answers,
+)
 from lookonce.eval.decoding.answer import Answer
 
 FORM = ContextForm(by="stage", order=["easy", "hard"], template="{question} {answers}")

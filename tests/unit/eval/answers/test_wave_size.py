@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lookonce.eval.answers.wave_size import ON_CPU, largest_wave, states_per_wave
+from lookonce.eval.answers.engines import ON_CPU, largest_wave, states_per_wave
 from lookonce.eval.decoding.passes.key_values import bytes_per_token
 from lookonce.eval.decoding.passes.states import bytes_per_state
 from lookonce.families.qwen3_5 import QWEN3_5

@@ -12,7 +12,7 @@ import pytest
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError
-from lookonce.eval.answers.dialogues import dialogues_of, without_answers
+from lookonce.eval.answers.questions import dialogues_of, without_answers
 from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.dialogue import Dialogue
 

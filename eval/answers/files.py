@@ -1,28 +1,79 @@
-"""Answers on disk while an evaluation runs, so that an interrupted one continues from them.
+"""The files of an evaluation beside its results: the answers so far, and what answering cost.
 
 Design: questions are answered in batches, and the answers of each batch are one line of JSON, which is written when the
 batch is answered. The batches follow from the questions, so a resumed evaluation asks the same ones and ends with the
 same bits. The first line identifies what the answers depend on; a file with another one is deleted. Each rank writes a
 file of its own, `SPLIT.partial-RANK.jsonl`, and any number of ranks may continue from them. A line that is cut short,
 by a kill or a power cut, is asked again.
+
+The cost is measured by the first rank, after the model is loaded. An evaluation that was interrupted has the cost of
+the questions that were answered last, and their number. Figures that vary do not belong to the scores, which are the
+same bytes in every repetition; so they have a file of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from pydantic import TypeAdapter
 
+from lookonce.environment import device_name
 from lookonce.errors import Stopped
 from lookonce.eval.decoding.answer import Answer
 from lookonce.files import naming_full_disk
+from lookonce.run.folder import read_form
 from lookonce.text import count
+
+
+@dataclass
+class AnsweringCost:
+    """The content of answering/SPLIT.json in the run folder."""
+
+    num_answered: int = 0
+    """Questions that were answered in these seconds; 0 if all answers were on disk before."""
+    seconds: float = 0.0
+    device: str | None = None
+    model_mb: float = 0.0
+    """GPU memory that was allocated before the first answer, in 1024 x 1024 bytes."""
+    used_mb: float = 0.0
+    """GPU memory that was allocated after the last answer, without `model_mb`."""
+    identity: str = ""
+    """What the answers depend on, as `Questions.identity` has it; empty if an earlier version answered."""
+
+    @classmethod
+    def read(cls, path: Path) -> AnsweringCost:
+        """The cost in a file; without figures if there is none.
+
+        Raises:
+            RunFolderError: the file is broken.
+        """
+        return read_form(path, cls, "write it again with: lookonce eval RUN") if path.exists() else cls()
+
+    @contextlib.contextmanager
+    def measure(self, num_questions: int) -> Iterator[None]:
+        """Measure how questions are answered within the block; the questions of later blocks are added."""
+        began = time.perf_counter()
+        if not self.num_answered:
+            self.model_mb = round(_allocated_mb(), 2)
+        yield
+        self.num_answered += num_questions
+        self.seconds = round(self.seconds + time.perf_counter() - began, 4)
+        self.used_mb, self.device = round(_allocated_mb() - self.model_mb, 2), device_name()
+
+
+def _allocated_mb() -> float:
+    import torch
+
+    return torch.cuda.memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+
 
 STAGE = re.compile(r"-stage-\d+$")
 """What the name of a later stage of an evaluation ends with."""
