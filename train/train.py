@@ -15,6 +15,7 @@ import torch
 from transformers import TrainingArguments
 
 from lookonce.disk_space import full_disk_named
+from lookonce.environment import rank
 from lookonce.errors import RunFolderError, Stopped
 from lookonce.families.kernels import without_kernels
 from lookonce.files import flush_files, follow_umask, write_json
@@ -189,12 +190,11 @@ def open_training(
     Raises:
         LookonceError: an input is missing or broken, or the folder holds another run or is in use.
     """
-    folder = RunFolder(run.output)
+    folder, notify = RunFolder(run.output), notify if rank() == 0 else quiet
+    startup = startup or Startup(notify)
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
-    notify = notify if ranks.is_first else quiet
-    startup = startup or Startup(notify)
     stays = not restart and ranks.first_decides(lambda: folder.is_finished and not folder.has_other_length(run))
     needs = replace(TO_TRAIN, writes=not stays, images="hashed" if verify_images else "cached")
     opened = open_run(run, needs, once=ranks.first_decides, timed=startup.timed, notify=notify)
