@@ -20,7 +20,7 @@ from lookonce.datasets.prepare.rows import Row
 from lookonce.datasets.prepare.splits import PARTS, split_by_image
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
-from lookonce.text import count, listed
+from lookonce.text import count, listed, nfc, value_of
 
 HELD = tuple(part for part in PARTS if part != "train")
 """The parts that have a share; train has the rest."""
@@ -113,11 +113,11 @@ def _keys(record: Record, index: ImageIndex) -> tuple[str, ...]:
 
 
 def _values(record: Record, keys: Iterable[str]) -> dict[str, object]:
-    return {key: record.metadata[key] for key in keys if record.metadata.get(key) not in (None, "")}
+    return {key: value for key in keys if (value := value_of(record.metadata, key)) not in (None, "")}
 
 
 def _check_keys(records: Iterable[Record], keys: Iterable[str]) -> None:
-    known = {name for record in records for name in record.metadata}
-    if unknown := [key for key in keys if key not in known]:
+    known = {nfc(name) for record in records for name in record.metadata}
+    if unknown := [key for key in keys if nfc(key) not in known]:
         has = f"keys are {listed(sorted(known), 10)}" if known else "records have no metadata"
         raise UsageError(f"--together {unknown[0]}: no record has this key in its metadata; {has}")
