@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.formats.checks import Row, answer_text, items, keys_of, kind, need, text
+from lookonce.datasets.formats.checks import Row, answer_text, items, keys_of, kind, need, shown, text
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
@@ -85,7 +85,8 @@ def _by_id(row: Row, finder: Finder, origin: str) -> Path:
     key = first_of(row, IMAGE_ID_NAMES)
     if key and (image := finder.find_id(text(str(row[key]), key, origin))):
         return image
-    hint = f"; lookonce data prepare finds images by `{key}`, which none in the image root is called" if key else ""
+    called = f"no file in the image root is called {shown(str(row[key]))}" if key else ""
+    hint = f"; lookonce data prepare finds images by `{key}`, too; {called}" if key else ""
     if empty := first_of(row, IMAGE_NAMES):
         hint = f"; `{empty}` is empty{hint}"
     raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {keys_of(row)}{hint}")

@@ -32,7 +32,6 @@ Broken = Callable[[str, RecordsError], None]
 """Takes the origin of a row that cannot be read, and the error; the row is skipped unless this raises."""
 HEAD_BYTES = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-DECODE = json.JSONDecoder().raw_decode
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = (",", "\t", ";", "|")
 """Separators of cells; the first is usual in .csv, the second in .tsv."""
@@ -48,6 +47,18 @@ MAX_LINE_BYTES = 1 << 30
 """The longest line: a file of nothing but zeros may be a terabyte long and take no place on the disk."""
 MAX_ARRAY_BYTES = 1 << 32
 """The largest JSON array, since all of its text is in memory."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these keys and values; Python itself would keep the last of two values without a word."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"an object has the key {shown(key)!r} twice; keep one")
+    return values
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def read_head(path: Path) -> bytes:
@@ -120,7 +131,7 @@ def decode_json(text: str, origin: str) -> Any:
         RecordsError: it is not JSON.
     """
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise RecordsError(f"{origin}: not JSON ({error.msg} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # too many digits or too deep nesting
@@ -160,7 +171,7 @@ def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> 
 def _decode_record(text: str, position: int, origin: str) -> tuple[Any, int]:
     """The value that begins at `position`, and where it ends."""
     try:
-        return DECODE(text, position)
+        return DECODER.raw_decode(text, position)
     except json.JSONDecodeError as error:
         place = f"at line {error.lineno}, column {error.colno}"
         raise RecordsError(f"{origin}: not JSON ({error.msg} {place})") from None
