@@ -24,7 +24,7 @@ from lookonce.datasets.readers.file_kind import folder_in_place
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
 from lookonce.errors import UsageError
 from lookonce.files import atomic_write
-from lookonce.text import count, located, rows
+from lookonce.text import Notify, count, located, quiet, rows
 
 UNKNOWN_SUFFIX = ".bin"
 """The suffix of embedded bytes that are not a known image format; reading them as an image reports that."""
@@ -72,12 +72,13 @@ class ConvertReport:
             *(
                 (
                     one.name,
-                    f"{one.path}, {self.target_form}: {count(one.num_records, 'record')}, {one.num_images:,} images",
+                    f"{one.path}, {self.target_form}: {count(one.num_records, 'record')}, "
+                    f"{count(one.num_images, 'image')}",
                 )
                 for one in self.parts
             ),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
-            ("images", f"{self.num_images:,} files named" + (f"; {kinds}" if kinds else "")),
+            ("images", f"{count(self.num_images, 'file')} named" + (f"; {kinds}" if kinds else "")),
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
@@ -142,12 +143,14 @@ def convert(
     coerce_answers: bool = False,
     overwrite: bool = False,
     division: Division | None = None,
+    notify: Notify = quiet,
 ) -> ConvertReport:
     """Write the records of `source` to `target` in another format, or in another type of file.
 
     The image paths of `source` are relative to `image_root`, those of `target` to `target_root`. Without it they are
     relative to its own folder, and images elsewhere get absolute paths. `coerce_answers` writes answers that are
-    numbers or booleans as text. With a `division`, the files of its parts are written in place of `target`.
+    numbers or booleans as text. With a `division`, the files of its parts are written in place of `target`, and
+    `notify` gets the number of images that cannot be read.
 
     Raises:
         UsageError: there is no `source`, or it cannot be divided so; or a file to write exists, has an unknown suffix,
@@ -163,7 +166,7 @@ def convert(
     file = RecordsFile(source, image_root, format=source_format, keep=keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
     images = {image for record in records for image in record.images}
-    parts = divide(records, division) if division else {"": records}
+    parts = divide(records, division, notify) if division else {"": records}
     for path in paths.values():
         check_not_among(path, images)
     for part, path in paths.items():

@@ -20,7 +20,7 @@ from lookonce.datasets.prepare.rows import Row
 from lookonce.datasets.prepare.splits import PARTS, split_by_image
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
-from lookonce.text import count, listed
+from lookonce.text import Notify, count, listed, nfc, quiet, value_of
 
 HELD = tuple(part for part in PARTS if part != "train")
 """The parts that have a share; train has the rest."""
@@ -75,14 +75,17 @@ def part_paths(target: Path, shares: Mapping[str, float]) -> dict[str, Path]:
     return {part: target.with_name(f"{target.stem}.{part}{target.suffix}") for part in names}
 
 
-def divide(records: Sequence[Record], division: Division) -> dict[str, list[Record]]:
-    """The records of each part, in their order.
+def divide(records: Sequence[Record], division: Division, notify: Notify = quiet) -> dict[str, list[Record]]:
+    """The records of each part, in their order. `notify` gets the number of images that cannot be read.
 
     Raises:
         UsageError: no record has a key of `together`, or a part gets no image.
     """
     _check_keys(records, division.together)
     index = index_images(records, needs_one=False)
+    if index.unusable:
+        number, reason = count(len(index.unusable), "image"), next(iter(index.unusable.values()))
+        notify(f"{number} cannot be read, so copies under other names are not recognised; the first: {reason}")
     keys = [_keys(record, index) for record in records]
     rows = [
         Row("", "", key, metadata={**_values(record, division.together), RECORD: number})
@@ -113,11 +116,11 @@ def _keys(record: Record, index: ImageIndex) -> tuple[str, ...]:
 
 
 def _values(record: Record, keys: Iterable[str]) -> dict[str, object]:
-    return {key: record.metadata[key] for key in keys if record.metadata.get(key) not in (None, "")}
+    return {key: value for key in keys if (value := value_of(record.metadata, key)) not in (None, "")}
 
 
 def _check_keys(records: Iterable[Record], keys: Iterable[str]) -> None:
-    known = {name for record in records for name in record.metadata}
-    if unknown := [key for key in keys if key not in known]:
+    known = {nfc(name) for record in records for name in record.metadata}
+    if unknown := [key for key in keys if nfc(key) not in known]:
         has = f"keys are {listed(sorted(known), 10)}" if known else "records have no metadata"
         raise UsageError(f"--together {unknown[0]}: no record has this key in its metadata; {has}")

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,7 @@ from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.datasets.stamps import Stamp, stamps
 from lookonce.errors import BadImage, ImageError
-from lookonce.text import count
+from lookonce.text import count, nfc, shell
 from lookonce.threads import threaded_map
 
 NUM_NAMED = 5
@@ -182,7 +183,7 @@ def _shown_size(image: Image.Image, data: bytes) -> Size:
 
 def _traits(image: Image.Image) -> Iterator[Trait]:
     note = image.info.get("transparency")
-    if isinstance(note, bytes) or not {"A", "a"}.isdisjoint(image.getbands()):
+    if isinstance(note, bytes) or image.getbands()[-1] in ("A", "a"):
         yield "alpha"
     elif note is not None:
         yield "transparent"
@@ -362,6 +363,14 @@ def _read_file(path: Path) -> bytes | ImageError:
         return unreadable(path, _why(path, error))
 
 
+@lru_cache(maxsize=8)
+def _names_in_nfc(folder: Path) -> frozenset[str]:
+    """The names in a folder that are not ASCII, in NFC."""
+    with contextlib.suppress(OSError):
+        return frozenset(nfc(name) for name in os.listdir(folder) if not name.isascii())
+    return frozenset()
+
+
 def _open_at_once(name: str, flags: int) -> int:
     """Do not block: opening a FIFO without a writer would wait forever."""
     return os.open(name, flags | os.O_NONBLOCK)
@@ -381,5 +390,9 @@ def _why(path: Path, error: Exception) -> str:
         )
     if error.errno == errno.ENOENT and path.is_symlink():
         return f"it is a link to {path.readlink()}, which does not exist"
+    if error.errno == errno.ENOENT and nfc(path.name) in _names_in_nfc(path.parent):
+        form = "nfc" if path.name == nfc(path.name) else "nfd"
+        command = shell("convmv", "-r", "-f", "utf-8", "-t", "utf-8", f"--{form}", "--notest", path.parent)
+        return f"there is a file of this name in another normal form of Unicode; rename it, for example with: {command}"
     kind = {errno.EISDIR: "a folder", errno.ENXIO: "a socket"}.get(error.errno or 0)
     return f"it is {kind}; expected a file" if kind else error.strerror or str(error)

@@ -23,7 +23,7 @@ from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.scores import texts
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.settings import Section
-from lookonce.text import count, listed, quoted
+from lookonce.text import count, listed, nfc, quoted
 
 Challenge = Literal["medico", "medvqa-gi"]
 CHALLENGES = get_args(Challenge)
@@ -92,9 +92,9 @@ def lacks(predictions: Sequence[Prediction], challenge: Challenge, records: Sequ
 
     `records` are those of the split.
     """
-    asked = {(_names(record.images), turn.question): record.origin for record in records for turn in record.turns}
-    needed = Counter((_names(record.images), turn.question) for record in records for turn in record.turns)
-    missing = [*(needed - Counter((_names(one.images), one.question) for one in predictions)).elements()]
+    asked = {(_names(record.images), nfc(turn.question)): record.origin for record in records for turn in record.turns}
+    needed = Counter((_names(record.images), nfc(turn.question)) for record in records for turn in record.turns)
+    missing = [*(needed - Counter((_names(one.images), nfc(one.question)) for one in predictions)).elements()]
     if missing:
         named = listed([f"{quoted(question)} ({asked[images, question]})" for images, question in missing], NUM_NAMED)
         return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from lookonce.datasets.formats.record import Record
-from lookonce.text import listed, nfc, shown
+from lookonce.text import listed, nfc, shown, value_of
 
 MAX_NUMBER = 2**53
 """Larger integers are not exact as the floating-point numbers that other programs read."""
@@ -59,7 +59,7 @@ def as_text(value: Any) -> str:
 
 def texts_of(record: Record, field: str) -> list[str]:
     """The values of a metadata field as texts: several if it is a list, none if the record lacks it."""
-    value = record.metadata.get(field)
+    value = value_of(record.metadata, field)
     return [] if value is None else [as_text(one) for one in as_list(value)]
 
 

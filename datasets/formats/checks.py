@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lookonce.datasets.formats.record import Record
+from lookonce.datasets.readers.image_column import respelt
 from lookonce.errors import RecordsError
 from lookonce.families.family import CONTROL_TOKENS
 
@@ -166,8 +167,13 @@ def need(row: Row, key: str, origin: str) -> Any:
         RecordsError: the key is missing.
     """
     if key not in row:
-        raise RecordsError(f"{origin}: expected the key `{key}`, got {sorted(row)}")
+        raise RecordsError(f"{origin}: expected the key `{key}`, got {keys_of(row)}")
     return row[key]
+
+
+def keys_of(row: Row) -> str:
+    """The keys of a row in a message, with the names of those to rename."""
+    return f"{shown(sorted(row))}{respelt(row)}"
 
 
 def texts_within(value: Any) -> Iterator[str]:

@@ -38,13 +38,20 @@ LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
 MOVE_IMAGES = "lookonce shows images before the first question; move it there"
 MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\((?P<markdown>[^()\n]*)\)"
 """Images in HTML and in Markdown."""
+OPENS = r"<\|?(?:(?:begin|start)_of_(?:image|img)|(?:image|img|im|media)_(?:start|begin)|start_img|boi)\|?>|<img>"
+CLOSES = r"<\|?(?:end_of_(?:image|img)|(?:image|img|im|media)_end|end_img|eoi)\|?>|</img>"
+FILLS = (
+    r"<\|?(?:image|img|im|media)[ _@]?(?:placeholder|token|here|pad|patch|soft_token|context|content)\|?>"
+    r"|<\| ?(?:img|image) ?\|>|\[(?:image|img)_break\]"
+)
+"""Tokens around the tokens of one image, and such tokens, of which programs write any number for an image."""
 MARK = re.compile(
     rf"{MARKUP}|<img>(?P<img>[^<>]*)</img>|\(<image>\./</image>\)|<image>(?P<image>[^<>]*)</image>"
-    r"|\[img\](?P<bbcode>[^\[\]]*)\[/img\]|\[(?:img|image)\]|<img>(?:<img_context>)*</img>|<img_context>|<img>"
-    r"|(?!(?-i:<image>))<image>|<(?:img|image) ?/>|<\|(?:img|image)\|>"
-    r"|<(?P<bar>\|?)(?:img|image)[ _-]?(?P<number>\d+)(?P=bar)>"
-    r"|<image[ _]?(?:placeholder|token|here|pad|soft_token)>|<start_of_image>|<im_(?:start|patch|end)>"
-    rf"|{IMAGE_IN_PROMPT}",
+    rf"|(?:{OPENS})(?:image)?(?:<image>|{FILLS})*(?:{CLOSES})|<fake_token_around_image><image><fake_token_around_image>"
+    r"|\[img\](?P<bbcode>[^\[\]]*)\[/img\]|(?<!\[img\])(?<!\[img_break\])\[img\](?:\[img(?:_break)?\])*\[img_end\]"
+    rf"|{IMAGE_IN_PROMPT}|{OPENS}|{CLOSES}|{FILLS}|<fake_token_around_image>"
+    r"|(?!(?-i:<image>))< ?image ?>|< ?img ?>|<(?:img|image) ?/>|\[ ?(?:img|image) ?\]"
+    r"|(?:(?P<bar><\|?)|\[)(?:img|image)[ _#:-]?(?P<number>\d+)(?(bar)\|?>|\])",
     re.IGNORECASE,
 )
 """The image marks of other programs. No part can begin within itself, so a search takes linear time."""
@@ -148,6 +155,8 @@ def _other_texts(record: Record) -> Iterator[tuple[str, str]]:
         if number > 1:
             yield f"question {number}", turn.question
         yield f"answer {number}", turn.answer
+    for one in record.references:
+        yield "references", one
 
 
 def _without_marks(question: str, marks: Sequence[re.Match[str]], origin: str) -> str:

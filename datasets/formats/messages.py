@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.checks import Row, items, kind, need, refuse_pixel_limits
+from lookonce.datasets.formats.checks import Row, items, kind, need, refuse_pixel_limits, shown
 from lookonce.datasets.formats.dialogue import (
     USER,
     Message,
@@ -85,7 +85,8 @@ def _part(part: Any, number: int, origin: str) -> tuple[str, Any]:
     where = f"{origin}: message {number}"
     name = part.get("type") if isinstance(part, dict) else None
     if not isinstance(name, str) or name not in ALLOWED_KEYS:
-        raise RecordsError(f"{where} has a part that is {kind(part)}; expected one of type {', '.join(ALLOWED_KEYS)}")
+        what = f"{kind(part)}, of type {shown(name)}" if name else kind(part)
+        raise RecordsError(f"{where} has a part that is {what}; expected one of type {', '.join(ALLOWED_KEYS)}")
     for value in (part, part.get("image_url")):
         refuse_pixel_limits(value, f"{where} has a part with")
     if other := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:

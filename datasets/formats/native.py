@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.formats.checks import Row, answer_text, items, kind, need, text
+from lookonce.datasets.formats.checks import Row, answer_text, items, keys_of, kind, need, shown, text
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
@@ -55,16 +55,16 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 
 
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
-    """Read a record of one question about one image."""
+    """Read a record of one question about one image, or about a list of them."""
     asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
     given = first_of(row, ANSWER_NAMES) or need(row, ANSWER_NAMES[0], origin)
-    named = [(isinstance(row[key], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
+    named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
-    image = finder.find(row[key], origin) if key else _by_id(row, finder, origin)
+    images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
     answer, references = _answers(row[given], given, origin)
     turn = Turn(text(row[asked], asked, origin), answer_text(answer, given, origin))
     metadata = {name: value for name, value in row.items() if name not in (key, asked, given)}
-    return Record((image,), (turn,), metadata=references | metadata, origin=origin)
+    return Record(tuple(images), (turn,), metadata=references | metadata, origin=origin)
 
 
 def first_of(row: Row, names: Sequence[str]) -> str | None:
@@ -75,13 +75,21 @@ def first_of(row: Row, names: Sequence[str]) -> str | None:
     return None
 
 
+def _listed(value: Any) -> list[Any]:
+    """The images under one key, of which most rows have one and some have a list."""
+    return value if isinstance(value, list) else [value]
+
+
 def _by_id(row: Row, finder: Finder, origin: str) -> Path:
     """The image of a row without its file name."""
     key = first_of(row, IMAGE_ID_NAMES)
     if key and (image := finder.find_id(text(str(row[key]), key, origin))):
         return image
-    hint = f"; lookonce data prepare finds images by `{key}`, which none in the image root is called" if key else ""
-    raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {sorted(row)}{hint}")
+    called = f"no file in the image root is called {shown(str(row[key]))}" if key else ""
+    hint = f"; lookonce data prepare finds images by `{key}`, too; {called}" if key else ""
+    if empty := first_of(row, IMAGE_NAMES):
+        hint = f"; `{empty}` is empty{hint}"
+    raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {keys_of(row)}{hint}")
 
 
 def _answers(value: Any, key: str, origin: str) -> tuple[Any, dict[str, Any]]:

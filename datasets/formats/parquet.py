@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 
 from lookonce.datasets.formats.checks import Row
 from lookonce.datasets.formats.text_files import Named, encode
-from lookonce.datasets.readers.image_column import ImageColumn, byte_columns, find_image_column
+from lookonce.datasets.readers.image_column import (
+    IMAGE_NAMES,
+    QUESTION_NAMES,
+    ImageColumn,
+    byte_columns,
+    find_image_column,
+)
 from lookonce.datasets.readers.parquet import IMAGE_ROWS, TEXT_ROWS, open_parquet, read_rows, read_values
 from lookonce.datasets.readers.text import Broken, Rows, refuse
 from lookonce.errors import ImageError, RecordsError
@@ -35,7 +41,7 @@ def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
     """A record per row, counted from 0 as in the paths of embedded images.
 
     Raises:
-        RecordsError: the file is damaged, or has several image columns without a usual name.
+        RecordsError: the file is damaged, has several image columns without a usual name, or its questions are bytes.
     """
     try:
         with open_parquet(path) as file:
@@ -87,7 +93,13 @@ class _Columns(NamedTuple):
     def of(cls, file: Any) -> _Columns:
         schema, image = file.schema_arrow, find_image_column(file.schema_arrow)
         name, of_bytes = image and image.name, byte_columns(schema)
-        referring = REFERRING if CONVERSATIONS & {*schema.names} else ()
+        if CONVERSATIONS & {*schema.names}:
+            referring = REFERRING
+        else:  # a table, whose images may be in lists
+            question = next((one for one in QUESTION_NAMES if one in schema.names), "")
+            if question in of_bytes:
+                raise ImageError(f"the column `{question}` holds bytes; expected texts")
+            referring = tuple(one for one in IMAGE_NAMES if one in schema.names)[: 0 if image else 1]
         names = [field.name for field in schema if field.name != name]
         names = [one for one in names if one not in of_bytes or one in referring]
         has_lists = any(one in of_bytes for one in names)

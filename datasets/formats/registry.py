@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lookonce.datasets.formats.alpaca import read_alpaca, write_alpaca
-from lookonce.datasets.formats.checks import Row, check_record, kind, refuse_pixel_limits
+from lookonce.datasets.formats.checks import Row, check_record, keys_of, kind, refuse_pixel_limits
 from lookonce.datasets.formats.coerce import coerce_answers
 from lookonce.datasets.formats.image_refs import Finder
 from lookonce.datasets.formats.image_tags import read_marks
@@ -158,5 +158,5 @@ class Reader:
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":
-            return EXPECTED_KEYS.format(keys=sorted(value))
+            return EXPECTED_KEYS.format(keys=keys_of(value))
         return f"a record in the format {self.format}, like the first one, got {kind(value)}"

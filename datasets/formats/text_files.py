@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.formats.checks import Row, is_utf8
+from lookonce.datasets.formats.checks import Row, is_utf8, shown
+from lookonce.datasets.readers.image_column import QUESTION_NAMES, respelt
 from lookonce.datasets.readers.text import Broken, Rows, read_csv, refuse
 from lookonce.errors import RecordsError
 
@@ -23,6 +24,9 @@ Named = Iterable[tuple[str, Row]]
 def read_table(path: Path, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
     """A record per row of CSV; an empty cell is a key that the record does not have."""
     for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
+        if not set(QUESTION_NAMES) & set(cells):
+            what = f"{path}:1: no column is called `{QUESTION_NAMES[0]}`, got {shown(list(cells))}{respelt(cells)}"
+            return broken(f"{path}:1", RecordsError(f"{what}; the first line of a table must name its columns"))
         yield origin, {from_cell(name): from_cell(cell) for name, cell in cells.items() if cell}
 
 

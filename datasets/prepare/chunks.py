@@ -22,7 +22,16 @@ from lookonce.datasets.prepare.definition import ColumnsSection, Definition, Tex
 from lookonce.datasets.readers.image_column import byte_columns, image_columns
 from lookonce.datasets.readers.parquet import open_parquet, read_rows, row_group_starts
 from lookonce.datasets.readers.tar import DAMAGED, read_samples
-from lookonce.datasets.readers.text import decode_json, is_array, is_json, read_array, read_csv, read_head, read_jsonl
+from lookonce.datasets.readers.text import (
+    decode_json,
+    is_array,
+    is_json,
+    not_utf8,
+    read_array,
+    read_csv,
+    read_head,
+    read_jsonl,
+)
 from lookonce.errors import RecordsError
 from lookonce.text import first_line, one_line
 
@@ -121,7 +130,10 @@ def _sample_rows(sample: dict[str, Any], origin: str, definition: Definition) ->
         raise RecordsError(
             f"{origin}: expected a .json member with its questions, got {sorted(set(sample) - {'__key__', '__url__'})}"
         )
-    value = decode_json(sample["json"].decode("utf-8", "replace"), f"{origin}.json")
+    try:
+        value = decode_json(sample["json"].decode(), f"{origin}.json")
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{origin}.json", error, "JSON") from None
     own_id = {definition.columns.names("image_id")[0]: sample["__key__"].rpartition("/")[2]}
     for values in _questions_in(value, definition.columns.names("question"), f"{origin}.json"):
         yield RawRow(own_id | values, image, f"{origin}.json")

@@ -25,6 +25,7 @@ from lookonce.datasets.prepare.rows import Row, text_of
 from lookonce.datasets.prepare.sources import Source
 from lookonce.datasets.prepare.splits import part_of
 from lookonce.errors import ImageError, RecordsError
+from lookonce.text import nfc, value_of
 
 NO_IMAGE = "no image was found"
 
@@ -149,11 +150,15 @@ class Extraction:
 
 def _first(values: Mapping[str, Any], names: Iterable[str]) -> Any:
     """The value of the first of these columns that the row has."""
-    return next((values[name] for name in names if name in values), None)
+    return next((value_of(values, name) for name in names if _has(values, name)), None)
+
+
+def _has(values: Mapping[str, Any], name: str) -> bool:
+    return name in values or (not name.isascii() and nfc(name) in map(nfc, values))
 
 
 def _wanted(raw: RawRow, names: Sequence[str], what: str) -> Any:
-    if not any(name in raw.values for name in names):
+    if not any(_has(raw.values, name) for name in names):
         raise RecordsError(
             f"{raw.origin}: expected a column {' or '.join(f'`{name}`' for name in names)}, got {sorted(raw.values)}; "
             f"name it in the dataset's YAML file: columns: {{{what}: NAME}}"

@@ -43,15 +43,28 @@ OTHERS = {
     b"PK\x03\x04": ("a zip archive", "unpack it with: unzip {path}"),
     b"7z\xbc\xaf": ("a 7z archive", "unpack it with: 7z x {path}"),
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook (.xls)", "save it as CSV in UTF-8"),
+    b"PK\x05\x06": ("an empty zip archive", "name a file of records"),
+    b"Rar!": ("a RAR archive", "unpack it with: unrar x {path}"),
     b"%PDF": ("a PDF file", "name a file of records"),
+    b"\xff\xd8\xff": ("a JPEG image", "name a file of records"),
+    b"\x89PNG": ("a PNG image", "name a file of records"),
+    b"\x89HDF": ("an HDF5 file", "write its rows as JSONL or parquet"),
+    b"\x93NUMPY": ("an array of NumPy", "write its rows as JSONL or parquet"),
+    b"\x80\x04\x95": ("a pickle of Python", "write its rows as JSONL or parquet"),
+    b"SQLite format 3\0": ("an SQLite database", "write its rows as JSONL or CSV"),
+    b"\xff\xff\xff\xff": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
     b"ARROW1": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
     b"version https://git-lfs": ("a pointer of Git LFS in place of the file", "download the file with: git lfs pull"),
     b"<!doctype html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),
     b"<html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),
 }  # fmt: skip
 """The first bytes, in lower case, of other files, what these are and what to do."""
-WORKBOOK = (b"xl/", b"[Content_Types].xml")
-"""One of these names is among the first bytes of an Excel workbook."""
+WORKBOOKS = {
+    b"opendocument.spreadsheet": "a LibreOffice workbook",
+    b"xl/": "an Excel workbook",
+    b"[Content_Types].xml": "an Excel workbook",
+}
+"""What the first bytes of a workbook hold."""
 TAR_MAGIC = slice(257, 262)
 RECORD_KEYS = ("turns", "conversations", "messages", "images")
 """Keys whose value is a list in a record itself."""
@@ -81,6 +94,9 @@ def kind_of_file(path: Path) -> Kind:
         return "array"
     if not is_json(head) and _is_header(start):
         raise RecordsError(f"{path} is a table, beginning with {_shown(start)}; give its name the suffix .csv or .tsv")
+    if _ends_with_comma(start):
+        command = f"sed 's/,[[:space:]]*$//' {shell(path)} > NEW.jsonl"
+        raise RecordsError(f"{path}: its lines end with commas; write one object a line, with: {command}")
     if _goes_over_lines(start):
         raise RecordsError(_over_lines(path))
     return "jsonl"
@@ -97,15 +113,16 @@ def _refuse_others(path: Path, head: bytes) -> None:
     for magic, command in COMPRESSED.items():
         if head.startswith(magic):
             raise RecordsError(f"{path} is compressed; unpack it, for example with: {command} --keep {shell(path)}")
-    if head.startswith(b"PK\x03\x04") and any(name in head for name in WORKBOOK):
-        raise RecordsError(f"{path} is an Excel workbook; save it as CSV in UTF-8")
+    if head.startswith(b"PK\x03\x04") and (what := next((WORKBOOKS[one] for one in WORKBOOKS if one in head), "")):
+        raise RecordsError(f"{path} is {what}; save it as CSV in UTF-8")
     for magic, (what, advice) in OTHERS.items():
         if head.lstrip()[: len(magic)].lower() == magic.lower():
             raise RecordsError(f"{path} is {what}; {advice.format(path=shell(path))}")
     if head[TAR_MAGIC] == b"ustar":
         raise RecordsError(f"{path} is a tar archive; make records of its samples with: lookonce data prepare")
     encoding = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), "")
-    if encoding or len(head) / 4 < head.count(b"\0") <= len(head) * 0.6:  # more zeros are damage
+    zeros = [head[start::2].count(b"\0") for start in (0, 1)]
+    if encoding or (len(head) / 4 < sum(zeros) <= len(head) * 0.6 and min(zeros) < max(zeros) / 9):  # else: damage
         encoding = encoding or ("UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE")
         kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
         advice = f"expected a {kind} file in UTF-8; convert it with: iconv -f {encoding} -t UTF-8 {shell(path)} > NEW"
@@ -123,6 +140,16 @@ def _goes_over_lines(start: bytes) -> bool:
     """Whether a JSON object begins whose first line is not its last."""
     line, _, others = start.partition(b"\n")
     return start.startswith(b"{") and bool(others) and line.rstrip().endswith((b"{", b"[", b","))
+
+
+def _ends_with_comma(start: bytes) -> bool:
+    """Whether the first line is an object with a comma after it."""
+    line = start.partition(b"\n")[0].rstrip()
+    if not (line.startswith(b"{") and line.endswith(b"},")):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line[:-1]), dict)
+    return False
 
 
 def _over_lines(path: Path) -> str:

@@ -6,20 +6,34 @@ Other columns of bytes, such as masks, are not images of the question.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lookonce.errors import ImageError
+from lookonce.text import listed, one_line
 
 IMAGE_NAMES = (
     *("image_filename", "file_name", "image_path", "image", "filename", "img", "img_path", "image_file", "img_file"),
-    *("image_name", "img_name", "picture", "photo"),
+    *("image_name", "img_name", "picture", "photo", "images"),
 )
-"""Names of the column with the image of a row: its file name or its bytes."""
+"""Names of the column with the image of a row, its file name or its bytes, or with a list of them."""
 IMAGE_ID_NAMES = ("img_id", "image_id")
 """Names of the column with the dataset's name for the image, after which its file may be named."""
 QUESTION_NAMES = ("question", "query", "problem", "prompt")
 ANSWER_NAMES = ("answer", "answers", "label", "response", "solution", "output", "target", "ground_truth")
 """Names of the columns of a table of questions. Of each kind the first one counts that a row has."""
+KEYS = {
+    *IMAGE_NAMES,
+    *IMAGE_ID_NAMES,
+    *QUESTION_NAMES,
+    *ANSWER_NAMES,
+    "turns",
+    "conversations",
+    "messages",
+    "instruction",
+}
+"""The keys by which records are recognised."""
 MAX_IMAGE_BYTES = 1 << 30
 """The largest image file that is read, since a larger one could exhaust the memory."""
 
@@ -41,8 +55,22 @@ class ImageColumn(NamedTuple):
         return f"{self.name}.path" if self.has_path else None
 
 
+def respelt(names: Iterable[str]) -> str:
+    """What to say of names that are usual ones but for capitals, spaces and hyphens; empty if there are none."""
+    usual = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names if name not in KEYS}
+    renamed = [f"`{one_line(name)}` to `{key}`" for name, key in usual.items() if key in KEYS]
+    return f"; rename {listed(renamed)}" if renamed else ""
+
+
 def image_columns(schema: Any) -> dict[str, ImageColumn]:
-    """All columns with one image per row, by name."""
+    """All columns with one image per row, by name.
+
+    Raises:
+        ImageError: two columns have the same name.
+    """
+    if len({*schema.names}) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise ImageError(f"two columns are called `{twice}`; rename one of them")
     found = (_as_image_column(field) for field in schema)
     return {column.name: column for column in found if column}
 

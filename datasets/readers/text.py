@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from lookonce.datasets.readers.image_column import KEYS
 from lookonce.errors import RecordsError
 from lookonce.files import open_regular
-from lookonce.text import shown
+from lookonce.text import listed, shown
 
 Rows = Generator[tuple[str, Any], None, None]
 """The origin of each row for messages, and its value."""
@@ -31,15 +32,33 @@ Broken = Callable[[str, RecordsError], None]
 """Takes the origin of a row that cannot be read, and the error; the row is skipped unless this raises."""
 HEAD_BYTES = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-DECODE = json.JSONDecoder().raw_decode
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = (",", "\t", ";", "|")
 """Separators of cells; the first is usual in .csv, the second in .tsv."""
+SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
+"""The line before the header by which Excel is told the separator."""
+QUOTES = {
+    "unexpected end of data": "a cell begins with a quote and no quote ends it",
+    "expected after": "a quoted cell goes on after its second quote; write a quote within a cell twice",
+}
+"""What the errors of Python's reader mean."""
 MAX_CELL_CHARACTERS = 1 << 30
 MAX_LINE_BYTES = 1 << 30
 """The longest line: a file of nothing but zeros may be a terabyte long and take no place on the disk."""
 MAX_ARRAY_BYTES = 1 << 32
 """The largest JSON array, since all of its text is in memory."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these keys and values; Python itself would keep the last of two values without a word."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"an object has the key {shown(key)!r} twice; keep one")
+    return values
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def read_head(path: Path) -> bytes:
@@ -112,7 +131,7 @@ def decode_json(text: str, origin: str) -> Any:
         RecordsError: it is not JSON.
     """
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise RecordsError(f"{origin}: not JSON ({error.msg} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # too many digits or too deep nesting
@@ -152,7 +171,7 @@ def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> 
 def _decode_record(text: str, position: int, origin: str) -> tuple[Any, int]:
     """The value that begins at `position`, and where it ends."""
     try:
-        return DECODE(text, position)
+        return DECODER.raw_decode(text, position)
     except json.JSONDecodeError as error:
         place = f"at line {error.lineno}, column {error.colno}"
         raise RecordsError(f"{origin}: not JSON ({error.msg} {place})") from None
@@ -176,6 +195,8 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             first = next(filter(str.strip, iter(partial(file.readline, HEAD_BYTES), "")), "")
+            if named := SEPARATOR_LINE.fullmatch(first):
+                delimiter = delimiter or named[1]
             delimiter = delimiter or separator_of(first, SEPARATORS[path.suffix.lower() == ".tsv"])
             file.seek(0)
             rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
@@ -189,16 +210,21 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
                 elif cells:
                     broken(origin, _wrong_number(header, cells, origin))
         except csv.Error as error:
-            broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({error})"))
+            advice = next((advice for what, advice in QUOTES.items() if what in str(error)), "")
+            broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({advice or error})"))
         except UnicodeDecodeError as error:
             raise not_utf8(name, error, "CSV") from None
 
 
 def separator_of(header: str, usual: str) -> str:
-    """The separator of a table with this header: the usual one, unless only another one separates anything."""
-    if len(cells_of(header, usual)) > 1:
-        return usual
-    return max((usual, *SEPARATORS), key=lambda separator: len(cells_of(header, separator)))
+    """The separator of a table with this header: that of most usual names, else the usual one if it separates."""
+
+    def rank(separator: str) -> tuple[int, bool, int]:
+        cells = cells_of(header, separator)
+        num_known = len(KEYS.intersection(cell.strip().lower() for cell in cells))
+        return num_known, separator == usual and len(cells) > 1, len(cells)
+
+    return max((usual, *SEPARATORS), key=rank)
 
 
 def cells_of(line: str, separator: str) -> list[str]:
@@ -212,12 +238,17 @@ def cells_of(line: str, separator: str) -> list[str]:
 def _lines(file: TextIO, name: str) -> Iterator[str]:
     for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), ""), start=1):
         _check_length(line, f"{name}:{number}")
-        yield line
+        yield "\n" if number == 1 and SEPARATOR_LINE.fullmatch(line) else line
 
 
 def _check_header(header: list[str], name: str) -> None:
+    if header.count("") > 1:
+        numbers = listed([str(number) for number, column in enumerate(header, start=1) if not column])
+        raise RecordsError(f"{name}:1: columns {numbers} have no names; name them in the first line, or delete them")
     if twice := [column for column, number in Counter(header).items() if number > 1]:
-        raise RecordsError(f"{name}:1: two columns are called {shown(twice[0])!r}; expected different names")
+        raise RecordsError(
+            f"{name}:1: two columns are called {shown(twice[0])!r}; expected different names, so rename one"
+        )
 
 
 def _wrong_number(header: list[str], cells: list[str], origin: str) -> RecordsError:

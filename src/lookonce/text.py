@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ def nfc(text: str) -> str:
     The tokenizers of Qwen normalise to NFC, so a model never writes another form; files of macOS and of PDF exports do.
     """
     return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def value_of(values: Mapping[str, Any], key: str) -> Any:
+    """The value under a key, whose normal form does not count; None if there is none."""
+    if key in values or key.isascii():
+        return values.get(key)
+    return next((value for name, value in values.items() if nfc(name) == nfc(key)), None)
 
 
 def size(num_bytes: float) -> str:

@@ -301,7 +301,7 @@ def convert(
     from lookonce.datasets.divide import Division, parse_shares
     from lookonce.errors import UsageError
 
-    if together and not shares:
+    if together and shares is None:
         raise UsageError("--together keeps records in one part of --split; name the shares with --split val=0.1")
 
     report = convert_records(
@@ -313,7 +313,8 @@ def convert(
         target_root=target_root,
         coerce_answers=coerce_answers,
         overwrite=overwrite,
-        division=Division(parse_shares(shares), seed, together) if shares else None,
+        notify=notify,
+        division=None if shares is None else Division(parse_shares(shares), seed, together),
     )
     emit(asdict(report), report.text(), as_json)
 

@@ -118,6 +118,37 @@ def test_stage_maps_and_selections_find_questions_and_values(sample, tmp_path, m
     assert {one["level"] for one in results if one["what"] == "records"} == {"ok"}, results
 
 
+def test_names_of_keys_and_columns_are_the_same_in_both_forms(sample, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(4):
+        Image.new("RGB", (40, 40), (number, 0, 0)).save(f"{number}.png")
+    asked = {"question": "Why?", "answer": "x"}
+    write(Path("train.jsonl"), *({"image": f"{n}.png", **asked, "le\u0301sion": f"e\u0301 {n % 2}"} for n in range(4)))
+    Path("run.yaml").write_text(
+        f"model: {{path: {sample / 'model'}}}\ndata: {{train: train.jsonl, where: {{lésion: é 1}}}}\noutput: out\n"
+    )
+    results = json.loads(run("check", "run.yaml", "--json").stdout)["results"]
+    assert {one["level"] for one in results if one["what"] == "records"} == {"ok"}, results
+    divided = run("data", "convert", "train.jsonl", "o.jsonl", "--split", "val=0.5", "--together", "lésion")
+    assert divided.exit_code == 0, divided.output
+    parts = [
+        [json.loads(line) for line in Path(f"o.{part}.jsonl").read_text().splitlines()] for part in ("train", "val")
+    ]
+    assert [len({one["metadata"]["le\u0301sion"] for one in part}) for part in parts] == [1, 1]
+    rule = "{rule: keep_rows, name: one, metadata: kind, values: [é 1]}"
+    Path("my.yaml").write_text(f"name: my\ncolumns: {{answer: lésion, metadata: {{kind: lésion}}}}\nrules: [{rule}]\n")
+    prepared = run("data", "prepare", "my.yaml", "out", "--source", "train.jsonl", "--json")
+    assert prepared.exit_code == 0 and json.loads(prepared.stdout)["rows"]["records"] == 2, prepared.output
+
+
+@pytest.mark.parametrize(("named", "there", "form"), [("é", "e\u0301", "nfc"), ("e\u0301", "é", "nfd")])
+def test_an_image_whose_file_has_another_form_is_named_with_what_to_do(tmp_path, named, there, form):
+    Image.new("RGB", (40, 40)).save(tmp_path / f"{there}.png")
+    records = write(tmp_path / "r.jsonl", {"image": f"{named}.png", "question": "Is it?", "answer": "yes"})
+    [finding] = json.loads(run("data", "audit", records, "--json").stdout)["findings"]
+    assert finding["code"] == "images-missing" and f"--{form} --notest" in finding["items"][0]["reason"]
+
+
 def test_an_audit_compares_in_nfc_and_reports_other_forms(tmp_path):
     for number in range(3):
         Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / f"{number}.png")

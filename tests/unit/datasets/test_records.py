@@ -113,6 +113,18 @@ BAD_LINES = {
     "flat without image": (json.dumps(TURN), "expected the key `image_filename`, got ['answer', 'question']"),
     "flat image not text": (flat(image_filename=3), "`image` must be text that is not empty, got 3"),
     "flat without answer": ('{"image_filename": "a", "question": "a"}', "expected the key `answer`"),
+    "a key twice": (
+        '{"image": "a", "question": "a", "answer": "b", "answer": "c"}',
+        "an object has the key 'answer' twice; keep one",
+    ),
+    "a key within metadata twice": (
+        '{"image": "a", "question": "a", "answer": "b", "k": [{"x": 1, "x": 1}]}',
+        "an object has the key 'x' twice",
+    ),
+    "no file of an id": (
+        '{"img_id": "a7", "question": "a", "answer": "b"}',
+        "lookonce data prepare finds images by `img_id`, too; no file in the image root is called 'a7'",
+    ),
     "turn with another key": (canonical(turns=[TURN | {"weight": 2}]), TURN_WANTED),
     "metadata an empty list": (canonical(metadata=[]), "`metadata` must be an object, got a list"),
     "nested too deep": ("[" * 100_000, "not JSON that can be read"),

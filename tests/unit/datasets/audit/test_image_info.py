@@ -64,6 +64,7 @@ TRAITS = {
     "inks.jpg": ("images-cmyk", "note", NOISE.convert("CMYK"), {}),
     "plain.jpg": (None, None, NOISE.convert("RGB"), {}),
     "plain.png": (None, None, NOISE, {}),
+    "lab.tif": (None, None, Image.new("LAB", (64, 48), (90, 3, 4)), {}),
     "colours.png": (None, None, NOISE.convert("P"), {}),
     "stereo.mpo": (None, None, NOISE.convert("RGB"), FRAMES),
 }

@@ -29,6 +29,14 @@ STANDING = {
     **{name: name for name in ("<ImageHere>", "<IMAGE>", "<img>", "[IMG]", "[image]", "<image/>", "<start_of_image>")},
     "Qwen's tokens": "<|vision_start|><|image_pad|><|image_pad|><|vision_end|>",
     "InternVL": "<img><IMG_CONTEXT><IMG_CONTEXT></img>",
+    **{name: name for name in ("[Image 1]", "[image_1]", "<image#1>", "< image >", "<image >", "<|IMAGE|>", "<boi>")},
+    "MiniGPT-4": "<Img><ImageHere></Img>",
+    "LLaVA's start and end": "<im_start><im_patch><im_patch><im_end>",
+    "GLM-4V": "<|begin_of_image|><|image|><|end_of_image|>",
+    "Janus": "<begin_of_image><image_placeholder><image_placeholder><end_of_image>",
+    "Gemma 3": "<start_of_image><image_soft_token><image_soft_token><end_of_image>",
+    "Kimi-VL": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+    "Pixtral": "[IMG][IMG][IMG_BREAK][IMG][IMG][IMG_END]",
     "MiniCPM-V": "(<image>./</image>)\n",
     "Qwen-VL without a name": "Picture 1: <img></img>\n",
 }
@@ -98,6 +106,13 @@ REFUSED = {
     "one of two names a file": ("<img>b.jpg</img><image_1>What?", "yes", "", "of which only one names a file"),
     "on the network": ("![](https://example.org/a.jpg)\nWhat?", "yes", "", "is not on this machine; download it"),
     "in an answer": ("What?", "It is <image_1>.", "a.jpg", "the image mark '<image_1>' in answer 1; lookonce shows"),
+    "only an end": ("<|image_end|><|image_end|>What?", "yes", "a.jpg", "2 image marks and 1 image"),
+    "an own token of Qwen alone": (
+        "<|vision_start|>What?",
+        "yes",
+        "a.jpg",
+        "contains <|vision_start|>, a special token",
+    ),
     "nothing but a mark": ("<img>a.jpg</img>", "yes", "", "`question` must be text that is not empty"),
 }
 for name, mark in MARKS.items():
@@ -112,6 +127,11 @@ def test_other_marks_are_refused_by_name_in_every_command(convert, tmp_path, que
     assert result.exit_code == 1 and says in result.stderr and "r.jsonl:1: " in result.stderr
     audit = CliRunner().invoke(main, ["data", "audit", str(tmp_path / "r.jsonl"), "--strict", "--json"])
     assert audit.exit_code == 1 and says in json.loads(audit.stdout)["findings"][0]["items"][0]["reason"]
+
+
+def test_a_mark_in_a_reference_is_refused(convert):
+    row = rows("What?", image="a.jpg")["flat"] | {"references": ["yes", "see <image_1>"]}
+    assert "the image mark '<image_1>' in references" in convert(row).stderr
 
 
 def test_videos_are_refused(convert):
@@ -129,7 +149,21 @@ def test_html_and_markdown_may_be_the_text_of_an_answer_or_beside_an_image(conve
 
 
 @pytest.mark.parametrize(
-    "part", ["![", "![a](", "<img ", "<img>", "[img]", "<image>", "Picture 1: ", "<img src=", "\n ", " "]
+    "part",
+    [
+        "![",
+        "![a](",
+        "<img ",
+        "<img>",
+        "[img]",
+        "<image>",
+        "Picture 1: ",
+        "<img src=",
+        "<im_start>",
+        "<boi><image>",
+        "\n ",
+        " ",
+    ],
 )
 def test_long_texts_take_linear_time(convert, part):
     start = time.perf_counter()

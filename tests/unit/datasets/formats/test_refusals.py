@@ -119,7 +119,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "audio part": (
         {"messages": alternating([{"type": "audio", "path": "a"}], "A")},
-        "has a part that is an object with ['path'",
+        "has a part that is an object with ['path', 'type'], of type 'audio'; expected one of type text",
     ),
     "image part with a size": (
         {"messages": alternating([{"type": "image", "path": "a.jpg", "max_pixels": 9}, *parts("Q")], "A")},

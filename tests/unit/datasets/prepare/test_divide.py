@@ -77,10 +77,12 @@ def test_images_that_cannot_be_read_count_by_their_paths(run):
     for number in range(20):
         Path(f"{number}.png").unlink()
         Path(f"copy-{number}.png").unlink()
-    assert run("own.jsonl", "o.jsonl", "--split", "val=0.2").exit_code == 0
+    result = run("own.jsonl", "o.jsonl", "--split", "val=0.2")
+    assert result.exit_code == 0 and "images cannot be read, so copies under other names are not" in result.stderr
 
 
 MISTAKES = {
+    "nothing": (("--split", ""), "--split must name shares of val"),
     "no share": (("--split", "val"), "--split must name shares of val, of test or of both"),
     "unknown part": (("--split", "dev=0.1"), "(got 'dev=0.1')"),
     "twice": (("--split", "val=0.1,val=0.2"), "--split must name"),

@@ -57,6 +57,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "records in an object": ("r.json", json.dumps({"v": 1, "data": [ROW]}, indent=1).encode(), "jq -c '.data[]'"),
     "table with another name": ("r.jsonl", TABLE.encode(), "give its name the suffix .csv or .tsv"),
     "no parquet": ("r.parquet", TABLE.encode(), "is not a parquet file, in spite of its name; it begins with"),
+    "LibreOffice workbook": ("r.csv", zipped("opendocument.spreadsheet"), "a LibreOffice workbook; save it"),
+    "empty zip": ("r.json", zipped(), "is an empty zip archive"),
+    "image": ("r.jsonl", b"\xff\xd8\xff\xe0", "is a JPEG image; name a file of records"),
+    "database": ("r.jsonl", b"SQLite format 3\0" + bytes(99), "is an SQLite database; write its rows as"),
+    "commas after lines": ("r.jsonl", 2 * LINE.replace("}", "},").encode(), "lines end with commas; write one"),
     "pointer": ("r.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     "page": ("r.jsonl", b"<!DOCTYPE html>\n<html>", "is an HTML page; download the file itself"),
     "empty": ("r.jsonl", b"", "has no r"),
@@ -66,6 +71,11 @@ READ: dict[str, tuple[str, bytes]] = {
     "semicolons": ("r.csv", TABLE.replace(",", ";").encode()),
     "tabs": ("r.csv", TABLE.replace(",", "\t").encode()),
     "commas": ("r.tsv", TABLE.encode()),
+    "a line for Excel": ("r.csv", f"sep=;\r\n{TABLE}".replace(",", ";").encode()),
+    "a comma within semicolons": (
+        "r.csv",
+        b"image;question;answer;a, b\na.png;O\xc3\xb9 est-ce?;\xc3\xa0 gauche;x, y\n",
+    ),
     "mark of bytes": ("r.csv", TABLE.encode("utf-8-sig")),
     "mark and semicolons": ("r.csv", TABLE.replace(",", ";").encode("utf-8-sig")),
     "mark of lines": ("r.jsonl", LINE.encode("utf-8-sig")),
@@ -108,6 +118,27 @@ def test_what_is_plain_is_read(run, name, content):
     for path in (Path("o.jsonl"), Path("out/train.jsonl")):
         [record] = read_records(path)
         assert (record.turns[0].question, record.turns[0].answer) == ("Où est-ce?", "à gauche")
+
+
+HEADERS = {
+    "capitals": ("Image,Question,Answer", "rename `Image` to `image`, `Question` to `question`, `Answer` to `answer`"),
+    "an id in capitals": ("IMG_ID,question,answer", "rename `IMG_ID` to `img_id`"),
+    "spaces": ("image, question, answer", "rename ` question` to `question`, ` answer` to `answer`"),
+    "another separator of words": ("Image Path,question,answer", "rename `Image Path` to `image_path`"),
+    "none": ("a.png,What?,yes", "no column is called `question`, got ['a.png', 'What?', 'yes']; the first line of a"),
+    "no names": ("image,question,answer,,", "columns 4, 5 have no names; name them in the first line, or delete them"),
+    "a name twice": ("image,question,answer,answer", "two columns are called 'answer'; expected different names"),
+    "an open quote": ('image,question,"answer', "a cell begins with a quote and no quote ends it"),
+    "a quote in a quote": ('image,question,"ans"wer"', "write a quote within a cell twice"),
+}
+
+
+@pytest.mark.parametrize(("header", "says"), HEADERS.values(), ids=HEADERS.keys())
+def test_a_header_is_refused_with_what_to_rename(run, header, says):
+    Path("r.csv").write_text(f"{header}\n{','.join(['a.png'] * (header.count(',') + 1))}\n")
+    result = run("data", "convert", "r.csv", "o.jsonl")
+    assert result.exit_code == 1 and says in result.stderr and "r.csv:" in result.stderr, result.output
+    assert "unexpected" not in result.stderr
 
 
 def test_a_folder_is_named_with_the_files_in_it(run):

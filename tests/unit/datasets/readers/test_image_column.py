@@ -130,3 +130,58 @@ def test_what_is_not_plain_is_refused_by_name(tmp_path, row):
     (tmp_path / "r.jsonl").write_text(json.dumps({"question": "Q", "img": "a"} | row))
     result = run("data", "convert", tmp_path / "r.jsonl", tmp_path / "o.jsonl")
     assert result.exit_code == 1 and any(f"`{name}`" in result.stderr for name in [*row, "image_filename"])
+
+
+STRUCTS = pa.list_(EMBEDDED)
+LISTS: dict[str, dict[str, Any]] = {
+    "images": {"images": pa.array([[{"bytes": IMAGES[0]}], [{"bytes": one} for one in IMAGES]], STRUCTS)},
+    "image": {"image": pa.array([[{"bytes": IMAGES[0]}], [{"bytes": one} for one in IMAGES]], STRUCTS)},
+    "plain bytes": {"images": pa.array([IMAGES[:1], IMAGES])},
+    "paths": {"image": [["0.png"], ["0.png", "1.png"]]},
+}
+CHAT = [{"from": "human", "value": "<image>Is it?"}, {"from": "gpt", "value": "yes"}]
+
+
+@pytest.mark.parametrize("images", LISTS.values(), ids=LISTS.keys())
+@pytest.mark.parametrize("mask", ["a mask", ""])
+def test_a_list_of_images_is_all_images_of_the_question(tmp_path, images, mask):
+    for number, data in enumerate(IMAGES):
+        (tmp_path / f"{number}.png").write_bytes(data)
+    masks = {"mask": embedded(b"mask", b"mask")} if mask else {}
+    parquet.write_table(pa.table(masks | images | TEXTS), tmp_path / "r.parquet")
+    written = run("data", "convert", tmp_path / "r.parquet", tmp_path / "o.jsonl")
+    assert written.exit_code == 0 and ("columns of bytes: mask" in written.stdout) == bool(mask), written.output
+    found = [[read_bytes(image) for image in record.images] for record in read_records(tmp_path / "o.jsonl")]
+    assert found == [IMAGES[:1], IMAGES]
+
+
+def test_a_mask_beside_the_list_of_images_of_a_conversation_is_left_out(tmp_path):
+    images = pa.array([[{"bytes": one}] for one in IMAGES], STRUCTS)
+    columns = {"images": images, "mask": embedded(b"mask", b"mask"), "conversations": [CHAT, CHAT]}
+    parquet.write_table(pa.table(columns), tmp_path / "r.parquet")
+    assert run("data", "convert", tmp_path / "r.parquet", tmp_path / "o.jsonl").exit_code == 0
+    assert [read_bytes(one.images[0]) for one in read_records(tmp_path / "o.jsonl")] == IMAGES
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["image", "question", "answer", "answer"], "two columns are called `answer`; rename one of them"),
+        (["Image", "Question", "Answer", "note"], "rename `Question` to `question`, `Answer` to `answer`"),
+    ],
+)
+def test_names_of_columns_are_refused_with_what_to_rename(tmp_path, names, says):
+    parquet.write_table(pa.table([pa.array(["a.png"])] * 4, names=names), tmp_path / "r.parquet")
+    result = run("data", "convert", tmp_path / "r.parquet", tmp_path / "o.jsonl")
+    assert result.exit_code == 1 and says in result.stderr.replace("`Image` to `image`, ", ""), result.output
+
+
+def test_questions_in_bytes_and_empty_images_are_named(tmp_path):
+    columns = {"image": ["a.png"], "question": [b"Is it?"], "answer": ["yes"]}
+    parquet.write_table(pa.table(columns), tmp_path / "r.parquet")
+    result = run("data", "convert", tmp_path / "r.parquet", tmp_path / "o.jsonl")
+    assert result.exit_code == 1 and "the column `question` holds bytes; expected texts" in result.stderr
+    for empty in (None, "", [], {}):
+        (tmp_path / "r.jsonl").write_text(json.dumps({"image": empty, "question": "Q", "answer": "a"}))
+        result = run("data", "convert", tmp_path / "r.jsonl", tmp_path / "o.jsonl")
+        assert result.exit_code == 1 and "`image` is empty" in result.stderr
