@@ -65,7 +65,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def _table(rows: Sequence[Row]) -> str:
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    table = csv.writer(text)  # with another end of lines it would not quote a cell with "\r"
     table.writerow(COLUMNS)
     for row in rows:
         cells = row | {"images": _images(row)}

@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import psutil
+from pydantic import Field, TypeAdapter
 
 from lookonce.environment import machine
 from lookonce.files import naming_full_disk, read_json, temporary_name
@@ -50,7 +51,7 @@ class Process:
     name: str
     """A name for people: "3/8", or host and process id."""
     host: str
-    pid: int
+    pid: Annotated[int, Field(gt=0, lt=1 << 31)]
     machine: str
     """Distinguishes machines and containers that have the same host name."""
     born: float
@@ -82,6 +83,10 @@ class Process:
             return bool(is_zombie or abs(_born(self.pid) - self.born) > 1)
         except psutil.NoSuchProcess:
             return True
+
+
+_PROCESS = TypeAdapter(Process)
+"""Checks what a file says of a process: another program may have written it, or a disk may have damaged it."""
 
 
 class ClaimFile:
@@ -204,10 +209,10 @@ def holder(path: Path, expiry_s: float) -> str:
     """The process that holds a claim file, for a message, and when its claim ends if it was killed."""
     try:
         content = read_json(path)
-        process = Process(**content["worker"])
+        process = _PROCESS.validate_python(content["worker"])
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(content.get("started", 0)))
         silent_s = age(path)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return "a process whose claim file cannot be read"
     job = f", job {process.job}" if process.job else ""
     text = f"`{content.get('command', 'lookonce')}`: process {process.pid} on {process.host}{job}, since {since}"
@@ -251,7 +256,7 @@ def read_process_file(path: Path, make: Callable[..., Content]) -> Content | Non
     """What `make` returns for the keys of a JSON file, one of which is `worker`; None if missing or unreadable."""
     try:
         value = read_json(path)
-        return make(**value | {"worker": Process(**value["worker"])})
+        return make(**value | {"worker": _PROCESS.validate_python(value["worker"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -303,4 +308,4 @@ def _is_earlier(job: str, mine: str) -> bool:
 
 def _restarts(job: str) -> tuple[str, int]:
     name, _, number = job.rstrip(")").partition(" (restart ")
-    return name, int(number or 0)
+    return name, int(number) if number.isdecimal() else 0

@@ -77,8 +77,9 @@ def local_rank() -> int:
 
 def _from_variable(name: str, default: int) -> int:
     value = os.environ.get(name, str(default))
-    if not re.fullmatch("[0-9]{1,9}", value):
-        raise UsageError(f"{name}={value!r} in the environment is not a number of a process; run: unset {name}")
+    if not re.fullmatch("[1-9][0-9]{0,8}" if name in ("WORLD_SIZE", *MPI) else "[0-9]{1,9}", value):
+        what = "the number of processes" if name == "WORLD_SIZE" else "a number of a process"
+        raise UsageError(f"{name}={value!r} in the environment is not {what}; run: unset {name}")
     return int(value)
 
 

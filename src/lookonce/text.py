@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -46,7 +47,9 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds: "0.9 s", "4 min 12 s", "3 h 20 min"."""
+    """Seconds: "0.9 s", "4 min 12 s", "3 h 20 min"; "unknown" for what is no number of seconds."""
+    if not math.isfinite(seconds):
+        return "unknown"
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

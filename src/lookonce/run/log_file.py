@@ -7,13 +7,17 @@ lines.
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lookonce.files import parse_json
+
+MAX_STEP, MAX_TIME = 1 << 53, 1e11
+"""Beyond the steps of any training, and the year 5000 in seconds since 1970."""
 EARLY_SHARE = 0.05
 """Share of the steps that do not count for the range of losses that is drawn."""
 SMALLEST_RANGE = 1e-4
@@ -76,12 +80,20 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "step" in value:
-            yield value
+        with contextlib.suppress(ValueError):
+            if _is_whole(value := parse_json(line)):
+                yield value
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is an object of numbers with a step, and with a time that a calendar has, if any."""
+    return (
+        isinstance(value, dict)
+        and all(type(number) in (int, float) for number in value.values())
+        and type(value.get("step")) is int
+        and 0 <= value["step"] < MAX_STEP
+        and 0 <= value.get("time", 0) < MAX_TIME
+    )
 
 
 def _curve(lines: Iterable[dict[str, Any]], name: str) -> Curve:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 from lookonce.claim_file import Process, read_process_file
 
@@ -14,6 +16,8 @@ End = Literal["", "finished", "stopped", "failed"]
 @dataclass(frozen=True)
 class Progress:
     """The content of the file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"allow_inf_nan": False}
 
     worker: Process
     began: float
@@ -39,6 +43,9 @@ class Progress:
     """Why it stopped or failed."""
 
 
+_PROGRESS = TypeAdapter(Progress)
+
+
 def read_progress(path: Path) -> Progress | None:
-    """The progress of a training; None if the file is missing or unreadable."""
-    return read_process_file(path, Progress)
+    """The progress of a training; None if the file is missing, unreadable or of another form."""
+    return read_process_file(path, lambda **values: _PROGRESS.validate_python(values))

@@ -240,9 +240,10 @@ def _reason(code: int, log: Path) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """The last error message in a log, without what stands before it; empty if there is none."""
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(ERROR)]
-    return errors[-1].removeprefix(ERROR) if errors else ""
+    """The last error message in a log, all its lines in one; empty if there is none."""
+    lines = log.read_text(errors="replace").splitlines()
+    last = max((number for number, line in enumerate(lines) if line.startswith(ERROR)), default=len(lines))
+    return " ".join(line.strip() for line in lines[last:]).removeprefix(ERROR)
 
 
 def _end_with_parent() -> None:

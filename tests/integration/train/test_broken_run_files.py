@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from lookonce.claim_file import Process
 from lookonce.cli import main
 from lookonce.run.folder import RunFolder
 from lookonce.workflow.train import train
@@ -142,3 +146,39 @@ def test_an_adapter_that_is_not_the_trained_one_is_never_used(run: RunFolder, fi
         assert not Path("merged").exists() and not Path("third", "log.jsonl").exists()
     path.write_bytes(written)
     assert invoke(LIGHT["check"]).exit_code == 0
+
+
+ODD = ("x", None, [3], -1, math.inf)
+READING = ("status", "report", "push")
+
+
+@pytest.mark.parametrize("name", ["progress.json", "log.jsonl", "trained.json", "summary.json"])
+def test_a_value_of_another_kind_is_named_or_left_out(run: RunFolder, name: str):
+    path = run.folder / name
+    written = path.read_text()
+    first, *others = [written] if name.endswith("json") else written.splitlines()
+    for key, odd in itertools.product(json.loads(first), ODD):
+        path.write_text("\n".join([json.dumps(json.loads(first) | {key: odd}), *others]) + "\n")
+        result = invoke(LIGHT["status" if name == "progress.json" else "report"])
+        assert "unexpected" not in result.output, f"{key}: {odd!r}\n{result.output}"
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, "1" * 5_000, '{"step": 1e400, "loss": 1}', '{"step": 1, "time": 1e300}']
+)
+def test_an_odd_line_of_the_log_is_left_out(run: RunFolder, line: str):
+    run.log.write_text(f"{line}\n{run.log.read_text()}")
+    for command in READING:
+        result = invoke(LIGHT[command])
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("key", ["pid", "born", "job", "machine", "host", "name", "started", "command"])
+def test_an_odd_claim_counts_until_it_expires(run: RunFolder, monkeypatch: pytest.MonkeyPatch, key: str):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for odd in (*ODD, 1e300, math.nan, "7 (restart x)"):
+        claim = {"worker": asdict(Process.this()), "command": "lookonce train", "started": 1.0}
+        (claim if key in claim else claim["worker"])[key] = odd
+        (run.folder / "claim.json").write_text(json.dumps(claim))
+        result = invoke(LIGHT["train"])
+        assert "unexpected" not in result.output, f"{key}: {odd!r}\n{result.output}"

@@ -39,7 +39,7 @@ class Table:
     def to_csv(self) -> str:
         """The figures, with a line for their names."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(text)  # with another end of lines it would not quote a cell with "\r"
         writer.writerow(map(safe_cell, self.columns))
         for cells in zip(*self.columns.values(), strict=True):
             writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in cells])
