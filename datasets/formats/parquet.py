@@ -93,9 +93,8 @@ class _Columns(NamedTuple):
     def of(cls, file: Any) -> _Columns:
         schema, image = file.schema_arrow, find_image_column(file.schema_arrow)
         name, of_bytes = image and image.name, byte_columns(schema)
-        if CONVERSATIONS & {*schema.names}:
-            referring = REFERRING
-        else:  # a table, whose images may be in lists
+        referring: tuple[str, ...] = REFERRING
+        if not CONVERSATIONS & {*schema.names}:  # a table, whose images may be in lists
             question = next((one for one in QUESTION_NAMES if one in schema.names), "")
             if question in of_bytes:
                 raise ImageError(f"the column `{question}` holds bytes; expected texts")
