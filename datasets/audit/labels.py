@@ -13,7 +13,8 @@ from collections.abc import Callable, Hashable, Mapping
 from lookonce.datasets.audit.findings import Finding, Item, findings_from
 from lookonce.text import count, quoted, shown
 
-SEPARATOR = re.compile(r"\s*;\s*")
+SEPARATOR = re.compile(r"(?:(?<!\s)\s+)?;\s*")
+"""With the spaces around it; a search for `\\s*;` would take the square of the number of spaces."""
 UNIT = re.compile(r"(.*\d)\s*[^\W\d_]+", re.DOTALL)
 """A label that ends in a number and letters, such as ">20mm"."""
 
