@@ -38,10 +38,12 @@ LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
 MOVE_IMAGES = "lookonce shows images before the first question; move it there"
 MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\((?P<markdown>[^()\n]*)\)"
 """Images in HTML and in Markdown."""
-OPENS = r"<\|?(?:(?:begin|start)_of_(?:image|img)|(?:image|img|im|media)_(?:start|begin)|start_img|boi)\|?>|<img>"
-CLOSES = r"<\|?(?:end_of_(?:image|img)|(?:image|img|im|media)_end|end_img|eoi)\|?>|</img>"
+OPENS = (
+    r"<\|?(?:(?:begin|start)_of_(?:image|img)|(?:image|img|media)_(?:start|begin)|start_img|boi)\|?>|<im_start>|<img>"
+)
+CLOSES = r"<\|?(?:end_of_(?:image|img)|(?:image|img|media)_end|end_img|eoi)\|?>|<im_end>|</img>"
 FILLS = (
-    r"<\|?(?:image|img|im|media)[ _@]?(?:placeholder|token|here|pad|patch|soft_token|context|content)\|?>"
+    r"<im_patch>|<\|?(?:image|img|media)[ _@]?(?:placeholder|token|here|pad|patch|soft_token|context|content)\|?>"
     r"|<\| ?(?:img|image) ?\|>|\[(?:image|img)_break\]"
 )
 """Tokens around the tokens of one image, and such tokens, of which programs write any number for an image."""
