@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 NAME = "lookonce"
 DIRTY = "-dirty"
