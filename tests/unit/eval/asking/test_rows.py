@@ -54,13 +54,6 @@ def test_rows_are_written_as_json_lines_and_as_a_table(tmp_path):
     with (tmp_path / "formula.csv").open(newline="") as file:
         [formula] = csv.DictReader(file)
     assert (formula["question"], formula["predicted"], formula["logprob"]) == ("'=1+1", "-5", "-0.5")
-
-
-def test_a_lone_carriage_return_does_not_begin_a_row(tmp_path):
-    write_rows(tmp_path / "answers.csv", [row("yes", "/a.jpg") | {"question": "a\r=1+1"}])
-    with (tmp_path / "answers.csv").open(newline="") as file:
-        [written] = csv.DictReader(file)
-    assert written["question"] == "a\r=1+1"
     write_rows(tmp_path / "a.CSV", rows)
     with (tmp_path / "a.CSV").open(newline="") as file:
         first, second, third = csv.DictReader(file)
@@ -79,3 +72,10 @@ def test_an_output_file_must_be_new_and_of_a_known_type(tmp_path):
     check_output(tmp_path / "new.CSV", tmp_path / "a.jsonl", overwrite=False)
     with pytest.raises(UsageError, match="is also the file to read"):
         check_output(tmp_path / "a.jsonl", tmp_path / "a.jsonl", overwrite=True)
+
+
+def test_a_lone_carriage_return_does_not_begin_a_row(tmp_path):
+    write_rows(tmp_path / "answers.csv", [row("yes", "/a.jpg") | {"question": "a\r=1+1"}])
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        [written] = csv.DictReader(file)
+    assert written["question"] == "a\r=1+1"
