@@ -64,7 +64,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _checks_kinds(cls, values: Any) -> Any:
-        """`true` is no number, although Python counts it as 1; no path or name has a NUL character."""
+        """Refuse what pydantic lets pass: `true` as a number, which Python counts as 1, and NUL characters."""
         if not isinstance(values, dict):
             return values
         wrong: list[InitErrorDetails] = []
