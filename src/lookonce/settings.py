@@ -85,12 +85,13 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _checks_kinds(cls, values: Any) -> Any:
-        """`true` is no number, although Python counts it as 1; no path or name has a NUL character."""
+        """Refuse what pydantic lets pass: `true` as a number, which Python counts as 1, and NUL characters."""
         if not isinstance(values, dict):
             return values
         wrong: list[InitErrorDetails] = []
         for name in values.keys() & cls.model_fields.keys():
-            if problem := _wrong_kind(values[name], cls.model_fields[name].annotation):
+            value = as_list(values[name]) if _takes_only_a_list(cls, name) else values[name]
+            if problem := _wrong_kind(value, cls.model_fields[name].annotation):
                 wrong.append({"type": PydanticCustomError("kind", problem), "loc": (name,), "input": values[name]})
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong)
@@ -283,7 +284,8 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     given, allowed = problem["input"], _range(kind, location) if problem["type"] in OUT_OF_RANGE else ""
     got = "" if isinstance(given, dict) and given else f" (got {_repr(given)})"
-    return f"{name}: {message}{got}" + (f"; allowed are numbers {allowed}" if allowed else "")
+    where = f"{name}: " if name else ""  # mistakes of the whole file have no name
+    return f"{where}{message}{got}" + (f"; allowed are numbers {allowed}" if allowed else "")
 
 
 def _range(kind: Any, location: Sequence[str]) -> str:

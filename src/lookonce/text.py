@@ -47,7 +47,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds: "0.9 s", "4 min 12 s", "3 h 20 min"; "unknown" for what is no number of seconds."""
+    """Seconds: "0.9 s", "4 min 12 s", "3 h 20 min"; "unknown" for infinity and NaN."""
     if not math.isfinite(seconds):
         return "unknown"
     if round(seconds, 1) < 60:

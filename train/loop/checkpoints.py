@@ -129,7 +129,7 @@ def damaged_files(checkpoint: Path) -> list[str]:
 
 
 def _recorded_step(checkpoint: Path) -> int | None:
-    """The step after which Trainer wrote a checkpoint, by its state; None if that is no number."""
+    """The step after which Trainer wrote a checkpoint, by its state; None if that does not name one."""
     with contextlib.suppress(OSError, ValueError):
         state = read_json(checkpoint / STATE)
         step = state.get("global_step") if isinstance(state, dict) else None
