@@ -59,6 +59,7 @@ class Start:
         """
         folder, run = opened.folder, opened.run
         if not restart and _is_finished(opened, identity, resume):
+            folder.check_adapter()
             return cls(is_finished=True)
         if not restart and folder.trained.exists() and not folder.has_other_length(run):
             folder.check_adapter()

@@ -155,6 +155,8 @@ class RunFolder:
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; choose another `output`")
+        if self.adapter.is_file():
+            raise RunFolderError(f"{self.adapter} is a file, where the folder of the adapter belongs; move it away")
         if self.holds_work and self._record.exists():
             if found := self.differences(run, identity, may_differ):
                 lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found]

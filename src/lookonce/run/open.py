@@ -374,7 +374,7 @@ def open_run(
     try:
         if needs.writes:
             once(opened.owner.take)
-            opened.folder, opened.run = once(lambda: find_run(place, assignments, needs))  # nobody changes it now
+            opened.folder, opened.run = once(lambda: find_run(place, assignments, needs))  # as it is now
         if needs.adapter:
             once(opened.folder.check_adapter)
         _read(opened, once, timed)

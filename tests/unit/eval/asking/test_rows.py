@@ -79,10 +79,3 @@ def test_an_output_file_must_be_new_and_of_a_known_type(tmp_path):
     check_output(tmp_path / "new.CSV", tmp_path / "a.jsonl", overwrite=False)
     with pytest.raises(UsageError, match="is also the file to read"):
         check_output(tmp_path / "a.jsonl", tmp_path / "a.jsonl", overwrite=True)
-
-
-def test_a_lone_carriage_return_does_not_begin_a_row(tmp_path):
-    write_rows(tmp_path / "answers.csv", [row("yes", "/a.jpg") | {"question": "a\r=1+1"}])
-    with (tmp_path / "answers.csv").open(newline="") as file:
-        [written] = csv.DictReader(file)
-    assert written["question"] == "a\r=1+1"
