@@ -36,10 +36,10 @@ SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = (",", "\t", ";", "|")
 """Separators of cells; the first is usual in .csv, the second in .tsv."""
 SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
-"""The line before the header by which Excel is told the separator."""
+"""The line before the header that names the separator to Excel."""
 QUOTES = {
     "unexpected end of data": "a cell begins with a quote and no quote ends it",
-    "expected after": "a quoted cell goes on after its second quote; write a quote within a cell twice",
+    "expected after": "a quoted cell continues after its second quote; write a quote within a cell twice",
 }
 """What the errors of Python's reader mean."""
 MAX_CELL_CHARACTERS = 1 << 30
