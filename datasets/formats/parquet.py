@@ -33,7 +33,7 @@ JSON_COLUMN = "metadata"
 """The column of canonical records that is JSON text: a column has one type, and metadata may have any."""
 CONVERSATIONS = {"turns", "conversations", "messages", "instruction"}
 """One of these columns is in every format but that of tables."""
-REFERRING = ("image", "images", "messages", "conversations")
+REFERRING: tuple[str, ...] = ("image", "images", "messages", "conversations")
 """The columns of these formats that may hold images among other values."""
 
 

@@ -36,7 +36,7 @@ SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = (",", "\t", ";", "|")
 """Separators of cells; the first is usual in .csv, the second in .tsv."""
 SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
-"""The line before the header that names the separator for Excel."""
+"""The line before the header that names the separator to Excel."""
 QUOTES = {
     "unexpected end of data": "a cell begins with a quote and no quote ends it",
     "expected after": "a quoted cell continues after its second quote; write a quote within a cell twice",

@@ -48,7 +48,7 @@ class Asked:
         inputs = self.session
         options = inputs.run.eval.model_copy(update={"batch_size": batch_size})
         run = inputs.run.model_copy(update={"eval": options})
-        return self.given(Generate(replace(self.session, inputs=replace(inputs, run=run))))
+        return self.given(Generate(self.session.changed(run=run)))
 
 
 def num_different(some: Tokens, others: Tokens) -> int:
@@ -102,7 +102,7 @@ def test_later_questions_follow_own_answers_as_with_generate(make_run, random_lo
     each = [replace(one, later=(piece, piece)) for one, piece in zip(dialogues.each, ended, strict=True)]
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: "an answer" * (len(ids) > 1))
     ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
-    asked.session, asked.dialogues = replace(asked.session, chat_tokenizer=ending), replace(dialogues, each=each)
+    asked.session, asked.dialogues = asked.session.changed(chat_tokenizer=ending), replace(dialogues, each=each)
     shared = asked.given(SharedPrefixes(asked.session, min_compiled=min_compiled))
     generated = asked.generated(16)
     shown = [tokens for tokens in shared if tokens[-1] == end and len(tokens) > 1]

@@ -151,14 +151,11 @@ def test_in_bfloat16_on_a_gpu_cached_differs_from_stock_no_more_than_bfloat16_do
     """The yardstick is the distance of stock training in bfloat16 from stock training in float32."""
     inputs = open_run(make_run(data=session.run.data.model_dump(), cache=PIXELS | {"dtype": "bfloat16"}), TO_BUILD)
     inputs.build()
-    cached = inputs
-    pixels = RowCollator(
-        Pixels(inputs.processor, inputs.images.path_of), cached.collator.image_token_id, cached.collator.pad_token_id
-    )
+    pixels = inputs.row_collator(Pixels(inputs.processor, inputs.images.path_of))
 
     def loss_and_gradient(load: Any, collator: RowCollator, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
         model = random_lora(inputs, load, PRECISIONS[precision]).cuda()
-        batch = {name: tensor.cuda() for name, tensor in collator(cached.examples("train")[0]).items()}
+        batch = {name: tensor.cuda() for name, tensor in collator(inputs.examples("train")[0]).items()}
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
             outcome = through_lookonce(model, batch)
         gradient = torch.cat([grad.flatten().float().cpu() for grad in outcome.gradients.values()])
@@ -166,6 +163,6 @@ def test_in_bfloat16_on_a_gpu_cached_differs_from_stock_no_more_than_bfloat16_do
 
     exact = loss_and_gradient(load_with_tower, pixels, "fp32")
     stock = loss_and_gradient(load_with_tower, pixels, "bf16")
-    found = loss_and_gradient(load_without_tower, cached.collator, "bf16")
+    found = loss_and_gradient(load_without_tower, inputs.row_collator(), "bf16")
     for ours, theirs, true in zip(found, stock, exact, strict=True):
         assert distance(ours, true) < 1.5 * distance(theirs, true) + 1e-3

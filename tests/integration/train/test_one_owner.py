@@ -27,7 +27,7 @@ from lookonce.status.status import find_training
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}
-AT_INPUTS = "lookonce.train.train:Session.open"
+AT_INPUTS = "lookonce.run.open:OpenRun.open_cache"
 AT_STEP = "lookonce.train.loop.metrics_log:MetricsLog.on_step_begin"
 AT_ADAPTER = "lookonce.train.loop.distributed:Ranks.disband"
 AT_ANSWERS = "lookonce.workflow.train.evaluate"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import mean
@@ -195,7 +195,7 @@ def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, rando
 def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_state(sessions, session, random_lora):
     run = session.run
     run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.3})})
-    session = replace(session, inputs=replace(session, run=run))
+    session = session.changed(run=run)
     rounded = Computation(session, "bf16", random_lora)
     rounded.model.train()
     captured = rounded.captured(session.chat_tokenizer.merge_size)

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections.cache import CacheSection
+from lookonce.run.sections.train import TrainSection
 from lookonce.run.startup import Startup
+from lookonce.train.loop.distributed import ALONE
+from lookonce.train.loop.resume import Start
 from lookonce.train.train import _make_examples
 
 
@@ -19,8 +23,15 @@ from lookonce.train.train import _make_examples
     ],
 )
 def test_records_that_are_too_long_are_said_with_the_key_to_change(batch, expected):
-    inputs = SimpleNamespace(run=SimpleNamespace(batch=BatchSection(**batch)), records={"train": [1] * 10, "val": []})
-    session = SimpleNamespace(inputs=inputs, examples=lambda split: ([], 3))
     notes: list[str] = []
-    _make_examples(session, Startup(lambda note: None), notes.append)
+    run = SimpleNamespace(batch=BatchSection(**batch), train=TrainSection(), cache=CacheSection())
+    opened = SimpleNamespace(
+        run=run,
+        records={"train": [1] * 10, "val": []},
+        cache=None,
+        notes=[],
+        notify=notes.append,
+        examples=lambda split: ([], 3),
+    )
+    _make_examples(opened, Start(), ALONE, Startup(lambda note: None))
     assert len(notes) == 1 and notes[0].startswith("left out 3 of 10 train records, ") and expected in notes[0]

@@ -13,10 +13,13 @@ def test_a_report_that_cannot_be_written_is_a_note(make_run, tmp_path, monkeypat
         raise MemoryError("no memory left")
 
     notes = []
-    inputs = SimpleNamespace(run=make_run(), records={"train": []}, images=SimpleNamespace(key_of={}))
-    training = SimpleNamespace(
-        session=SimpleNamespace(inputs=inputs), folder=RunFolder(tmp_path / "run"), notify=notes.append
+    opened = SimpleNamespace(
+        run=make_run(),
+        records={"train": []},
+        images=SimpleNamespace(key_of={}),
+        folder=RunFolder(tmp_path / "run"),
+        notify=notes.append,
     )
     monkeypatch.setattr(workflow, "report_training", fail)
-    assert workflow._report(training, SimpleNamespace(to_json=dict)) is None
+    assert workflow._report(opened, SimpleNamespace(to_json=dict)) is None
     assert notes == [f"no report was written (no memory left); to try again: lookonce report {tmp_path / 'run'}"]
