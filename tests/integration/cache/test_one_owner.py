@@ -26,10 +26,10 @@ from lookonce.workflow.train import train
 
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",
-    "plan": "lookonce.run.open.ensure_plan",
+    "plan": "lookonce.cache.build.planner.ensure_plan",
     "stage from": "lookonce.cache.maintenance.staging:_Staging.run",
     "stage to": "lookonce.cache.maintenance.staging:_Staging.run",
-    "train": "lookonce.train.train._warn",
+    "train": "lookonce.train.train._notes",
     "eval": "lookonce.eval.run.load_trained",
 }
 OWNERS = {

@@ -307,7 +307,7 @@ def test_starting_reads_the_weights_for_their_hash_once(trained, sample, tmp_pat
         hashed.append(folder)
         return real(folder)
 
-    monkeypatch.setattr(content_hash, "hash_language_model", hash_language_model)
+    monkeypatch.setattr("lookonce.cache.store.fingerprint_notes.hash_language_model", hash_language_model)
     words = ["--image", str(next((sample / "images").iterdir())), "--question", "Is there text?"]
     for command in (
         ["predict", *words],

@@ -270,8 +270,8 @@ def test_a_read_only_folder_is_refused_before_anything_is_loaded(make_run, small
     run = make_run(output=str(small_disk.folder / "runs" / "a"))
     run.output.parent.mkdir() if is_new else run.output.mkdir(parents=True)
     small_disk.make_read_only()
-    for name in ("RunInputs.from_cache", "load_without_tower"):
-        monkeypatch.setattr(f"lookonce.train.train.{name}", pytest.fail)
+    for name in ("run.open.read_splits", "train.train.load_without_tower"):
+        monkeypatch.setattr(f"lookonce.{name}", pytest.fail)
     with pytest.raises(RunFolderError, match=rf"cannot write to {run.output} \(Read-only file system\); .*`output`"):
         train(run, **QUIET)
 

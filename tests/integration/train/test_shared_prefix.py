@@ -85,7 +85,7 @@ def make_session(
         lora = {"modules_to_save": ["embed_tokens"]}
         inputs = open_run(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora), TO_BUILD)
         inputs.build()
-        return OpenRun.open(open_run(inputs.run, FROM_CACHE))
+        return open_run(inputs.run, FROM_CACHE)
 
     return make
 

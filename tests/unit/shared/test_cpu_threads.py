@@ -13,7 +13,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.environment import limit_cpu_threads
 from lookonce.run.folder import Environment
-from lookonce.run.open import FROM_CACHE, OpenRun, open_run
+from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.train.model.load import load_with_tower, load_without_tower
 
 
@@ -31,7 +31,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_training_evaluation_and_measurements_of_a_small_model_have_one_thread(make_run, built):
     """All of them open a `OpenRun`, before the run records its environment."""
-    OpenRun.open(open_run(make_run(cache={"dir": str(built.folder.parent)}), FROM_CACHE))
+    open_run(make_run(cache={"dir": str(built.folder.parent)}), FROM_CACHE)
     assert Environment.this().cpu_threads == 1
 
 
