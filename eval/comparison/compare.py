@@ -25,9 +25,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.comparison.join import Joined, join
 from lookonce.eval.comparison.metric import Metric
 from lookonce.eval.comparison.runs import Run
-from lookonce.eval.statistics.clusters import totals
-from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
-from lookonce.eval.statistics.significance import holm, mcnemar_p, sign_flip_p
+from lookonce.eval.statistics import Interval, difference_interval, holm, mcnemar_p, share_interval, sign_flip_p, totals
 
 MAX_PAIRS = 2000
 """The most pairs that are compared; each takes 10,000 resamples."""

@@ -20,7 +20,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.comparison.metric import Metric, is_exact_match_poor, score_each
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.clusters import Clusters, clusters_of
+from lookonce.eval.statistics import Clusters, clusters_of
 from lookonce.text import count, listed, nfc, quoted
 
 Asked = tuple[tuple[str, ...], str, int]

@@ -10,7 +10,7 @@ from typing import Any
 
 from lookonce.eval.comparison.compare import LEVEL, Candidate, Comparison, Pair
 from lookonce.eval.comparison.metric import FEW_RIGHT, NAMES, SENTENCE
-from lookonce.eval.statistics.intervals import MIN_CLUSTERS, Interval
+from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.text import count, listed, table, terminal_width
 
 WIDTH = 80

@@ -16,8 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.clusters import clusters_of
-from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
+from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
 
 Baseline = Literal["untuned", "shuffled", "blank", "true", "none"]
 """The baselines that a model answers."""

@@ -18,7 +18,7 @@ from lookonce.eval.scores.figures import Figure, Sizes, figures
 from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, scores_by
 from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore, Headline
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.intervals import MIN_CLUSTERS, Interval
+from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.run.folder import RunFolder, read_form
 from lookonce.text import rows, shell, table
 

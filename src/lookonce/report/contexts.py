@@ -22,8 +22,7 @@ from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.groups import GROUPINGS
 from lookonce.eval.scores.headline import IN_CONTEXT
 from lookonce.eval.scores.prediction import Prediction, read_predictions
-from lookonce.eval.statistics.clusters import Clusters, clusters_of
-from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
+from lookonce.eval.statistics import Clusters, Interval, clusters_of, difference_interval, share_interval
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell

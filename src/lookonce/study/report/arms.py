@@ -14,7 +14,7 @@ from typing import Any
 
 from lookonce.eval.comparison.compare import Candidate, Comparison, Pair
 from lookonce.eval.comparison.report import shown_p
-from lookonce.eval.statistics.intervals import Interval
+from lookonce.eval.statistics import Interval
 from lookonce.page.markup import table
 from lookonce.page.sections import sentences
 from lookonce.report.part import Part

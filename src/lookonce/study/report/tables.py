@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.formats.text_files import safe_cell
-from lookonce.eval.statistics.intervals import Interval
+from lookonce.eval.statistics import Interval
 from lookonce.files import write_text
 
 SPECIAL = {

@@ -7,9 +7,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from lookonce.eval.statistics import intervals
-from lookonce.eval.statistics.clusters import clusters_of
-from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
+from lookonce.eval import statistics
+from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
 
 SIZES = [1, 3, 9]
 """Questions an image."""
@@ -72,7 +71,7 @@ def test_the_order_of_questions_and_the_names_of_images_count_nothing():
 
 def test_quantiles_of_t_are_those_of_the_tables():
     z = NormalDist().inv_cdf(0.975)
-    found = intervals._t_quantiles(z, np.array([9.0, 29, 99]))
+    found = statistics._t_quantiles(z, np.array([9.0, 29, 99]))
     assert found == pytest.approx([2.262, 2.045, 1.984], abs=0.005)
 
 

@@ -7,8 +7,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from lookonce.eval.statistics import significance
-from lookonce.eval.statistics.significance import holm, mcnemar_p, sign_flip_p
+from lookonce.eval import statistics
+from lookonce.eval.statistics import holm, mcnemar_p, sign_flip_p
 
 
 def test_few_images_have_the_p_of_all_their_signs():
@@ -22,7 +22,7 @@ def test_equal_answers_have_p_1_and_memory_limits_change_nothing(monkeypatch):
     differences = np.array([[0.0, 1 / 3, 1.0]] * 40)
     expected = sign_flip_p(differences)
     assert expected[0] == 1.0 and expected[1] == expected[2] == 1 / 10_001
-    monkeypatch.setattr(significance, "MAX_CHUNK", 1234)
+    monkeypatch.setattr(statistics, "MAX_CHUNK", 1234)
     assert sign_flip_p(differences).tolist() == expected.tolist()
 
 

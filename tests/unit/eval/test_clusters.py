@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.statistics.clusters import clusters_of, totals
+from lookonce.eval.statistics import clusters_of, totals
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,16 @@
-"""95 % intervals of means over questions, of which images were drawn and not the questions.
+"""How sure a score is, and whether two scores differ; numbers only, with numpy.
 
-Q questions, C clusters (images), K columns (several scores).
+Q questions, C clusters (images), K columns (several scores, or pairs of runs), R permutations.
 
-Design: a closed formula, so the same answers have the same interval, within microseconds. The variance of a mean is
-that between images (linearised, as in surveys that draw clusters). The interval is Wilson's (1927) for as many
+Design: answers about one image are right or wrong together, so intervals and tests draw images, not questions. A
+question about several images belongs to all of them: questions that are connected by shared images, directly or through
+others, are one cluster. Only then are clusters independent; with the first image as the cluster, a question whose
+second image is the first of another would be in one and correlated with the other, and intervals would be too short.
+The price is that an image that is in every question, such as an atlas page, makes all of them one cluster, and there is
+no interval. A question without an image belongs to its record.
+
+Intervals are a closed formula, so the same answers have the same interval, within microseconds. The variance of a mean
+is that between images (linearised, as in surveys that draw clusters). The interval is Wilson's (1927) for as many
 independent trials as would have this variance, as Korn and Graubard (1998) take them for Clopper and Pearson's; the
 quantile is that of t, for as many images of one size as would tell as much. A difference d is the share (1 + d) / 2.
 
@@ -21,20 +28,51 @@ were a tenth shorter, and with 200 a fiftieth.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.eval.statistics.clusters import Clusters
-
+Clusters = NDArray[np.intp]
+"""The number of each question's cluster, from 0."""
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 MIN_CLUSTERS = 5
 """The fewest clusters with an interval."""
 Z = -NormalDist().inv_cdf(0.025)
+PERMUTATIONS = 10_000
+MAX_CHUNK = 1 << 22
+"""The largest number of drawn signs that are in memory at a time."""
+ROUNDING = 1e-9
+"""Sums that differ by less are equal: means over seeds are not exact in binary."""
+
+
+def clusters_of(images: Sequence[Sequence[Hashable]]) -> Clusters:
+    """The cluster of each question, from what it shares with others: its images, at least one value each."""
+    parent: dict[Hashable, Hashable] = {}
+
+    def root(image: Hashable) -> Hashable:
+        while (above := parent.setdefault(image, image)) != image:
+            parent[image] = parent[above]
+            image = above
+        return image
+
+    for shared in images:
+        first = root(shared[0])
+        for image in shared[1:]:
+            parent[root(image)] = first
+    numbers: dict[Hashable, int] = {}
+    found = [numbers.setdefault(root(shared[0]), len(numbers)) for shared in images]
+    return np.array(found, dtype=np.intp)
+
+
+def totals(values_QK: Matrix, clusters: Clusters) -> Matrix:
+    """The sum of each column in each cluster."""
+    sums_CK = np.zeros((clusters.max(initial=-1) + 1, values_QK.shape[1]))
+    np.add.at(sums_CK, clusters, values_QK)
+    return sums_CK
 
 
 class Interval(NamedTuple):
@@ -97,3 +135,43 @@ def _t_quantiles(z: float, freedom_K: Vector) -> Vector:
     """The quantiles of t from that of the normal distribution (Fisher's expansion; 1 % too short at 5 degrees)."""
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / freedom_K + second / freedom_K**2
+
+
+def sign_flip_p(differences_CK: Matrix, seed: int = 0) -> Vector:
+    """The two-sided p of each column: how often its sum is as far from 0 if each image's difference has a random sign.
+
+    If neither run were better, what one of them answers about an image might as well be what the other one answers. So
+    all questions of an image change sides together, however correlated they are. The smallest p is 1 in 10,001.
+    """
+    random, num_clusters = np.random.default_rng(seed), len(differences_CK)
+    observed_K = np.abs(differences_CK.sum(axis=0))
+    chunk = max(MAX_CHUNK // max(num_clusters, 1), 1)
+    as_far_K = np.zeros(differences_CK.shape[1])
+    for start in range(0, PERMUTATIONS, chunk):
+        size = (min(chunk, PERMUTATIONS - start), num_clusters)
+        signs_RC = random.integers(0, 2, size, dtype=np.int8) * 2.0 - 1
+        as_far_K += np.sum(np.abs(signs_RC @ differences_CK) >= observed_K - ROUNDING, axis=0)
+    p_K: Vector = (1 + as_far_K) / (1 + PERMUTATIONS)
+    return p_K
+
+
+def mcnemar_p(only_one: int, only_other: int) -> float:
+    """McNemar's exact two-sided p for questions that only one of two runs answers right; as if they were independent.
+
+    Questions of one image are not: the p is too small where they are right or wrong together.
+    """
+    number = only_one + only_other
+    tail, ways = 0, 1  # numbers of outcomes, exact
+    for wins in range(min(only_one, only_other) + 1):
+        tail += ways
+        ways = ways * (number - wins) // (wins + 1)
+    return min(1.0, 2 * tail / (1 << number))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values corrected for their number (Holm 1979), in the given order."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, number in enumerate(sorted(range(len(p_values)), key=lambda number: p_values[number])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[number]))
+        adjusted[number] = largest
+    return adjusted
