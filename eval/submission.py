@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.scores import texts
+from lookonce.eval.scores import match
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.settings import Section
 from lookonce.text import count, listed, nfc, quoted
@@ -138,9 +138,9 @@ def _row(number: int, one: Prediction, rules: Rules) -> dict[str, Any]:
 
 
 def _public_scores(predictions: Sequence[Prediction], answers: list[str], rules: Rules) -> dict[str, float]:
-    if not texts.is_installed():
-        raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {texts.NOT_INSTALLED}")
-    scores = texts.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
+    if not match.has_text_metrics():
+        raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {match.NOT_INSTALLED}")
+    scores = match.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
     return {name: round(scores[name], rules.digits) for name in PUBLIC}
 
 

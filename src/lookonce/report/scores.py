@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS
-from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
 from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
 
 Shares = NDArray[np.float64]

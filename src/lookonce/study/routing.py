@@ -15,8 +15,8 @@ from typing import Any
 from lookonce.errors import UsageError
 from lookonce.eval.comparison.route import Label, check_labels, route
 from lookonce.eval.comparison.runs import Run, find_predictions
-from lookonce.eval.scores.metrics import Evaluation, Score
-from lookonce.eval.scores.prediction import label, read_predictions, write_predictions
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
 from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder

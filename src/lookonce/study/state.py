@@ -14,7 +14,7 @@ from typing import Any
 
 from lookonce.differences import Difference
 from lookonce.errors import UsageError
-from lookonce.eval.scores.metrics import Score
+from lookonce.eval.scores.prediction import Score
 from lookonce.report.contexts import asked_beside
 from lookonce.run.folder import RECORD
 from lookonce.run.open import answers_identity

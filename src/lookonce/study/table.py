@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.eval.scores.metrics import Score
+from lookonce.eval.scores.prediction import Score
 from lookonce.run.folder import RECORD
 from lookonce.study.expand import StudyRun, expand
 from lookonce.study.file import read_study

@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from lookonce.adapter.upload.facts import UNKNOWN, CardFacts, Dataset
 from lookonce.adapter.upload.usage import prompt, usage
-from lookonce.eval.scores.headline import NAMES
+from lookonce.eval.scores.metrics import NAMES
 from lookonce.eval.statistics import MIN_CLUSTERS
 from lookonce.text import count, duration
 from lookonce.version import DIRTY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lookonce.errors import ModelError
 from lookonce.eval.comparison.report import FEW_IMAGES
-from lookonce.eval.scores.headline import BASELINES, NAMES
+from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.statistics import MIN_CLUSTERS
 from lookonce.hub import find_model, license_of_model
 from lookonce.page.markup import Content, table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lookonce.eval.comparison.report import FEW_IMAGES
-from lookonce.eval.scores.headline import NAMES
+from lookonce.eval.scores.metrics import NAMES
 from lookonce.eval.statistics import Interval
 from lookonce.page.markup import table
 from lookonce.page.sections import sentences

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from lookonce.eval.comparison.runs import Run
-from lookonce.eval.scores.groups import scores_by
+from lookonce.eval.scores.prediction import scores_by
 from lookonce.page.markup import table
 from lookonce.page.sections import subsection
 from lookonce.report.part import Part

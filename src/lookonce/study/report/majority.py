@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from lookonce.datasets.majority import Majority
 from lookonce.errors import LookonceError
-from lookonce.eval.scores.headline import Headline
+from lookonce.eval.scores.metrics import Headline
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import read_run_file
 from lookonce.run.records import read_splits
