@@ -1,4 +1,4 @@
-"""Predictions, one answered question each: written to JSONL and read from it, grouped and counted.
+"""Predictions, one answered question each: written to JSONL and read from it, grouped, counted and scored one by one.
 
 Design: an answer is right if it equals the reference apart from spaces around it and Unicode's normal form; lenient
 metrics, for which "no" matches "none", have spoiled published numbers. A record with several `references` in its
@@ -10,6 +10,11 @@ and fewer keys; its turn follows from the rows before it.
 
 A mean over groups (macro) gives each group the same weight, so that a question that is asked often does not hide the
 others. A prediction whose record has no category is in no category; source and stage likewise.
+
+A comparison of runs knows only metrics that give each question a number, because images are drawn with their questions.
+Exact match is the headline, and the metric unless another is named: to choose the one that shows a difference is no
+comparison. Where it tells answers hardly apart, this is said. F1 of words needs no other library, and orders models as
+ROUGE-1 does.
 """
 
 from __future__ import annotations
@@ -20,8 +25,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal, NoReturn
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -30,7 +36,7 @@ from lookonce.datasets.formats.checks import is_utf8
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.text import read_jsonl
 from lookonce.errors import RecordsError
-from lookonce.eval.scores.match import exact
+from lookonce.eval.scores.match import exact, word_overlap
 from lookonce.files import write_text
 from lookonce.text import located, nfc, quoted
 
@@ -293,3 +299,31 @@ def training_answers(records: Iterable[Record]) -> dict[str, set[str]]:
             texts = (nfc(text).strip() for text in (turn.answer, *record.references))
             answers.setdefault(nfc(turn.question), set()).update(texts)
     return answers
+
+
+Metric = Literal["exact_match", "token_f1"]
+METRICS: dict[Metric, str] = {"exact_match": "exact match", "token_f1": "F1 of words"}
+FEW_RIGHT = 0.05
+"""The least share of right answers of some run with which exact match says something."""
+SENTENCE = 5
+"""The median number of words of the references from which they count as sentences, about which it says little."""
+
+
+def score_each(predictions: Sequence[Prediction], metric: Metric) -> tuple[list[float], list[float]]:
+    """What the model's and the majority answer to each question score."""
+    if metric == "exact_match":
+        return [float(one.is_right) for one in predictions], [float(one.is_majority_right) for one in predictions]
+    overlap = cache(word_overlap)  # the same answer to the same question is scored once
+    predictions = [one.in_nfc for one in predictions]
+    right = [(one.answer, *one.references) for one in predictions]
+    model, majority = (
+        [overlap(given, references).f1 for given, references in zip(answers, right, strict=True)]
+        for answers in ([one.predicted for one in predictions], [one.majority for one in predictions])
+    )
+    return model, majority
+
+
+def is_exact_match_poor(rows: Sequence[Sequence[Prediction]]) -> bool:
+    """Whether exact match says little about the answers of some runs to the same questions."""
+    are_sentences = median(len(one.answer.split()) for one in rows[0]) >= SENTENCE
+    return are_sentences or all(sum(one.is_right for one in row) < FEW_RIGHT * len(row) for row in rows)

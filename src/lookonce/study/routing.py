@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.errors import UsageError
-from lookonce.eval.comparison.route import Label, check_labels, route
-from lookonce.eval.comparison.runs import Run, find_predictions
+from lookonce.eval.join import Label, Run, check_labels, find_predictions, route
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
 from lookonce.files import write_json

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lookonce.errors import ModelError
-from lookonce.eval.comparison.report import FEW_IMAGES
+from lookonce.eval.compare import FEW_IMAGES
 from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.statistics import MIN_CLUSTERS
 from lookonce.hub import find_model, license_of_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lookonce.eval.comparison.report import FEW_IMAGES
+from lookonce.eval.compare import FEW_IMAGES
 from lookonce.eval.scores.metrics import NAMES
 from lookonce.eval.statistics import Interval
 from lookonce.page.markup import table

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from lookonce.eval.comparison.compare import Candidate, Comparison, Pair
-from lookonce.eval.comparison.report import shown_p
+from lookonce.eval.compare import Candidate, Comparison, Pair, shown_p
 from lookonce.eval.statistics import Interval
 from lookonce.page.markup import table
 from lookonce.page.sections import sentences

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import scores_by
 from lookonce.page.markup import table
 from lookonce.page.sections import subsection

@@ -13,9 +13,8 @@ from textwrap import fill
 from typing import Any
 
 from lookonce.errors import UsageError
-from lookonce.eval.comparison.compare import Comparison, compare
-from lookonce.eval.comparison.report import WIDTH, to_json, to_text
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.compare import WIDTH, Comparison, compare, to_json, to_text
+from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.files import write_text
 from lookonce.report.contexts import ContextScores, context_scores

@@ -8,8 +8,7 @@ import pytest
 
 from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
-from lookonce.eval.comparison.join import join
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.join import Run, join
 from lookonce.eval.scores.prediction import Prediction
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.errors import UsageError
-from lookonce.eval.comparison.route import route
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.join import Run, route
 from lookonce.eval.scores.prediction import Prediction
 
 

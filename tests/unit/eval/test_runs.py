@@ -10,7 +10,7 @@ import pytest
 from support.answers import look_trained
 
 from lookonce.errors import LookonceError, UsageError
-from lookonce.eval.comparison.runs import read_runs, short_names
+from lookonce.eval.join import read_runs, short_names
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import hash_file, write_json
 from lookonce.run.folder import RunFolder

@@ -10,9 +10,8 @@ import pytest
 
 from lookonce.datasets.records import Turn
 from lookonce.errors import UsageError
-from lookonce.eval.comparison import report
-from lookonce.eval.comparison.compare import Comparison, compare
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.compare import FEW_IMAGES, Comparison, compare, sentence, to_json, to_text
+from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import Prediction
 
 IMAGES, ASKED = 60, 9
@@ -38,7 +37,7 @@ def answers(share: float, seed: int = 0) -> np.ndarray:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    return [report.sentence(pair, comparison.num_questions) for pair in comparison.pairs]
+    return [sentence(pair, comparison.num_questions) for pair in comparison.pairs]
 
 
 def test_a_real_difference_is_called_one_whichever_run_is_named_first():
@@ -88,11 +87,11 @@ def test_a_difference_within_its_interval_is_not_called_one():
 @pytest.mark.parametrize(("images", "is_known"), [(4, False), (5, True)])
 def test_few_images_have_no_interval_and_this_is_said(images, is_known):
     one, other = (run(name, answers(share), images=images) for name, share in (("a", 0.8), ("b", 0.95)))
-    comparison, text = compare([one, other]), " ".join(report.to_text(compare([one, other])).split())
+    comparison, text = compare([one, other]), " ".join(to_text(compare([one, other])).split())
     assert comparison.num_images == images and all(bool(one.interval) == is_known for one in comparison.candidates)
-    assert (report.FEW_IMAGES in text) == (not is_known)
+    assert (FEW_IMAGES in text) == (not is_known)
     if not is_known:
-        assert sentences(comparison) == [f"a and b are not distinguishable: {report.FEW_IMAGES}."] and "none" in text
+        assert sentences(comparison) == [f"a and b are not distinguishable: {FEW_IMAGES}."] and "none" in text
 
 
 def test_p_values_are_corrected_for_the_pairs_that_are_shown():
@@ -135,8 +134,8 @@ def test_a_copy_with_the_same_seed_is_not_a_seed_of_another():
 def test_the_text_fits_80_columns_and_the_json_is_json():
     names = [f"a-run-with-a-name-of-some-length-{number}" for number in range(4)]
     comparison = compare([run(name, answers(0.8, number)) for number, name in enumerate(names)])
-    assert max(map(len, report.to_text(comparison).splitlines())) <= 80
-    value = json.loads(json.dumps(report.to_json(comparison), allow_nan=False))
+    assert max(map(len, to_text(comparison).splitlines())) <= 80
+    value = json.loads(json.dumps(to_json(comparison), allow_nan=False))
     assert value["pairs"][0]["better"] is None and len(value["pairs"][0]["interval"]) == 2
     assert value["candidates"][0]["name"] == names[0] and len(value["pairs"]) == 6
 
@@ -159,7 +158,7 @@ def test_sentences_are_compared_by_their_words_and_exact_match_alone_is_said_to_
     runs = [in_sentences("a", 0.4), in_sentences("b", 0.6)]
     exact, in_words = compare(runs), compare(runs, metric="token_f1")
     assert exact.is_exact_match_poor and not in_words.is_exact_match_poor
-    assert "RUN RUN --metric token_f1" in " ".join(report.to_text(exact).split())
+    assert "RUN RUN --metric token_f1" in " ".join(to_text(exact).split())
     [pair], [first, second] = in_words.pairs, in_words.candidates
     assert (first.score, second.score) == (pytest.approx(0.4, abs=0.02), pytest.approx(0.6, abs=0.02))
     assert pair.better == "b" and pair.difference == pytest.approx(second.score - first.score)
@@ -167,7 +166,7 @@ def test_sentences_are_compared_by_their_words_and_exact_match_alone_is_said_to_
     assert sentences(in_words)[0].startswith(
         f"b scores {100 * pair.difference:.1f} points more F1 of words than a (95%"
     )
-    text = report.to_text(in_words)
+    text = to_text(in_words)
     assert "F1 of words" in text.splitlines()[2] and "McNemar" not in text
     equal = compare([in_sentences("a", 0.4), in_sentences("c", 0.4)], metric="token_f1")
     assert sentences(equal)[0].startswith("a and c are not distinguishable: their scores are equal (95% interval")
@@ -188,5 +187,5 @@ def test_runs_whose_prompts_have_answers_of_different_kinds_are_compared_with_a_
     own, true, older = asked("a", "own"), asked("b", "true"), asked("c", None)
     found = compare([own, older])
     assert found.prompts == {"a": "own", "c": "true"}
-    assert "different kinds (a: own; c: true)" in " ".join(report.to_text(found).replace(",", ";").split())
-    assert compare([true, older]).prompts == {} and "different kinds" not in report.to_text(compare([true, older]))
+    assert "different kinds (a: own; c: true)" in " ".join(to_text(found).replace(",", ";").split())
+    assert compare([true, older]).prompts == {} and "different kinds" not in to_text(compare([true, older]))
