@@ -19,7 +19,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
 from lookonce.datasets.records import read_records
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.metrics import Baseline
 from lookonce.eval.scores.prediction import Score

@@ -8,7 +8,7 @@ import pytest
 
 from lookonce.datasets.records import Turn
 from lookonce.errors import RecordsError, UsageError
-from lookonce.eval.asking.asked import ask_each, match_images, read_questions
+from lookonce.eval.answerer import ask_each, match_images, read_questions
 
 
 @pytest.fixture

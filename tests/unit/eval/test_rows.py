@@ -11,8 +11,8 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
-from lookonce.eval.asking.rows import COLUMNS, answered, check_output, write_rows
 from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.predict import COLUMNS, answered, check_output, write_rows
 
 ANSWER = Answer('yes, "two"\n', (1, 2, 3), -0.5, "stop")
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.asking import rounds
-from lookonce.eval.asking.rounds import plan_rounds
+from lookonce.eval import answerer
+from lookonce.eval.answerer import plan_rounds
 
 SIZES = {"a": 10, "b": 40, "c": 60, "d": 0, "e": 300}
 
 
 def planned(keys_of, limit):
-    before, rounds.ROUND_TOKENS = rounds.ROUND_TOKENS, limit
+    before, answerer.ROUND_TOKENS = answerer.ROUND_TOKENS, limit
     try:
         return plan_rounds(keys_of, SIZES.__getitem__)
     finally:
-        rounds.ROUND_TOKENS = before
+        answerer.ROUND_TOKENS = before
 
 
 @settings(max_examples=30)
