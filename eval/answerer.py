@@ -52,9 +52,8 @@ from lookonce.datasets.records import Record, RecordsFile, Turn, write_records
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of
 from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
-from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.talk import Talk
+from lookonce.eval.decoding.decoder import Talk
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.waves import Room
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD

@@ -31,7 +31,7 @@ from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.answers.questions import Asked, Turns, on_this_machine, row_of, together, turns_before
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.files import write_text
 from lookonce.text import Notify, count, duration, listed, quiet, table
 

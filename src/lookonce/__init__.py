@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lookonce.datasets.records import Record, Turn, read_records, write_records
     from lookonce.errors import LookonceError
     from lookonce.eval.answerer import Answerer
-    from lookonce.eval.decoding.answer import Answer
+    from lookonce.eval.decoding.dialogue import Answer
     from lookonce.run.config import RunFile, read_run_file
     from lookonce.train.model.cached_tower import CachedVisionTower
 
@@ -41,7 +41,7 @@ __all__ = [
     "write_records",
 ]
 _HOME = {
-    "Answer": "lookonce.eval.decoding.answer",
+    "Answer": "lookonce.eval.decoding.dialogue",
     "Answerer": "lookonce.eval.answerer",
     "CachedVisionTower": "lookonce.train.model.cached_tower",
     "LookonceError": "lookonce.errors",

@@ -22,7 +22,7 @@ from lookonce.errors import ImageError, RunFolderError, TrainingError
 from lookonce.eval import answerer as rounds
 from lookonce.eval.answerer import Answerer, LiveFeatures, ask_each
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.predict import predict
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions

@@ -11,7 +11,7 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.predict import COLUMNS, answered, check_output, write_rows
 
 ANSWER = Answer('yes, "two"\n', (1, 2, 3), -0.5, "stop")

@@ -19,7 +19,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.environment import best_device
 from lookonce.eval.answers.accuracy import draw
 from lookonce.eval.answers.questions import Questions
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lookonce.eval.decoding.layout import PackLayout, WaveLayout
-from lookonce.eval.decoding.passes.row_mask import Rows
+from lookonce.eval.decoding.passes import Rows
+from lookonce.eval.decoding.waves import PackLayout, WaveLayout
 from lookonce.train.data.groups import Group
 from lookonce.train.data.packing import BLOCK, Pack
 

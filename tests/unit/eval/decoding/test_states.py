@@ -14,9 +14,8 @@ from support.models.flash_linear_attention import take_stand_in
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from lookonce.eval.decoding.branches import Branches
-from lookonce.eval.decoding.layout import PADDING, state_rows
-from lookonce.eval.decoding.passes.states import Continued, OfPrompts, States, bytes_per_state
+from lookonce.eval.decoding.buffers import Continued, OfPrompts, States, bytes_per_state
+from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
 from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.linear_attention import InPack, states_of_branches
 

@@ -1,13 +1,17 @@
-"""States of layers of linear attention, one row of a buffer for each conversation.
+"""What passes know of many conversations: keys and values in a buffer for each layer, or states of linear attention.
 
-Such a layer keeps no keys and values. What it knows of a conversation is a state of fixed size and the last inputs of
-its convolution (train/model/linear_attention.py).
+Design: each token has a place in the buffer, and attention writes the keys and values of a pass to their places. Unlike
+transformers' caches (https://huggingface.co/docs/transformers/cache_explanation) it has no rows, so the tokens of an
+image are there once, however many answers attend to them. While passes run, the buffers are attributes of the layers'
+attention modules: a cache that is asked by a layer's number would be compiled again for each layer. The cost is that a
+mask over all places decides what belongs together.
 
-Design: passes read and write states by their row, as attention does keys and values by their place. The pass of the
-prompts computes the state of a prefix once for all of its questions, and leaves that of each question in its row. Later
-passes continue each row by one token of its answer, or by all tokens of a later question. A state cannot be taken back
-to an earlier token, so questions that others follow have a second row, for a copy. The cost of rows is that a pass
-gathers and scatters the states that it continues. While passes run, the buffers are attributes of the layers.
+A layer of linear attention keeps no keys and values. What it knows of a conversation is a state of fixed size and the
+last inputs of its convolution (train/model/linear_attention.py). Passes read and write states by their row, as
+attention does keys and values by their place. The pass of the prompts computes the state of a prefix once for all of
+its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer,
+or by all tokens of a later question. A state cannot be taken back to an earlier token, so questions that others follow
+have a second row, for a copy. The cost of rows is that a pass gathers and scatters the states that it continues.
 
 Shapes: `R` rows, `N` conversations that a pass continues, `L` tokens of the pass, `B` inputs of the convolution before
 a token, `C` channels.
@@ -16,6 +20,7 @@ a token, `C` channels.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +29,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lookonce.eval.decoding.branches import Branches
-from lookonce.eval.decoding.layout import PADDING, state_rows
+from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
 from lookonce.train.model.linear_attention import (
+    FULL,
     LINEAR,
     Columns,
     InPack,
@@ -35,7 +40,7 @@ from lookonce.train.model.linear_attention import (
     linear_layers,
     num_before,
 )
-from lookonce.train.model.load import text_model
+from lookonce.train.model.load import head_size, text_model
 
 Shape = tuple[int, ...]
 WORKING = 4
@@ -179,3 +184,60 @@ def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Te
     """Write the states `[N, heads, size, size]` and last inputs `[N, B, C]` of conversations to their rows `[N]`."""
     layer.kept_states.index_copy_(0, rows, states.to(layer.kept_states.dtype))
     layer.kept_inputs.index_copy_(0, rows, inputs.to(layer.kept_inputs.dtype))
+
+
+class KeyValues:
+    """The buffers of a model's layers of full attention, `[1, heads, num_places, size]` each, and states of others."""
+
+    def __init__(self, model: Any, num_places: int, dtype: torch.dtype, states: States) -> None:
+        """Allocate the buffers. `dtype` is that of the passes."""
+        self.num_places, self.states = num_places, states
+        config = text_model(model).config
+        shape = (1, config.num_key_value_heads, num_places, head_size(config))
+        self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]
+        self._buffers = [
+            tuple(torch.zeros(shape, dtype=dtype, device=model.device) for _ in range(2)) for _ in self._modules
+        ]
+
+    def has_room(self, num_places: int, num_states: int) -> bool:
+        """Whether there are as many places and rows of states."""
+        return num_places <= self.num_places and self.states.has_room(num_states)
+
+    def load(self, other: KeyValues) -> None:
+        """Copy keys and values of a buffer that has no more places into the first ones."""
+        for mine, others in zip(self._buffers, other._buffers, strict=True):
+            for buffer, values in zip(mine, others, strict=True):
+                buffer[:, :, : other.num_places].copy_(values)
+
+    def with_states(self, states: States) -> KeyValues:
+        """The same buffers beside other states."""
+        other = copy.copy(self)
+        other.states = states
+        return other
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Give each layer its buffers or its states."""
+        for module, (keys, values) in zip(self._modules, self._buffers, strict=True):
+            module.kept_keys, module.kept_values = keys, values
+        try:
+            with self.states.attached():
+                yield
+        finally:
+            for module in self._modules:
+                del module.kept_keys, module.kept_values
+
+
+def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
+    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`.
+
+    With trained embeddings in float32 they may have more precision than the buffers. Attention under autocast has not.
+    """
+    module.kept_keys.index_copy_(2, places, key.to(module.kept_keys.dtype))
+    module.kept_values.index_copy_(2, places, value.to(module.kept_values.dtype))
+
+
+def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of a token's keys and values in all layers, for transformers' `config` of a language model."""
+    kinds = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
+    return 2 * int([*kinds].count(FULL) * config.num_key_value_heads * head_size(config)) * dtype.itemsize
