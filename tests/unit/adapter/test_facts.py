@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.adapter.upload.base_model import BaseModel
-from lookonce.adapter.upload.facts import facts_of
+from lookonce.adapter.card import BaseModel, facts_of
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
 

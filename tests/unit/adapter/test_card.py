@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
-from lookonce.adapter.upload.base_model import BaseModel
-from lookonce.adapter.upload.card import card
-from lookonce.adapter.upload.facts import UNKNOWN, CardFacts, Dataset, find_dataset
+from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, Dataset, card, find_dataset
 from lookonce.report.data import SplitFacts
 
 SCORES = {

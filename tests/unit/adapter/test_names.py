@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.adapter.merging.changes import Added, Factors
-from lookonce.adapter.merging.names import Place, matrices, place_of
+from lookonce.adapter.weights import Added, Factors, Place, matrices, place_of
 from lookonce.errors import ModelError
 
 EXPERTS = {"x.experts.gate_up_proj": (4, 6, 5), "x.experts.down_proj": (4, 5, 3), "x.q_proj.weight": (6, 5)}

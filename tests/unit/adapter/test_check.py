@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from lookonce.adapter.merging.check import check_frozen, check_model
-from lookonce.adapter.merging.merge import merge
+from lookonce.adapter.merge import check_frozen, check_model, merge
 from lookonce.errors import ModelError, UsageError
 
 

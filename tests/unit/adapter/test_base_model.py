@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.upload.base_model import find_base_model
+from lookonce.adapter.card import find_base_model
 from lookonce.errors import ModelError, UsageError
 from lookonce.run.sections.model import ModelSection
 
@@ -18,7 +18,7 @@ def nothing_here(monkeypatch):
     def absent(*_, **__):
         raise ModelError("not here")
 
-    monkeypatch.setattr("lookonce.adapter.upload.base_model.find_model", absent)
+    monkeypatch.setattr("lookonce.adapter.card.find_model", absent)
 
 
 def test_a_name_in_the_run_file_is_taken_with_its_commit(nothing_here):
@@ -31,7 +31,7 @@ def test_a_branch_is_the_commit_that_is_on_this_machine(monkeypatch, tmp_path):
     folder = tmp_path / COMMIT
     folder.mkdir()
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    monkeypatch.setattr("lookonce.adapter.upload.base_model.find_model", lambda *_, **__: folder)
+    monkeypatch.setattr("lookonce.adapter.card.find_model", lambda *_, **__: folder)
     base = find_base_model(ModelSection(path="owner/name", revision="main"))
     assert (base.commit, base.licence) == (COMMIT, "apache-2.0")
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from lookonce.adapter.merging import files
-from lookonce.adapter.merging.files import Stored, TensorFile, as_bytes, write_tensors
+from lookonce.adapter import weights
+from lookonce.adapter.weights import Stored, TensorFile, write_tensors
+from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.errors import ModelError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -49,17 +50,17 @@ def test_some_values_of_a_tensor_are_those_at_their_place(tmp_path):
 
 
 def test_a_copy_in_blocks_has_all_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(weights, "BLOCK_BYTES", 7)
     save_file({"a": torch.randn(11)}, tmp_path / "file")
     with TensorFile(tmp_path / "file") as file:
         blocks = list(file.blocks("a"))
-        assert max(map(len, blocks)) == 7 and b"".join(blocks) == bytes(as_bytes(file.read("a")))
+        assert max(map(len, blocks)) == 7 and b"".join(blocks) == bytes(raw_bytes(file.read("a")))
 
 
 def test_tensors_of_larger_values_come_first_so_that_all_are_aligned(tmp_path):
     one = Stored("a", "BF16", (3,), 6)
     made = {"a": torch.ones(3).bfloat16(), "b": torch.ones(2)}
-    write_tensors(tmp_path / "file", [one, Stored("b", "F32", (2,), 8)], {}, lambda one: [as_bytes(made[one.name])])
+    write_tensors(tmp_path / "file", [one, Stored("b", "F32", (2,), 8)], {}, lambda one: [raw_bytes(made[one.name])])
     with TensorFile(tmp_path / "file") as file:
         assert list(file.tensors) == ["b", "a"] and file.tensors["b"].offset % 8 == 0
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.adapter.upload.base_model import BaseModel
-from lookonce.adapter.upload.local_paths import check_files, reduced_run, without_folders
+from lookonce.adapter.card import BaseModel
+from lookonce.adapter.push import check_files, reduced_run, without_folders
 from lookonce.errors import UsageError
 
 BASE = BaseModel("owner/base", "a" * 40, None)

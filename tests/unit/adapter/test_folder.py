@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.merging.compare import Comparison
-from lookonce.adapter.merging.files import Stored
-from lookonce.adapter.merging.folder import MergeFolder, other_files, weight_files
-from lookonce.adapter.merging.shards import Cost, Plan, Planned
+from lookonce.adapter.merge import Comparison
+from lookonce.adapter.merged_folder import Cost, MergeFolder, Plan, Planned, other_files, weight_files
+from lookonce.adapter.weights import Stored
 from lookonce.errors import ModelError, UsageError
 from lookonce.eval.scores.prediction import Prediction
 
