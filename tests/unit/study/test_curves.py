@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lookonce.study.file import StudyFile
-from lookonce.study.report.curves import NONE, ArmCurve, Measured, curves_part, learning_curves
+from lookonce.study.report import NO_CURVES, ArmCurve, Measured, curves_part, learning_curves
 
 ARMS = {"one": None, "two": {"starts_from": "one"}, "routed": {"route": {"arms": {"1": "one", "2": "two"}}}}
 
@@ -57,7 +57,7 @@ def test_a_resumed_training_has_no_minutes_nor_have_the_phases_after_it(study, r
 
 def test_runs_that_are_not_complete_are_not_drawn(study, run):
     assert learning_curves(study, ["one", "two"], {"one-1": run("one-1", {})}) == []
-    assert curves_part([]).text == NONE
+    assert curves_part([]).text == NO_CURVES
 
 
 def test_every_figure_has_the_first_arm_and_at_most_six(study):

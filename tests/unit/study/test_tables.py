@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from lookonce.study.report.tables import Table
+from lookonce.study.figures import Table
 
 HOSTILE = r'a_b & 50% \cmd{x} ~^ #1 $ <b> "q", c'
 
