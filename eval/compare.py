@@ -226,8 +226,10 @@ EXACT_MATCH_IS_POOR = (
 
 
 def to_text(comparison: Comparison) -> str:
-    """Two tables with a letter for each run, and a sentence for each pair."""
-    letters = dict(zip((one.name for one in comparison.candidates), _letters(len(comparison.candidates)), strict=True))
+    """Two tables with a letter for each run, or a number if there are too many, and a sentence for each pair."""
+    number = len(comparison.candidates)
+    marks = string.ascii_uppercase if number <= len(string.ascii_uppercase) else map(str, range(1, number + 1))
+    letters = {one.name: mark for one, mark in zip(comparison.candidates, marks, strict=False)}
     width = terminal_width() or WIDTH
     header = ("run", METRICS[comparison.metric], "95% interval", "majority", "seeds differ by")
     runs = table(header, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
@@ -334,9 +336,3 @@ def _notes(comparison: Comparison) -> list[str]:
             "train.seed and name all of the runs."
         )
     return notes
-
-
-def _letters(number: int) -> Sequence[str]:
-    """A letter for each run, or a number if there are too many."""
-    many = [str(one) for one in range(1, number + 1)]
-    return string.ascii_uppercase[:number] if number <= len(string.ascii_uppercase) else many

@@ -185,7 +185,8 @@ def _match_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     """Matches of whole answers, labels and words."""
     closed = [prediction for prediction in predictions if match.is_closed(prediction.answer)]
     opened = [prediction for prediction in predictions if not match.is_closed(prediction.answer)]
-    labelled = _with_labels(predictions)
+    several = {one.question for one in predictions if any(len(match.labels(text)) > 1 for text in _right(one))}
+    labelled = [one for one in predictions if one.question in several]
     words, labels = cache(match.word_overlap), cache(match.label_overlap)
     return {
         "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
@@ -260,12 +261,6 @@ def _of_both(
 def _right(prediction: Prediction) -> tuple[str, ...]:
     """All right answers, the reference first."""
     return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
-
-
-def _with_labels(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The predictions of questions to which some reference has several labels."""
-    questions = {one.question for one in predictions if any(len(match.labels(text)) > 1 for text in _right(one))}
-    return [prediction for prediction in predictions if prediction.question in questions]
 
 
 def _balanced(closed: Iterable[Prediction], answers: Answers) -> float:

@@ -156,11 +156,12 @@ def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> 
     run = folder.read_run()
     reported = ReportedRun(folder.folder.name, run.eval.split, None, folder, run)
     libraries, commit = reported.environment.get("libraries") or {}, reported.environment.get("commit")
+    known = {split: read_metrics(folder, split) for split in SCORED}
     return CardFacts(
         run=run,
         base=base,
         dataset=find_dataset(dataset, reported.data.prepared),
-        scores={split: scores for split in SCORED if (scores := _uploaded_scores(folder, split))},
+        scores={split: {key: one[key] for key in one if key in SHARED} for split, one in known.items() if one},
         splits=reported.data.splits,
         systems=_systems(run),
         trained=reported.trained,
@@ -186,10 +187,6 @@ def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
     known = find_definition(name)
     hub_id = known.hub.id if known.hub else None
     return Dataset(known.title or known.name, hub_id, None, known.licence, known.homepage)
-
-
-def _uploaded_scores(folder: RunFolder, split: str) -> dict[str, Any]:
-    return {key: value for key, value in read_metrics(folder, split).items() if key in SHARED}
 
 
 def _systems(run: RunFile) -> list[str] | None:

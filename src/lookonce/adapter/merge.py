@@ -276,7 +276,9 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype, num_questions: int, noti
     limit_cpu_threads(model)
     made_from = identity | _sources(folder, opened.run) | {"dtype": dtype}
     with MergeFolder(target, made_from) as result, TensorFile(folder.adapter / WEIGHTS) as adapter:
-        plan, changes = _plan(opened, adapter, DTYPES[dtype])
+        checkpoint = Checkpoint(opened.model_folder.config, weight_files(model))
+        changes = read_changes(checkpoint.model, folder.adapter, adapter)
+        plan = checkpoint.plan(changes, DTYPES[dtype])
         cost = _write(model, result, plan, changes, notify)
         result.copy_others(model, plan, "float32" if dtype == "fp32" else None)
         comparison = _compare(questions, folder, result, notify)
@@ -297,12 +299,6 @@ def _sources(folder: RunFolder, run: RunFile) -> dict[str, Any]:
         "adapter": hash_file(folder.adapter / WEIGHTS),
         "adapter_config": hash_file(folder.adapter / "adapter_config.json"),
     }
-
-
-def _plan(opened: OpenRun, adapter: TensorFile, dtype: torch.dtype) -> tuple[Plan, dict[str, Change]]:
-    checkpoint = Checkpoint(opened.model_folder.config, weight_files(opened.model_folder.folder))
-    changes = read_changes(checkpoint.model, opened.folder.adapter, adapter)
-    return checkpoint.plan(changes, dtype), changes
 
 
 def _write(model: Path, result: MergeFolder, plan: Plan, changes: Mapping[str, Change], notify: Notify) -> Cost:

@@ -257,7 +257,7 @@ class MergeFolder:
     def __init__(self, target: Path, made_from: Mapping[str, Any]) -> None:
         """`made_from` is what the result follows from; it is recorded, and compared when a merge is continued."""
         self.target, self.made_from = target, dict(made_from)
-        self.folder = partial_of(target)
+        self.folder = target.with_name(f"{target.name}.partial")
         self._claim = FolderClaim(self.folder / CLAIM, "lookonce adapter merge")
 
     def __enter__(self) -> MergeFolder:
@@ -339,11 +339,6 @@ class MergeFolder:
                 "\n".join([f"{self.folder} holds an unfinished merge of something else, which differs in", *lines])
                 + "\nchoose another DIR, or remove that folder"
             )
-
-
-def partial_of(target: Path) -> Path:
-    """The folder in which a result is written until it is complete."""
-    return target.with_name(f"{target.name}.partial")
 
 
 def check_target(target: Path) -> None:

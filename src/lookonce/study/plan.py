@@ -23,7 +23,6 @@ from typing import Any
 from lookonce.checks.images import CheckedImages, check_images
 from lookonce.checks.model import CheckedModel, check_model
 from lookonce.checks.records import CheckedRecords, check_context, check_records
-from lookonce.checks.report import Result
 from lookonce.checks.settings import check_settings
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError, RecordsError, UsageError
@@ -69,7 +68,8 @@ def measure(run: RunFile) -> Workload:
     model, of_model = check_model(run)
     images, of_images = check_images(run, records, model)
     of_context = check_context(run, records, images.keys)
-    errors = _errors([*check_settings(run), *of_records, *of_model, *of_images, *of_context])
+    results = [*check_settings(run), *of_records, *of_model, *of_images, *of_context]
+    errors = tuple(f"{one.what}: {one.value}" for one in results if one.level == "error")
     kept = _kept(run, records, model.counter, images) if model.counter else []
     if not kept or model.counter is None:
         return Workload(0, 0, 0, 0, None, (*errors, *(() if errors else ("no record can be trained on",))))
@@ -108,10 +108,6 @@ def _gpu_gb(run: RunFile, model: CheckedModel) -> float | None:
     if name is None or not run.batch.has_packs:
         return None
     return peak_gb(name, run.batch.tokens_per_pack, run.train.gradient_checkpointing, run.train.frozen)
-
-
-def _errors(results: list[Result]) -> tuple[str, ...]:
-    return tuple(f"{one.what}: {one.value}" for one in results if one.level == "error")
 
 
 HEADER = ("arm", "runs left", "steps", "answers", "tokens", "GPU memory", "time a run")
@@ -234,7 +230,8 @@ def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:
     for one in runs.values():
         if one.arm not in by_arm:
             run = _countable(one)
-            key = _trained_on(run)
+            # All that a workload follows from; the run to start from and paths to write to are not among it.
+            key = run.model_dump_json(exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}})
             found[key] = found.get(key) or measure(run)
             by_arm[one.arm] = found[key]
     return by_arm
@@ -247,11 +244,6 @@ def _countable(one: StudyRun) -> RunFile:
         return one.run
     context = data.context.model_copy(update={"answers": "true"})
     return one.run.model_copy(update={"data": data.model_copy(update={"context": context})})
-
-
-def _trained_on(run: RunFile) -> str:
-    """All that a workload follows from; the run to start from and paths to write to are not among it."""
-    return run.model_dump_json(exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}})
 
 
 def _rates(runs: Mapping[str, StudyRun], workloads: Mapping[str, Workload]) -> dict[str, float]:

@@ -175,7 +175,8 @@ class Pool:
                 self._run()
             except BaseException:
                 self._send(signal.SIGINT)
-                self._wait()
+                for one in self._running:
+                    one.process.wait()
                 raise
         if self._signal:
             raise Stopped(
@@ -283,10 +284,6 @@ class Pool:
         for one in self._running:
             if one.process.poll() is None:
                 one.process.send_signal(number)
-
-    def _wait(self) -> None:
-        for one in self._running:
-            one.process.wait()
 
 
 def _reason(code: int, log: Path) -> str:

@@ -76,14 +76,11 @@ def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
                 files[named] = {split: list(read_split(one.run, split)) for split in SPLITS}
             selected = named + data.model_dump_json(include=SELECTION) + (str(one.seed) if data.where else "")
             if selected not in contents:
-                contents[selected] = _content(for_training(one.run, files[named]))
+                records = for_training(one.run, files[named])
+                images = frozenset(path for some in records.values() for record in some for path in record.images)
+                contents[selected] = Content(len(records["train"]), images)
             found[one.name] = contents[selected]
     return found
-
-
-def _content(records: Mapping[str, list[Record]]) -> Content:
-    images = frozenset(path for some in records.values() for record in some for path in record.images)
-    return Content(len(records["train"]), images)
 
 
 def find_builders(runs: Iterable[StudyRun], contents: Mapping[str, Content]) -> dict[str, StudyRun]:
