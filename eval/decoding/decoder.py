@@ -237,9 +237,7 @@ class Decoder:
     ) -> Branches:
         """Compute later questions; the branches have the first token of each answer."""
         logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
-        ahead = torch.tensor([one.end for one in follow_ups], device=self.device)
-        columns = {"place": begun.place + ahead, "position": begun.position + ahead}
-        return self._answering(logits, examples=begun.examples, segment=begun.segment, prefix=begun.prefix, **columns)
+        return self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
 
     def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
         return [[self._answer(grown) for grown in some] for some in done]
@@ -318,9 +316,7 @@ class Talk:
         state = replace(state, keys=state.keys.with_states(states.clone()))
         with inference(self._model, self._dtype, state.keys):
             logits = self._follow_ups.run(begun, [follow_up], state.spans, state.segments, state.keys)
-            columns = {"place": begun.place + follow_up.end, "position": begun.position + follow_up.end}
-            same = {"examples": begun.examples, "segment": begun.segment, "prefix": begun.prefix}
-            return self._answering(logits, **columns, **same), state
+            return self._answering(logits, **begun.ahead([follow_up.end])), state
 
     def _with_places(self, num_places: int) -> _State:
         """The state with at least `num_places` places; those that are new belong to the conversation."""

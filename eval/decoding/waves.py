@@ -203,6 +203,12 @@ class Branches(Queries):
         self.place += ~self.ended
         self.position += ~self.ended
 
+    def ahead(self, distances: Sequence[int]) -> dict[str, torch.Tensor]:
+        """For `answering`: the columns of the same branches, each some tokens further on."""
+        ahead = torch.tensor(distances, device=self.place.device)
+        columns = {"place": self.place + ahead, "position": self.position + ahead}
+        return columns | {"examples": self.examples, "segment": self.segment, "prefix": self.prefix}
+
     def load(self, others: Branches) -> None:
         """Overwrite the first branches with others, in the same tensors."""
         for field in fields(self):
