@@ -23,9 +23,8 @@ from typing import Any, Literal
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import Answered, AnsweringCost, PartialAnswers
 from lookonce.eval.answers.questions import Questions, as_asked, on_this_machine, why_not
-from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline
-from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, Evaluation
 from lookonce.files import write_json
 from lookonce.run.open import TO_EVALUATE, OpenRun, open_run
 from lookonce.run.records import HELD_OUT

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.scores import texts
+from lookonce.eval.scores import match
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.settings import Section
 from lookonce.text import count, listed, nfc, quoted
@@ -98,7 +98,8 @@ def lacks(predictions: Sequence[Prediction], challenge: Challenge, records: Sequ
     if missing:
         named = listed([f"{quoted(question)} ({asked[images, question]})" for images, question in missing], NUM_NAMED)
         return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"
-    return _too_few(len(predictions), challenge)
+    num_public = RULES[challenge].num_public
+    return _other_number(challenge, len(predictions)) if num_public and len(predictions) < num_public else ""
 
 
 def _names(images: Iterable[str | Path]) -> tuple[str, ...]:
@@ -106,11 +107,10 @@ def _names(images: Iterable[str | Path]) -> tuple[str, ...]:
     return tuple(Path(image).name for image in images)
 
 
-def _too_few(num_answers: int, challenge: Challenge) -> str:
-    num_public = RULES[challenge].num_public
-    if not num_public or num_answers >= num_public:
-        return ""
-    return f"{challenge} scores {num_public:,} public rows, and this split has {num_answers:,} questions"
+def _other_number(challenge: Challenge, num_answers: int) -> str:
+    return (
+        f"{challenge} scores {RULES[challenge].num_public:,} public rows, and this split has {num_answers:,} questions"
+    )
 
 
 def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:
@@ -119,9 +119,7 @@ def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:
     if empty := [key for key, text in value["submission_info"].items() if not text and key != "Notes_to_organizers"]:
         found.append(f"submission_info lacks {', '.join(empty)}; give them with --info FILE")
     if num_public and len(value["predictions"]) != num_public:
-        found.append(
-            f"{challenge} scores {num_public:,} public rows, and this split has {len(value['predictions']):,} questions"
-        )
+        found.append(_other_number(challenge, len(value["predictions"])))
     if value["total_time"] is None:
         found.append("time and memory were not measured by this evaluation, so they are null")
     return found
@@ -138,9 +136,9 @@ def _row(number: int, one: Prediction, rules: Rules) -> dict[str, Any]:
 
 
 def _public_scores(predictions: Sequence[Prediction], answers: list[str], rules: Rules) -> dict[str, float]:
-    if not texts.is_installed():
-        raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {texts.NOT_INSTALLED}")
-    scores = texts.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
+    if not match.has_text_metrics():
+        raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {match.NOT_INSTALLED}")
+    scores = match.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
     return {name: round(scores[name], rules.digits) for name in PUBLIC}
 
 

@@ -19,8 +19,8 @@ import torch
 from lookonce.datasets.records import Record
 from lookonce.eval.answers.engines import Engine, engine_of, tokens_beside_training
 from lookonce.eval.answers.questions import Dialogues, in_context, questions_of, row_of, stages_of
-from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.statistics.clusters import clusters_of
+from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.statistics import clusters_of
 from lookonce.run.open import OpenRun
 from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.model.compile import as_loaded

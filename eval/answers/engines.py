@@ -22,11 +22,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.buffers import WORKING, bytes_per_state, bytes_per_token
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.passes.key_values import bytes_per_token
-from lookonce.eval.decoding.passes.states import WORKING, bytes_per_state
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 
 from lookonce.environment import device_name
 from lookonce.errors import Stopped
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.files import naming_full_disk
 from lookonce.run.folder import read_form
 from lookonce.text import count

@@ -35,12 +35,9 @@ from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.files import Answered, AnsweringCost, is_begun
-from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import Dialogue, is_shown
-from lookonce.eval.scores.counts import training_answers
-from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, Baseline, BaselineAnswers
-from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Prediction, label, read_predictions, write_predictions
+from lookonce.eval.decoding.dialogue import Answer, Dialogue, is_shown
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, BaselineAnswers, Evaluation
+from lookonce.eval.scores.prediction import Prediction, label, read_predictions, training_answers, write_predictions
 from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment, RunFolder
 from lookonce.run.open import OpenRun

@@ -1,4 +1,4 @@
-"""Questions of a conversation that are answered one after another, and how an answer stands in later prompts.
+"""Questions of a conversation that are answered one after another, their answers, and how these stand in later prompts.
 
 Design: only tokens are put together. What the chat template writes between an answer and the next one begins with the
 end token, a special one, so it has the same tokens whatever the answer is. The answer itself keeps the tokens that the
@@ -11,13 +11,44 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.errors import ModelError
-from lookonce.eval.decoding.answer import Answer
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+
+if TYPE_CHECKING:
+    from lookonce.train.data.tokenize import ChatTokenizer, Example
+
+
+Ended = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A greedy answer to one question."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """The generated tokens, with the end token if there is one."""
+    logprob: float
+    """The sum of the tokens' log-probabilities."""
+    ended: Ended
+    """`stop` at an end token, `length` at the largest number of new tokens."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> Answer:
+        """The answer of some tokens and their log-probabilities; what follows an end token is left out."""
+        ended = tokenizer.eos_token_id in token_ids
+        length = [*token_ids].index(tokenizer.eos_token_id) + 1 if ended else len(token_ids)
+        text = tokenizer.decode(token_ids[:length], skip_special_tokens=True)
+        return cls(text, tuple(token_ids[:length]), sum(logprobs[:length]), "stop" if ended else "length")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
 
 Pieces = NDArray[np.int32]
 

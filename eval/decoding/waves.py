@@ -1,22 +1,34 @@
-"""Which questions are answered together.
+"""Which questions are answered together, where their tokens lie in the buffer, and how far their answers are.
 
 Design: a *wave* is as many questions as the buffer of keys and values has places for, and in models with linear
 attention as there are rows for their states. Questions are grouped by their images as in training, each group's prefix
 gets its places once, and behind each question there is room for the longest answer, and for the later questions of its
 dialogue. Groups are taken in the order of the records, so that a wave is the same whenever it is planned, and the
 answers of an interrupted evaluation have the bits of an uninterrupted one. A group with more questions than there is
-room for is split, and its prefix computed again.
+room for is split, and its prefix computed again. The prompts are computed in packs of training, one after another.
+
+The answers of a wave while they grow are a column of tensors, one entry for each branch. All columns stay on the device
+and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks only now
+and then which answers have ended. A branch that has ended stays where it is: passes overwrite its last token until it
+leaves the wave.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.train.data.groups import Group, group_examples
+from lookonce.train.data.packing import Pack, pack_step
 
 
 class Needed(NamedTuple):
@@ -92,3 +104,248 @@ def _split(group: Group, dialogues: Sequence[Dialogue], room: Room) -> list[Grou
         parts[-1].append(member)
         free = free.less(needed)
     return [group.subset(members) for members in parts]
+
+
+UNUSED = -1
+"""The segment of a place that belongs to nothing, such as that of padding."""
+
+
+def attends(segment_q: Any, prefix_q: Any, place_q: Any, segment_k: Any, place_k: Any) -> Any:
+    """Whether a token at `place_q`, of a branch and its prefix, attends to the one at `place_k`.
+
+    It is the rule of training for places that have room between them. Takes numbers or tensors.
+    """
+    return (place_k <= place_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
+
+
+@dataclass
+class Queries:
+    """Tokens that a pass computes; `N` of them."""
+
+    segment: torch.Tensor
+    prefix: torch.Tensor
+    """Each one's segment, and the segment that is its prefix, `[N]`."""
+    place: torch.Tensor
+    """The place where the pass writes its keys and values, `[N]`."""
+    position: torch.Tensor
+    """Its position, on all three axes, `[N]`."""
+    token: torch.Tensor
+    """The token, `[N]`."""
+
+    def subset(self, chosen: torch.Tensor | slice) -> Self:
+        """Some of them, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
+        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    def padded(self, length: int, place: int) -> Queries:
+        """These and tokens that belong to nothing, `length` altogether; `place` is one for padding."""
+        unused = {"segment": UNUSED, "prefix": UNUSED, "place": place, "position": 0, "token": 0}
+        missing = length - len(self.token)
+        return Queries(
+            **{name: F.pad(getattr(self, name), (0, missing), value=value) for name, value in unused.items()}
+        )
+
+
+@dataclass
+class Branches(Queries):
+    """Branches that are being answered; `N` of them. The next pass computes the latest token of each."""
+
+    examples: torch.Tensor
+    """The number of each one's question, `[N]`."""
+    ended: torch.Tensor
+    """Whether the latest token is the end token, `[N]`."""
+    tokens: torch.Tensor
+    """The answers so far, filled up with the end token, `[N, max_new_tokens]`."""
+    logprobs: torch.Tensor
+    """The log-probability of each token, and 0 behind the end token, `[N, max_new_tokens]`."""
+
+    @classmethod
+    def unused(cls, number: int, place: int, max_new_tokens: int, end_token_id: int, device: torch.device) -> Branches:
+        """Branches that belong to no question, and have ended; `place` is one for padding, where they write."""
+
+        def column(value: int) -> torch.Tensor:
+            return torch.full((number,), value, device=device)
+
+        return cls(
+            segment=column(UNUSED),
+            prefix=column(UNUSED),
+            place=column(place),
+            position=column(0),
+            token=column(end_token_id),
+            examples=column(UNUSED),
+            ended=torch.ones(number, dtype=torch.bool, device=device),
+            tokens=torch.full((number, max_new_tokens), end_token_id, device=device),
+            logprobs=torch.zeros(number, max_new_tokens, device=device),
+        )
+
+    @classmethod
+    def answering(
+        cls, logits: torch.Tensor, max_new_tokens: int, end_token_id: int, **columns: torch.Tensor
+    ) -> Branches:
+        """Branches with the first token of each answer, the likeliest by `logits` `[N, vocabulary]`."""
+        device, number = logits.device, len(logits)
+        unused = cls.unused(number, UNUSED, max_new_tokens, end_token_id, device)
+        branches = replace(unused, ended=torch.zeros(number, dtype=torch.bool, device=device), **columns)
+        branches.add(torch.tensor([0], device=device), logits, end_token_id)
+        return branches
+
+    def add(self, number: torch.Tensor, logits: torch.Tensor, end_token_id: int) -> None:
+        """Take the likeliest token of each branch as token `number` `[1]` of its answer. `logits` `[N, vocabulary]`."""
+        logits = logits.float()
+        token = logits.argmax(dim=-1)
+        logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        self.token.copy_(torch.where(self.ended, end_token_id, token))
+        self.tokens.index_copy_(1, number, self.token[:, None])
+        self.logprobs.index_copy_(1, number, torch.where(self.ended, 0.0, logprob)[:, None])
+        self.ended |= token == end_token_id
+
+    def advance(self) -> None:
+        """Move on to the place and the position of the token that is added next."""
+        self.place += ~self.ended
+        self.position += ~self.ended
+
+    def ahead(self, distances: Sequence[int]) -> dict[str, torch.Tensor]:
+        """For `answering`: the columns of the same branches, each some tokens further on."""
+        ahead = torch.tensor(distances, device=self.place.device)
+        columns = {"place": self.place + ahead, "position": self.position + ahead}
+        return columns | {"examples": self.examples, "segment": self.segment, "prefix": self.prefix}
+
+    def load(self, others: Branches) -> None:
+        """Overwrite the first branches with others, in the same tensors."""
+        for field in fields(self):
+            column = getattr(others, field.name)
+            getattr(self, field.name)[: len(column)].copy_(column)
+
+
+PADDING = 0
+"""The place where passes write the keys and values of their padding, and the row for its states."""
+Numbers = TypeVar("Numbers", int, torch.Tensor)
+
+
+def state_rows(numbers: Numbers) -> Numbers:
+    """The rows of states for the numbers of dialogues; `UNUSED` has that of padding."""
+    return numbers - UNUSED
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The places that each branch attends to, `[N]`."""
+
+    prefix: NDArray[np.int64]
+    """The segment of its prefix."""
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    """The first place of its prefix, and the place behind its own room."""
+
+    def subset(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Spans:
+        """Those of some branches, by a mask or by their indices, which may repeat."""
+        return Spans(self.prefix[chosen], self.first[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True)
+class PackLayout:
+    """Where the tokens of a pack lie in the buffer, and the branches of the pack.
+
+    A segment is a prefix, or a branch with the room behind it. They are numbered after those of the packs before.
+    """
+
+    places: NDArray[np.int64]
+    """The place of each token, `[L]`."""
+    segments: NDArray[np.int64]
+    """The segment of each place of the pack, room for answers included."""
+    examples: NDArray[np.int64]
+    """The number of each branch's question, `[N]`; so have the others one entry for each branch."""
+    branch: NDArray[np.int64]
+    prefix: NDArray[np.int64]
+    """The segment of each branch and of its prefix."""
+    last: NDArray[np.int64]
+    """The index of each branch's last token in the pack."""
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    """The first place of each branch's prefix, and the place behind the room of the branch."""
+
+    @property
+    def last_place(self) -> NDArray[np.int64]:
+        """The place of each branch's last token."""
+        return self.places[self.last]
+
+    @classmethod
+    def of(cls, pack: Pack, first_place: int, first_segment: int, room_behind: Sequence[int]) -> PackLayout:
+        """`room_behind` has the places behind the prompt of each question of the wave."""
+        lengths, rooms, examples, is_branch = [], [], [], []
+        for group in pack.groups:
+            lengths += [group.num_prefix_tokens, *group.branch_tokens]
+            rooms += [0, *(room_behind[number] for number in group.examples)]
+            examples += [UNUSED, *group.examples]
+            is_branch += [False, *[True] * len(group.examples)]
+        num_tokens, num_places = np.array(lengths), np.array(lengths) + np.array(rooms)
+        number = first_segment + np.arange(len(lengths))
+        chosen = np.array(is_branch)
+        prefix = np.maximum.accumulate(np.where(chosen, 0, number))
+        starts = first_place + np.cumsum(num_places) - num_places
+        ends = np.cumsum(num_tokens)
+        is_first = ~chosen
+        group_starts = starts[is_first][np.cumsum(is_first) - 1]
+        within = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
+        return cls(
+            places=np.repeat(starts, num_tokens) + within,
+            segments=np.repeat(number, num_places),
+            examples=np.array(examples)[chosen],
+            branch=number[chosen],
+            prefix=prefix[chosen],
+            last=(ends - 1)[chosen],
+            first=group_starts[chosen],
+            end=(starts + num_places)[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class WaveLayout:
+    """The packs of a wave, one behind another in the buffer."""
+
+    dialogues: Sequence[Dialogue]
+    packs: list[Pack]
+    of_packs: list[PackLayout]
+
+    @classmethod
+    def of(cls, wave: Sequence[Dialogue], image_token_id: int, room: Room) -> WaveLayout:
+        """The layout of a wave, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
+        longest = max(dialogue.first.num_tokens for dialogue in wave)
+        [packs] = pack_step(groups_of(wave, image_token_id), max(room.tokens_per_pack, longest))
+        room_behind = [dialogue.room(room.max_new_tokens) for dialogue in wave]
+        layouts: list[PackLayout] = []
+        num_places, num_segments = PADDING + 1, 0
+        for pack in packs:
+            layouts.append(PackLayout.of(pack, num_places, num_segments, room_behind))
+            num_places += len(layouts[-1].segments)
+            num_segments += sum(1 + len(group.examples) for group in pack.groups)
+        return cls(wave, packs, layouts)
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A column of all packs, by its name in `PackLayout`."""
+        return np.concatenate([getattr(layout, name) for layout in self.of_packs])
+
+    def starts(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """For `Branches`: where the first answer of each dialogue begins, and its segments."""
+        columns = {name: self.column(name) for name in ("examples", "branch", "prefix", "last_place")}
+        examples, segment, prefix, last = (torch.from_numpy(column).to(device) for column in columns.values())
+        return {"examples": examples, "segment": segment, "prefix": prefix, "place": last + 1}
+
+    @property
+    def segments(self) -> NDArray[np.int64]:
+        """The segment of each place; that of padding is unused."""
+        return np.concatenate([[UNUSED], self.column("segments")])
+
+    @property
+    def num_states(self) -> int:
+        """The rows of states, with that of padding."""
+        return PADDING + 1 + sum(dialogue.num_states for dialogue in self.dialogues)
+
+    @cached_property
+    def copies(self) -> dict[int, int]:
+        """The second row of each dialogue that has one, by its number."""
+        several = [number for number, dialogue in enumerate(self.dialogues) if dialogue.num_states > 1]
+        return {number: PADDING + 1 + len(self.dialogues) + place for place, number in enumerate(several)}
+
+    @property
+    def spans(self) -> Spans:
+        return Spans(self.column("prefix"), self.column("first"), self.column("end"))

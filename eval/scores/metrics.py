@@ -1,28 +1,303 @@
-"""The evaluation of some predictions: the headline, its groups, and the figures beside it.
+"""The evaluation of some predictions: exact match beside its baselines, by group, and all other figures.
+
+Q questions.
 
 Design: the headline is strict exact match beside the majority baseline: the most frequent training answer of each
-question, given without looking at any image; and beside the baselines that a model has answered. Everything else is
-computed at once and kept under keys of its own, so the keys of the headline never change. The cost is about a second
-for 9,000 questions of 975 images, without the text metrics.
+question, given without looking at any image; and beside the baselines that a model has answered. A baseline answers the
+same questions, so the interval is that of the difference in pairs, over images. With shuffled images a question is
+about two images; it counts for its own, because all questions would be connected through the others.
+
+For each other metric the model and the majority answers are scored on the same questions. A metric is a mean over the
+questions to which it applies, which the references alone decide: closed questions have the reference yes or no, label
+questions have several labels in a reference to the same question text, points and boxes are references of nothing but
+two or four numbers. So every model is scored on the same questions. A figure whose highest value is not 1 on these
+references, such as METEOR, has it beside it. docs/metrics.md describes them. All are computed at once and kept under
+keys of their own, so the keys of the headline never change. The cost is about a second for 9,000 questions of 975
+images, without the text metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cache
+from operator import attrgetter
+from statistics import fmean, median
+from typing import Any, Literal, get_args
 
-from lookonce.eval.scores import texts
-from lookonce.eval.scores.counts import Counts, TrainingAnswers
-from lookonce.eval.scores.figures import Figure, Sizes, figures
-from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS, Score, score, scores_by
-from lookonce.eval.scores.headline import HEADER, BaselineAnswers, BaselineScore, Headline
-from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.intervals import MIN_CLUSTERS, Interval
+import numpy as np
+
+from lookonce.eval.scores import match
+from lookonce.eval.scores.prediction import (
+    GROUPINGS,
+    MAX_GROUPS,
+    Counts,
+    Prediction,
+    Score,
+    TrainingAnswers,
+    macro,
+    score,
+    scores_by,
+)
+from lookonce.eval.statistics import MIN_CLUSTERS, Interval, clusters_of, difference_interval, share_interval
 from lookonce.run.folder import RunFolder, read_form
 from lookonce.text import rows, shell, table
 
-__all__ = ["Evaluation", "Score"]
+Baseline = Literal["untuned", "shuffled", "blank", "true", "none"]
+"""The baselines that a model answers."""
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:3]
+"""Those of every run."""
+IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
+"""Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
+NAMES = {
+    "majority": "majority",
+    "majority_in_context": "majority given the context",
+    "untuned": "untuned model",
+    "shuffled": "shuffled images",
+    "blank": "blank images",
+    "true": "true answers in context",
+    "none": "no context",
+}
+"""The names of all baselines in tables."""
+HEADER = ("baseline", "exact match", "model is higher by", "95% interval")
+BaselineAnswers = Mapping[Baseline, Sequence[str]]
+"""The answers of baselines, in the order of the questions."""
+
+
+@dataclass(frozen=True)
+class BaselineScore:
+    """What a baseline scores on the questions of a run."""
+
+    exact_match: float
+    difference: float
+    """The exact match of the run less that of the baseline."""
+    interval: Interval | None
+    """The 95 % interval of the difference; None if there are too few images."""
+
+    def line(self, key: str) -> tuple[str, str, str, str]:
+        """The line of a table below `HEADER`."""
+        interval = self.interval.in_percent() if self.interval else "none"
+        return NAMES[key], f"{self.exact_match:.1%}", f"{100 * self.difference:+.1f}", interval
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The interval of the exact match of all, and the baselines by their keys."""
+
+    interval: Interval | None = None
+    """The 95 % interval; None if there are too few images."""
+    baselines: dict[str, BaselineScore] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, predictions: Sequence[Prediction], answers: BaselineAnswers) -> Headline:
+        """The headline of some predictions, with the baselines that `answers` has beside the majorities."""
+        if not predictions:
+            return cls()
+        right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
+        clusters = clusters_of([one.sources for one in predictions])
+
+        def baseline(texts: Sequence[str]) -> BaselineScore:
+            right = [one.accepts(text) for one, text in zip(predictions, texts, strict=True)]
+            baseline_Q = np.array(right, dtype=np.float64)
+            score = float(baseline_Q.mean())
+            return BaselineScore(
+                score, float(right_Q.mean()) - score, difference_interval(right_Q - baseline_Q, clusters)
+            )
+
+        return cls(
+            share_interval(right_Q, clusters),
+            {key: baseline(texts) for key, texts in (_majorities(predictions) | dict(answers)).items()},
+        )
+
+
+def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:
+    """The majority answers; in conversations also those given the context. A first turn has no context."""
+    given: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
+    if any(one.majority_in_context is not None for one in predictions):
+        in_context = [(one.majority_in_context, one.majority) for one in predictions]
+        given["majority_in_context"] = [plain if known is None else known for known, plain in in_context]
+    return given
+
+
+Answers = Callable[[Prediction], str]
+"""Which answers are scored."""
+MODEL, MAJORITY, PERFECT = attrgetter("predicted"), attrgetter("majority"), attrgetter("answer")
+Matched = Callable[[str, Sequence[str]], float]
+Sizes = Mapping[str, tuple[int, int] | None]
+"""Width and height of images by their keys."""
+PLURALS = {"question": "question texts", "category": "categories", "source": "sources", "stage": "stages"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one metric is over some questions; None where it is not defined."""
+
+    name: str
+    num_questions: int
+    model: float | None
+    majority: float | None
+    perfect: float | None = None
+    """What the references themselves score; None if that is 1 by definition, or 0 for a distance."""
+    is_share: bool = True
+    """Whether it is a share, and not a distance in the units of the answers."""
+
+    def line(self, baselines: Iterable[float | None] = ()) -> tuple[str, ...]:
+        """The figure as a line of a table: name, questions, model, majority, what other baselines score, perfect."""
+        shown = (self._shown(value) for value in (self.model, self.majority, *baselines, self.perfect))
+        return (self.name, f"{self.num_questions:,}", *shown)
+
+    def _shown(self, value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{value:.1%}" if self.is_share else f"{value:,.1f}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Without what is not defined for the metric, and without its form."""
+        values = {"name": self.name, "num_questions": self.num_questions}
+        scores = {"model": self.model, "majority": self.majority}
+        return values | scores | ({} if self.perfect is None else {"perfect": self.perfect})
+
+
+def figures(
+    predictions: Sequence[Prediction], groups: Mapping[str, Mapping[str, Score]], sizes: Sizes
+) -> dict[str, Figure]:
+    """All figures by their keys; metrics that apply to no question are left out."""
+    found = {
+        **_macro_figures(groups),
+        **_match_figures(predictions),
+        **_point_figures(predictions, sizes),
+        **_text_figures(predictions),
+    }
+    return {name: figure for name, figure in found.items() if figure.num_questions}
+
+
+def _macro_figures(groups: Mapping[str, Mapping[str, Score]]) -> dict[str, Figure]:
+    """Exact match as a mean over the groups of each grouping."""
+    means = {name: macro(scores.values()) for name, scores in groups.items() if scores}
+    return {
+        f"macro_{name}": Figure(f"mean over {PLURALS[name]}", mean.num_questions, mean.exact_match, mean.majority)
+        for name, mean in means.items()
+    }
+
+
+def _match_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
+    """Matches of whole answers, labels and words."""
+    closed = [prediction for prediction in predictions if match.is_closed(prediction.answer)]
+    opened = [prediction for prediction in predictions if not match.is_closed(prediction.answer)]
+    several = {one.question for one in predictions if any(len(match.labels(text)) > 1 for text in _right(one))}
+    labelled = [one for one in predictions if one.question in several]
+    words, labels = cache(match.word_overlap), cache(match.label_overlap)
+    return {
+        "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
+        "closed_exact_match": _mean("closed questions", closed, match.exact),
+        "closed_balanced_accuracy": _of_both("closed questions, balanced", closed, lambda a: _balanced(closed, a)),
+        "open_exact_match": _mean("open questions", opened, match.exact),
+        "open_token_recall": _mean("open questions, recall of words", opened, lambda *pair: words(*pair).recall),
+        "token_recall": _mean("recall of words", predictions, lambda *pair: words(*pair).recall),
+        "token_f1": _mean("F1 of words", predictions, lambda *pair: words(*pair).f1),
+        "label_precision": _mean("precision of labels", labelled, lambda *pair: labels(*pair).precision),
+        "label_recall": _mean("recall of labels", labelled, lambda *pair: labels(*pair).recall),
+        "label_f1": _mean("F1 of labels", labelled, lambda *pair: labels(*pair).f1),
+        "label_set_match": _mean("labels in any order", labelled, match.same_labels),
+        "lenient": _mean(match.LENIENT, predictions, match.lenient),
+    }
+
+
+def _point_figures(predictions: Sequence[Prediction], sizes: Sizes) -> dict[str, Figure]:
+    """Points inside boxes, and distances between points."""
+    boxed = [prediction for prediction in predictions if match.reference_boxes(_right(prediction))]
+    pointed = [prediction for prediction in predictions if match.reference_points(_right(prediction))]
+    measured = [prediction for prediction in pointed if _diagonal(prediction, sizes)]
+    if any(_is_outside(prediction, sizes) for prediction in measured):
+        measured = []  # the records have other units than pixels
+
+    def distances(name: str, average: Callable[[list[float]], float]) -> Figure:
+        return _of_both(name, pointed, lambda answers: _over(average, _distances(pointed, answers)), is_share=False)
+
+    return {
+        "point_inside": _mean("points inside the box", boxed, match.is_inside),
+        "point_distance": distances("distance of points, mean", fmean),
+        "point_distance_median": distances("distance of points, median", median),
+        "point_distance_diagonal": _of_both(
+            "distance in parts of the diagonal",
+            measured,
+            lambda answers: _over(fmean, _parts(measured, answers, sizes)),
+        ),
+        "point_unread": _mean(
+            "answers without a point", [*boxed, *pointed], lambda given, _: match.answer_point(given) is None
+        ),
+    }
+
+
+def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
+    """BLEU, ROUGE, METEOR and chrF; none if the extra is not installed."""
+    if not predictions or not match.has_text_metrics():
+        return {}
+    metrics = match.TextMetrics([_right(prediction) for prediction in predictions])
+    model, majority, perfect = (
+        metrics.scores([answers(prediction) for prediction in predictions]) for answers in (MODEL, MAJORITY, PERFECT)
+    )
+    return {
+        key: Figure(name, len(predictions), model[key], majority[key], perfect[key])
+        for key, name in metrics.names.items()
+    }
+
+
+def _mean(name: str, predictions: Sequence[Prediction], matched: Matched) -> Figure:
+    """The mean of a match; equal answers to equal references are matched once."""
+    matched = cache(matched)
+    return _of_both(name, predictions, lambda answers: fmean(matched(answers(one), _right(one)) for one in predictions))
+
+
+def _of_both(
+    name: str, predictions: Sequence[Prediction], of: Callable[[Answers], float | None], is_share: bool = True
+) -> Figure:
+    """A figure of the model's and of the majority answers."""
+    model, majority = (of(MODEL), of(MAJORITY)) if predictions else (None, None)
+    return Figure(name, len(predictions), model, majority, is_share=is_share)
+
+
+def _right(prediction: Prediction) -> tuple[str, ...]:
+    """All right answers, the reference first."""
+    return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
+
+
+def _balanced(closed: Iterable[Prediction], answers: Answers) -> float:
+    """The mean of the shares of right answers where yes is right and where no is."""
+    by_truth: dict[str, list[bool]] = {}
+    for one in closed:
+        by_truth.setdefault(one.answer.strip().lower(), []).append(match.exact(answers(one), _right(one)))
+    return fmean(fmean(rights) for rights in by_truth.values())
+
+
+def _distances(predictions: Iterable[Prediction], answers: Answers) -> list[float]:
+    """The distances of the answers that are points."""
+    found = [match.distance(answers(one), _right(one)) for one in predictions]
+    return [distance for distance in found if distance is not None]
+
+
+def _parts(predictions: Iterable[Prediction], answers: Answers, sizes: Sizes) -> list[float]:
+    """The distances of the answers that are points, in parts of the image's diagonal."""
+    found = [(match.distance(answers(one), _right(one)), _diagonal(one, sizes)) for one in predictions]
+    return [distance / diagonal for distance, diagonal in found if distance is not None]
+
+
+def _diagonal(prediction: Prediction, sizes: Sizes) -> float:
+    """The diagonal of a question's only image in pixels; 0 if it is not known."""
+    size = sizes.get(prediction.image_keys[0]) if len(prediction.image_keys) == 1 else None
+    return math.hypot(*size) if size else 0.0
+
+
+def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
+    """Whether a reference point is not in the question's only image."""
+    width, height = sizes[prediction.image_keys[0]] or (0, 0)
+    return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(_right(prediction)))
+
+
+def _over(average: Callable[[list[float]], float], values: list[float]) -> float | None:
+    """The average of some values; None if there are none."""
+    return average(values) if values else None
 
 
 IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
@@ -43,7 +318,7 @@ class Evaluation:
     """The scores by question text, category, source and stage; empty where no record has one."""
     figures: dict[str, Figure]
     counts: Counts
-    text_metrics: str = field(default_factory=texts.libraries)
+    text_metrics: str = field(default_factory=match.text_metric_libraries)
     """The libraries of the text metrics, or what to install."""
 
     @classmethod
@@ -112,7 +387,7 @@ class Evaluation:
         notes = [("answers", self.counts.text())]
         if self.predictions and self.interval is None:
             notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))
-        if self.text_metrics == texts.NOT_INSTALLED:
+        if self.text_metrics == match.NOT_INSTALLED:
             notes.append(("BLEU etc.", self.text_metrics))
         return notes
 

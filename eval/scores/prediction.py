@@ -1,4 +1,4 @@
-"""Predictions: one answered question each, written to JSONL and read from it.
+"""Predictions, one answered question each: written to JSONL and read from it, grouped, counted and scored one by one.
 
 Design: an answer is right if it equals the reference apart from spaces around it and Unicode's normal form; lenient
 metrics, for which "no" matches "none", have spoiled published numbers. A record with several `references` in its
@@ -7,6 +7,14 @@ metadata, which `lookonce data prepare` makes from rows with different answers, 
 A row has all that a score or a judge needs without the records: image keys, by which runs are compared, the labels of
 the record, and the prompt. Its keys are described in docs/predictions.md. A row of earlier versions has no `version`
 and fewer keys; its turn follows from the rows before it.
+
+A mean over groups (macro) gives each group the same weight, so that a question that is asked often does not hide the
+others. A prediction whose record has no category is in no category; source and stage likewise.
+
+A comparison of runs knows only metrics that give each question a number, because images are drawn with their questions.
+Exact match is the headline, and the metric unless another is named: to choose the one that shows a difference is no
+comparison. Where it tells answers hardly apart, this is said. F1 of words needs no other library, and orders models as
+ROUGE-1 does.
 """
 
 from __future__ import annotations
@@ -14,18 +22,21 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Literal, NoReturn
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lookonce.datasets.formats.checks import is_utf8
-from lookonce.datasets.formats.record import Turn
+from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.readers.text import read_jsonl
 from lookonce.errors import RecordsError
-from lookonce.eval.scores.match import exact
+from lookonce.eval.scores.match import exact, word_overlap
 from lookonce.files import write_text
 from lookonce.text import located, nfc, quoted
 
@@ -194,3 +205,125 @@ def _read_row(row: Any, place: str) -> Prediction:
         name = ".".join(map(str, first["loc"]))
         what = f"it lacks `{name}`" if first["type"] == "missing" else f"`{name}`: {first['msg']}"
         raise RecordsError(f"{place} is not a prediction: {what}; {WRITTEN_BY}") from None
+
+
+GROUPINGS = ("question", "category", "source", "stage")
+"""What predictions are grouped by: fields of `Prediction`."""
+MAX_GROUPS = 40
+"""The most groups of a grouping that are shown, since question texts may all be different."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Exact match and majority baseline over some questions, as shares."""
+
+    num_questions: int
+    exact_match: float
+    majority: float
+
+
+def score(predictions: Sequence[Prediction]) -> Score:
+    """Exact match and majority baseline, as shares."""
+    count = len(predictions)
+    right, guessed = sum(p.is_right for p in predictions), sum(p.is_majority_right for p in predictions)
+    return Score(count, right / max(count, 1), guessed / max(count, 1))
+
+
+def scores_by(predictions: Iterable[Prediction], grouping: str) -> dict[str, Score]:
+    """The scores of the groups, by name."""
+    groups: dict[str, list[Prediction]] = {}
+    for prediction in predictions:
+        if (name := getattr(prediction, grouping)) is not None:
+            groups.setdefault(name, []).append(prediction)
+    return {name: score(groups[name]) for name in sorted(groups)}
+
+
+def macro(scores: Iterable[Score]) -> Score:
+    """The means over groups, and the number of their questions; there must be a group."""
+    scores = list(scores)
+    return Score(
+        sum(one.num_questions for one in scores),
+        fmean(one.exact_match for one in scores),
+        fmean(one.majority for one in scores),
+    )
+
+
+TrainingAnswers = Mapping[str, AbstractSet[str]]
+"""The answers of the training records to each question."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The numbers of such answers; None if not known."""
+
+    empty: int
+    cut: int | None
+    """Answers that ended at `eval.max_new_tokens`."""
+    outside_training: int | None
+    """Answers that no training record has for the question, or for any question if training lacks this one."""
+    distinct_wrong: int
+    """Different wrong answers, all questions together."""
+
+    @classmethod
+    def of(cls, predictions: Sequence[Prediction], training: TrainingAnswers | None = None) -> Counts:
+        """Count them; `training` are the `training_answers` of the run."""
+        endings = [prediction.ended for prediction in predictions if prediction.ended]
+        known: AbstractSet[str] = set().union(*training.values()) if training else set()
+        return cls(
+            empty=sum(not prediction.predicted.strip() for prediction in predictions),
+            cut=endings.count("length") if endings else None,
+            outside_training=(
+                sum(one.predicted.strip() not in training.get(one.question, known) for one in predictions)
+                if training
+                else None
+            ),
+            distinct_wrong=len({prediction.predicted.strip() for prediction in predictions if not prediction.is_right}),
+        )
+
+    def text(self) -> str:
+        """One line, without what is not known."""
+        known = [
+            f"{self.distinct_wrong:,} different wrong",
+            f"{self.empty:,} empty",
+            f"{self.cut:,} cut" if self.cut is not None else "",
+            f"{self.outside_training:,} never seen in training" if self.outside_training is not None else "",
+        ]
+        return ", ".join(filter(None, known))
+
+
+def training_answers(records: Iterable[Record]) -> dict[str, set[str]]:
+    """The answers to each question in some records, with all references; both in NFC."""
+    answers: dict[str, set[str]] = {}
+    for record in records:
+        for turn in record.turns:
+            texts = (nfc(text).strip() for text in (turn.answer, *record.references))
+            answers.setdefault(nfc(turn.question), set()).update(texts)
+    return answers
+
+
+Metric = Literal["exact_match", "token_f1"]
+METRICS: dict[Metric, str] = {"exact_match": "exact match", "token_f1": "F1 of words"}
+FEW_RIGHT = 0.05
+"""The least share of right answers of some run with which exact match says something."""
+SENTENCE = 5
+"""The median number of words of the references from which they count as sentences, about which it says little."""
+
+
+def score_each(predictions: Sequence[Prediction], metric: Metric) -> tuple[list[float], list[float]]:
+    """What the model's and the majority answer to each question score."""
+    if metric == "exact_match":
+        return [float(one.is_right) for one in predictions], [float(one.is_majority_right) for one in predictions]
+    overlap = cache(word_overlap)  # the same answer to the same question is scored once
+    predictions = [one.in_nfc for one in predictions]
+    right = [(one.answer, *one.references) for one in predictions]
+    model, majority = (
+        [overlap(given, references).f1 for given, references in zip(answers, right, strict=True)]
+        for answers in ([one.predicted for one in predictions], [one.majority for one in predictions])
+    )
+    return model, majority
+
+
+def is_exact_match_poor(rows: Sequence[Sequence[Prediction]]) -> bool:
+    """Whether exact match says little about the answers of some runs to the same questions."""
+    are_sentences = median(len(one.answer.split()) for one in rows[0]) >= SENTENCE
+    return are_sentences or all(sum(one.is_right for one in row) < FEW_RIGHT * len(row) for row in rows)

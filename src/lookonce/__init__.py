@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lookonce.datasets.images import image_key
     from lookonce.datasets.records import Record, Turn, read_records, write_records
     from lookonce.errors import LookonceError
-    from lookonce.eval.asking.answerer import Answerer
-    from lookonce.eval.decoding.answer import Answer
+    from lookonce.eval.answerer import Answerer
+    from lookonce.eval.decoding.dialogue import Answer
     from lookonce.run.config import RunFile, read_run_file
     from lookonce.train.model.cached_tower import CachedVisionTower
 
@@ -41,8 +41,8 @@ __all__ = [
     "write_records",
 ]
 _HOME = {
-    "Answer": "lookonce.eval.decoding.answer",
-    "Answerer": "lookonce.eval.asking.answerer",
+    "Answer": "lookonce.eval.decoding.dialogue",
+    "Answerer": "lookonce.eval.answerer",
     "CachedVisionTower": "lookonce.train.model.cached_tower",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",

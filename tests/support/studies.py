@@ -19,7 +19,7 @@ from support.answers import look_finished
 from support.answers import look_trained as look_folder_trained
 
 if TYPE_CHECKING:
-    from lookonce.study.expand import StudyRun
+    from lookonce.study.file import StudyRun
 
 
 @pytest.fixture(scope="session")

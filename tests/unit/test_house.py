@@ -38,7 +38,7 @@ records into batches is below an open run, which has it, and the keys of a run f
 ROOMS = {
     "cache": ("constants", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
-    "eval": ("statistics", "scores", "decoding", "answers", "asking", "comparison", "submission", "run"),
+    "eval": tuple("statistics scores decoding answers answerer predict join compare submission run".split()),
 }
 """Each folder's rooms, or modules beside them, from the bottom up."""
 

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.adapter.merging.check import ROUNDED
 from lookonce.cache.constants import PARSE_ERRORS
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import RunFolderError
@@ -177,7 +176,7 @@ def _warnings(names: Sequence[str], family: Family) -> list[str]:
 
 
 def _notes(run: RunFile) -> list[str]:
-    if run.train.frozen not in ROUNDED:
+    if run.train.frozen not in ("int8", "nf4"):
         return []
     return [
         f"note: it was trained on weights quantised to {run.train.frozen}; beside the unquantised ones it gives other "

@@ -24,7 +24,7 @@ from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
 from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.model.load import add_lora, load_trained, load_untuned, text_model

@@ -23,7 +23,7 @@ from lookonce.commands.options import (
 from lookonce.settings import MAX_COUNT
 
 if TYPE_CHECKING:
-    from lookonce.adapter.merging.merge import Dtype
+    from lookonce.adapter.merge import Dtype
 
 
 @click.group()
@@ -150,7 +150,7 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_un
     """
     check_launch()
     with only_results_on_stdout():
-        from lookonce.adapter.merging.merge import merge as merge_run
+        from lookonce.adapter.merge import merge as merge_run
 
     if run_dir.is_file():
         remember_run_file(run_dir)
@@ -204,8 +204,8 @@ def push(
     """
     if sys.stderr.isatty():
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"  # its own bars are the only ones that show an upload
-    from lookonce.adapter.upload.push import Options, prepare
-    from lookonce.adapter.upload.push import push as push_upload
+    from lookonce.adapter.push import Options, prepare
+    from lookonce.adapter.push import push as push_upload
     from lookonce.run.open import Needs, open_run
 
     if run_dir.is_file():

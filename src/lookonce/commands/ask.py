@@ -1,4 +1,4 @@
-"""`lookonce ask`: a conversation in the terminal. The work is done in `eval.asking.conversation`."""
+"""`lookonce ask`: a conversation in the terminal. The work is done in `eval.answerer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lookonce.errors import LookonceError, UsageError
 from lookonce.text import json_text
 
 if TYPE_CHECKING:
-    from lookonce.eval.asking.conversation import Conversation
+    from lookonce.eval.answerer import Conversation
 
 COMMANDS = "/image PATH ..., /reset, /save FILE, /quit"
 
@@ -43,8 +43,7 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
     """
     check_launch()
     with only_results_on_stdout():
-        from lookonce.eval.asking.answerer import Answerer
-        from lookonce.eval.asking.conversation import Conversation
+        from lookonce.eval.answerer import Answerer, Conversation
 
     if run_dir.is_file():
         remember_run_file(run_dir)

@@ -1,4 +1,4 @@
-"""`lookonce compare`: whether one run is better than another. The work is done in `eval.comparison`."""
+"""`lookonce compare`: whether one run is better than another. The work is done in `eval.compare`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import get_args
 import click
 
 from lookonce.commands.options import JSON, PATH, SPLIT, emit
-from lookonce.eval.comparison.metric import Metric
+from lookonce.eval.scores.prediction import Metric
 
 
 @click.command()
@@ -52,9 +52,9 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
       lookonce compare runs/first/predictions/val.jsonl runs/second/predictions/val.jsonl --json
     """
     from lookonce.errors import UsageError
-    from lookonce.eval.comparison.compare import compare as run_comparison
-    from lookonce.eval.comparison.report import to_json, to_text
-    from lookonce.eval.comparison.runs import read_runs
+    from lookonce.eval.compare import compare as run_comparison
+    from lookonce.eval.compare import to_json, to_text
+    from lookonce.eval.join import read_runs
 
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))

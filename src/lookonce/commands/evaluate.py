@@ -21,7 +21,7 @@ from lookonce.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from lookonce.eval.scores.headline import Baseline
+    from lookonce.eval.scores.metrics import Baseline
 
 
 @click.command("eval")

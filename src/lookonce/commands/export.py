@@ -57,7 +57,7 @@ def export(
     """
     from lookonce.errors import UsageError
     from lookonce.eval.answers.files import AnsweringCost
-    from lookonce.eval.comparison.runs import find_predictions
+    from lookonce.eval.join import find_predictions
     from lookonce.eval.scores.prediction import read_predictions
     from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text
     from lookonce.files import create_text

@@ -1,4 +1,4 @@
-"""`lookonce predict`: answer questions about any images. The work is done in `eval.asking`."""
+"""`lookonce predict`: answer questions about any images. The work is done in `eval.predict`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lookonce.errors import LookonceError, UsageError
 from lookonce.text import count
 
 if TYPE_CHECKING:
-    from lookonce.eval.asking.answerer import Answerer
+    from lookonce.eval.answerer import Answerer
 
 
 @click.command()
@@ -91,10 +91,9 @@ def predict(
     if image_root and not records:
         raise UsageError("--image-root is for --records; leave it out, or name a records file")
     with only_results_on_stdout():
-        from lookonce.eval.asking.answerer import Answerer
-        from lookonce.eval.asking.asked import ask_each, match_images, read_questions
-        from lookonce.eval.asking.predict import predict as answer_all
-        from lookonce.eval.asking.rows import check_output
+        from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
+        from lookonce.eval.predict import check_output
+        from lookonce.eval.predict import predict as answer_all
         from lookonce.run.claim import claimed_around
 
     if run_dir.is_file():

@@ -102,7 +102,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
     check_launch()
     with only_results_on_stdout():
         from lookonce.study.run import run_study
-        from lookonce.study.table import StudyStatus
+        from lookonce.study.state import StudyStatus
 
         outcome = run_study(study_file, again, num_parallel, notify)
         found = StudyStatus.read(study_file)
@@ -129,7 +129,7 @@ def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
       lookonce study status study.yaml
       lookonce study status study.yaml --watch 30
     """
-    from lookonce.study.table import StudyStatus
+    from lookonce.study.state import StudyStatus
 
     while True:
         found = StudyStatus.read(study_file)
@@ -162,7 +162,7 @@ def jobs(study_file: Path, as_json: bool) -> None:
       lookonce study jobs study.yaml
       lookonce study jobs study.yaml --json
     """
-    from lookonce.study.missing import find_missing
+    from lookonce.study.run import find_missing
 
     found = find_missing(study_file)
     if found or as_json:
@@ -197,9 +197,9 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     """
     from lookonce.report.report import check_replaces_page
     from lookonce.run.claim import RunClaim, claimed_around
-    from lookonce.study.file import read_study
-    from lookonce.study.report.report import PAGE, report_study
-    from lookonce.study.routing import PATIENCE_S
+    from lookonce.study.file import PAGE, read_study
+    from lookonce.study.report import report_study
+    from lookonce.study.state import PATIENCE_S
 
     if output:
         check_replaces_page(output)

@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 
 from lookonce.datasets.curriculum.values import as_text
 from lookonce.errors import UsageError
-from lookonce.eval.comparison.join import in_one_order
-from lookonce.eval.comparison.runs import Run
-from lookonce.eval.scores.groups import GROUPINGS
-from lookonce.eval.scores.headline import IN_CONTEXT
-from lookonce.eval.scores.prediction import Prediction, read_predictions
-from lookonce.eval.statistics.clusters import Clusters, clusters_of
-from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
+from lookonce.eval.join import Run, in_one_order
+from lookonce.eval.scores.metrics import IN_CONTEXT
+from lookonce.eval.scores.prediction import GROUPINGS, Prediction, read_predictions
+from lookonce.eval.statistics import Clusters, Interval, clusters_of, difference_interval, share_interval
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell

@@ -15,9 +15,8 @@ from typing import Any
 
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.comparison.runs import Run, find_predictions, read_runs, short_names
-from lookonce.eval.scores.headline import BASELINES
-from lookonce.eval.scores.metrics import Evaluation, read_metrics
+from lookonce.eval.join import Run, find_predictions, read_runs, short_names
+from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
 from lookonce.report.data import DataFacts
 from lookonce.report.scores import RunScores, score_run
 from lookonce.run.config import RunFile

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.eval.scores.groups import GROUPINGS, MAX_GROUPS
-from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.statistics.clusters import Clusters, clusters_of
-from lookonce.eval.statistics.intervals import Interval, share_interval
+from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
+from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
 
 Shares = NDArray[np.float64]
 

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lookonce.eval.comparison.join import in_one_order
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.prediction import Prediction
 
 NUM_SHOWN = 48

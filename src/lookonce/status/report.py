@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lookonce.cache.build.status import StatusReport, WorkerStatus, workers_table
-from lookonce.eval.scores.metrics import Score
+from lookonce.eval.scores.prediction import Score
 from lookonce.text import count, duration, rows, size
 
 TrainingState = Literal["not begun", "running", "dead", "stopped", "failed", "trained", "finished", "another run"]

@@ -28,7 +28,8 @@ from lookonce.datasets.records import Record
 from lookonce.environment import program
 from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.answers.files import unfinished
-from lookonce.eval.scores.metrics import Score, read_metrics
+from lookonce.eval.scores.metrics import read_metrics
+from lookonce.eval.scores.prediction import Score
 from lookonce.run.claim import find_trainer
 from lookonce.run.config import LENGTH, RunFile
 from lookonce.run.folder import RunFolder

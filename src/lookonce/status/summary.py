@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookonce.environment import program, shorten
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.statistics.intervals import Interval
+from lookonce.eval.statistics import Interval
 from lookonce.run.folder import RunFolder, read_form
 from lookonce.run.log_file import read_curves
 from lookonce.text import count, duration, rows, shell, size

@@ -1,30 +1,114 @@
 """`lookonce study plan`: what a study will cost, before anything is spent.
 
-Design: steps, answers and tokens are counted from the records (workload.py), and nothing is written. Time needs a
-measured rate: that of an arm of which a run has been trained, or one that the user gives for the first arm. Arms
-without a rate of their own get that of another one, by their tokens a sample. It is the time of training alone: what
-precedes the first step and the answers afterwards are not in it. The time of all follows from the order in which `study
-run` starts the runs.
+Design: steps, answers and tokens are counted as in training and without a GPU, by the code of `lookonce check` and of
+the sampler: records become examples, and the packs of the first epoch give the tokens. Images that are not in the cache
+are read for their size. Runs with the same records and the same section `batch` share one count. Nothing is written.
+
+Time needs a measured rate: that of an arm of which a run has been trained, or one that the user gives for the first
+arm. Arms without a rate of their own get that of another one, by their tokens a sample. It is the time of training
+alone: what precedes the first step and the answers afterwards are not in it. The time of all follows from the order in
+which `study run` starts the runs.
 
 Answers that other runs must give first are counted as if they were the true ones, which are about as long.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.errors import LookonceError, UsageError
+from lookonce.checks.images import CheckedImages, check_images
+from lookonce.checks.model import CheckedModel, check_model
+from lookonce.checks.records import CheckedRecords, check_context, check_records
+from lookonce.checks.settings import check_settings
+from lookonce.datasets.records import Record
+from lookonce.errors import LookonceError, RecordsError, UsageError
 from lookonce.run.config import RunFile
-from lookonce.study.expand import StudyRun, expand
-from lookonce.study.file import read_study
-from lookonce.study.jobs import Job, schedule
-from lookonce.study.routing import RoutedRun, routed_runs
-from lookonce.study.state import find_outdated, in_chains, read_state
-from lookonce.study.workload import Workload, measure
+from lookonce.study.file import StudyRun, expand, read_study
+from lookonce.study.pool import Job, schedule
+from lookonce.study.state import RoutedRun, find_outdated, in_chains, read_state, routed_runs
 from lookonce.text import count, duration, listed, rows, table
+from lookonce.train.data.sampler import Sampler
+from lookonce.train.data.steps import num_steps
+from lookonce.train.data.token_stats import TokenCounter
+from lookonce.train.data.tokenize import Example
+from lookonce.train.model.gpu_memory import measured_name, peak_gb
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The training of a run."""
+
+    num_steps: int
+    num_samples: int
+    """Records that are trained on, over all epochs."""
+    num_answers: int
+    num_tokens: int
+    """Tokens that go through the model, without padding."""
+    gpu_gb: float | None
+    """Peak memory by the documented measurements; None if such a model was not measured."""
+    errors: tuple[str, ...] = ()
+    """What would stop the run."""
+
+
+def num_samples(run: RunFile, num_records: int) -> tuple[int, int]:
+    """The steps of a training on this many records, and the samples in them."""
+    per_step, in_epoch = run.batch.samples_per_step, num_steps(num_records, run.batch.samples_per_step)
+    steps = run.train.steps or math.ceil(run.train.epochs * in_epoch)
+    epochs, rest = divmod(steps, max(in_epoch, 1))
+    return steps, epochs * num_records + min(rest * per_step, num_records)
+
+
+def measure(run: RunFile) -> Workload:
+    """Read the records of a run and count; what would stop it is among the errors."""
+    records, of_records = check_records(run, None)
+    model, of_model = check_model(run)
+    images, of_images = check_images(run, records, model)
+    of_context = check_context(run, records, images.keys)
+    results = [*check_settings(run), *of_records, *of_model, *of_images, *of_context]
+    errors = tuple(f"{one.what}: {one.value}" for one in results if one.level == "error")
+    kept = _kept(run, records, model.counter, images) if model.counter else []
+    if not kept or model.counter is None:
+        return Workload(0, 0, 0, 0, None, (*errors, *(() if errors else ("no record can be trained on",))))
+    examples = [example for _, example in kept]
+    sampler = Sampler.of(examples, model.counter.chat_tokenizer.image_token_id, run.batch, seed=run.train.seed)
+    steps, samples = num_samples(run, len(examples))
+    epochs = samples / len(examples)
+    return Workload(
+        steps,
+        samples,
+        round(epochs * sum(len(record.turns) for record, _ in kept)),
+        round(epochs * sum(sampler.pack_lengths(0))),
+        _gpu_gb(run, model),
+        errors,
+    )
+
+
+def _kept(
+    run: RunFile, records: CheckedRecords, counter: TokenCounter, images: CheckedImages
+) -> list[tuple[Record, Example]]:
+    """The records that are trained on, as examples; what is wrong with the others is said by `lookonce check`."""
+    found, order = [], run.batch.lesson_order
+    for record in records.by_split["train"]:
+        try:
+            keys = [images.keys.get(path, str(path)) for path in record.images]
+            example = counter.example(record, keys, [images.tokens.get(path, 0) for path in record.images])
+        except RecordsError:
+            continue
+        if example.num_tokens <= run.batch.longest_record:
+            found.append((record, replace(example, lesson=order.find(record) or 0) if order else example))
+    return found
+
+
+def _gpu_gb(run: RunFile, model: CheckedModel) -> float | None:
+    name = measured_name(run.model.path, model.model_folder.config if model.model_folder else None)
+    if name is None or not run.batch.has_packs:
+        return None
+    return peak_gb(name, run.batch.tokens_per_pack, run.train.gradient_checkpointing, run.train.frozen)
+
 
 HEADER = ("arm", "runs left", "steps", "answers", "tokens", "GPU memory", "time a run")
 MOST = 20
@@ -146,7 +230,8 @@ def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:
     for one in runs.values():
         if one.arm not in by_arm:
             run = _countable(one)
-            key = _trained_on(run)
+            # All that a workload follows from; the run to start from and paths to write to are not among it.
+            key = run.model_dump_json(exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}})
             found[key] = found.get(key) or measure(run)
             by_arm[one.arm] = found[key]
     return by_arm
@@ -159,11 +244,6 @@ def _countable(one: StudyRun) -> RunFile:
         return one.run
     context = data.context.model_copy(update={"answers": "true"})
     return one.run.model_copy(update={"data": data.model_copy(update={"context": context})})
-
-
-def _trained_on(run: RunFile) -> str:
-    """All that a workload follows from; the run to start from and paths to write to are not among it."""
-    return run.model_dump_json(exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}})
 
 
 def _rates(runs: Mapping[str, StudyRun], workloads: Mapping[str, Workload]) -> dict[str, float]:

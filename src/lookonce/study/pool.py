@@ -1,7 +1,10 @@
-"""Run jobs in processes of their own, one on each GPU or several on the CPU, until all of them have ended.
+"""The jobs of a study, run in processes of their own, one on each GPU or several on the CPU, until all have ended.
 
-Design: each process is an ordinary command with its output in a log file, so what happens to one concerns only the jobs
-that wait for it: they are skipped with the reason, and the others finish. What another process uses, such as the same
+Design: of the jobs that can start, the one with the longest chain behind it goes first, since chains bound the time of
+all (list scheduling by critical path). The same rule makes the plan's estimate and runs the study.
+
+Each process is an ordinary command with its output in a log file, so what happens to one concerns only the jobs that
+wait for it: they are skipped with the reason, and the others finish. What another process uses, such as the same
 command on another machine, is no failure: its job waits, and others go on. SIGTERM and SIGUSR1 are passed on to the
 processes, which save their state and end with 75; nothing is started after that. If this process is killed, Linux sends
 SIGTERM to its children. The processes are looked at five times a second.
@@ -10,12 +13,13 @@ SIGTERM to its children. The processes are looked at five times a second.
 from __future__ import annotations
 
 import ctypes
+import heapq
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,8 +27,61 @@ from types import FrameType
 from lookonce.claim_file import IN_USE
 from lookonce.errors import Stopped
 from lookonce.signals import handle_signals
-from lookonce.study.jobs import Job, by_urgency, can_start
 from lookonce.text import Notify, duration, shown
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process that a study starts."""
+
+    name: str
+    command: tuple[str, ...]
+    """Arguments of lookonce; the last one is the run file."""
+    log: Path
+    cost: float = 0
+    """How much work it is, in any unit: the samples that are trained on."""
+    after: tuple[str, ...] = ()
+    """The jobs that must have succeeded before."""
+    is_done: Callable[[], bool] = lambda: False
+    """Whether there is nothing left to do; asked right before it would be started."""
+    used_by: Callable[[], str] = lambda: ""
+    """The process that works on the same; empty if none does. The job waits for it."""
+
+
+def by_urgency(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, those with the longest chain of jobs that wait for them first; equal ones stay in order."""
+    costs = {job.name: job.cost for job in jobs}
+    followers = {name: [job.name for job in jobs if name in job.after] for name in costs}
+
+    def chain(name: str) -> float:
+        return costs[name] + max(map(chain, followers[name]), default=0.0)
+
+    return sorted(jobs, key=lambda job: -chain(job.name))
+
+
+def can_start(job: Job, done: Collection[str]) -> bool:
+    """Whether all that a job waits for is done."""
+    return all(name in done for name in job.after)
+
+
+def schedule(jobs: Sequence[Job], seconds: Mapping[str, float], num_slots: int) -> Mapping[str, tuple[float, float]]:
+    """When each job begins and ends if this many run at the same time, in the order in which they begin.
+
+    `seconds` says how long each job takes, by name.
+    """
+    waiting, times = by_urgency(jobs), dict[str, tuple[float, float]]()
+    running: list[tuple[float, str]] = []
+    now, done = 0.0, set[str]()
+    while waiting or running:
+        ready = [job for job in waiting if can_start(job, done)]
+        for job in ready[: num_slots - len(running)]:
+            waiting.remove(job)
+            times[job.name] = (now, now + seconds[job.name])
+            heapq.heappush(running, (now + seconds[job.name], job.name))
+        now, name = heapq.heappop(running)
+        done.add(name)
+    return times
+
 
 INTERVAL_S = 0.2
 RETRY_S = 5.0
@@ -118,7 +175,8 @@ class Pool:
                 self._run()
             except BaseException:
                 self._send(signal.SIGINT)
-                self._wait()
+                for one in self._running:
+                    one.process.wait()
                 raise
         if self._signal:
             raise Stopped(
@@ -226,10 +284,6 @@ class Pool:
         for one in self._running:
             if one.process.poll() is None:
                 one.process.send_signal(number)
-
-    def _wait(self) -> None:
-        for one in self._running:
-            one.process.wait()
 
 
 def _reason(code: int, log: Path) -> str:

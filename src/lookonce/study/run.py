@@ -1,33 +1,105 @@
-"""`lookonce study run`: build the caches that are missing, then train and evaluate what is missing.
+"""What is missing of a study, as jobs: run here (`lookonce study run`), or listed for a cluster (`study jobs`).
 
 Design: each job is a command that a person could give, with the run file of its run: `lookonce cache build`, `lookonce
 train --resume`, and `lookonce eval` where a trained run lacks the split. What is missing is read from the run folders
-and the cache, again right before a job is started. One build serves all runs whose images it has (builds.py), and a run
-waits for its own only. Several builds may write to one cache: they are workers, which share its shards.
+and the cache, again right before a job is started. A run waits for the build of its own features only. Several builds
+may write to one cache: they are workers, which share its shards.
+
+A build encodes the images of its run file, those of the selected training records (`data.where`, `data.replay`) and of
+all others. So a run needs no build of its own if its images are among those of another one with the same features: an
+arm with all records serves the arms with some of them. A share is drawn by the seed, so the seeds of an arm may differ
+in their images. They are compared by path, and nothing is hashed. Files are read once for all runs.
+
+For the scheduler of a cluster a job has the kind of its command and the options, and not the command, because the
+scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of arms, seeds and chains.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lookonce.claim_file import holder, is_living
-from lookonce.errors import LookonceError
+from lookonce.datasets.records import Record
+from lookonce.environment import without_garbage_collection
+from lookonce.errors import LookonceError, UsageError
 from lookonce.report.contexts import OPTIONS, asked_beside
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM
-from lookonce.run.records import check_paths
+from lookonce.run.open import FEATURE_SETTINGS
+from lookonce.run.records import SPLITS, check_paths, for_training, read_split
 from lookonce.status.status import RunStatus
-from lookonce.study.builds import find_builders, read_contents
-from lookonce.study.expand import LOGS, StudyRun, expand, write_run_files
-from lookonce.study.file import read_study
-from lookonce.study.jobs import Job
-from lookonce.study.pool import Outcome, Pool, slots
-from lookonce.study.routing import RoutedRun, routed_runs, write_routed
-from lookonce.study.state import Runs, differs, in_chains, read_state, refuse_outdated
+from lookonce.study.file import LOGS, PAGE, StudyFile, StudyRun, expand, read_study, write_run_files
+from lookonce.study.pool import Job, Outcome, Pool, by_urgency, slots
+from lookonce.study.state import (
+    RoutedRun,
+    Runs,
+    differs,
+    in_chains,
+    read_state,
+    refuse_outdated,
+    routed_runs,
+    write_routed,
+)
 from lookonce.text import Notify
+
+FILES = {*SPLITS, "image_root", "format", "coerce_answers"}
+SELECTION = {"stage_map", "where", "replay"}
+"""Keys of `data` that say which files are read, and which of their training records are used."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a run trains on, and the images of all its splits."""
+
+    num_train: int
+    images: frozenset[Path]
+
+
+def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
+    """The content of each run, by name.
+
+    Raises:
+        LookonceError: records are missing or broken, or none is selected.
+    """
+    files: dict[str, dict[str, list[Record]]] = {}
+    contents: dict[str, Content] = {}
+    found = {}
+    with without_garbage_collection():
+        for one in runs:
+            data = one.run.data
+            if (named := data.model_dump_json(include=FILES)) not in files:
+                files[named] = {split: list(read_split(one.run, split)) for split in SPLITS}
+            selected = named + data.model_dump_json(include=SELECTION) + (str(one.seed) if data.where else "")
+            if selected not in contents:
+                records = for_training(one.run, files[named])
+                images = frozenset(path for some in records.values() for record in some for path in record.images)
+                contents[selected] = Content(len(records["train"]), images)
+            found[one.name] = contents[selected]
+    return found
+
+
+def find_builders(runs: Iterable[StudyRun], contents: Mapping[str, Content]) -> dict[str, StudyRun]:
+    """For each run, by name, the run whose build has its images: of those that could, the one with the most."""
+    builders: list[StudyRun] = []
+    found = {}
+    for one in sorted(runs, key=lambda one: -len(contents[one.name].images)):
+        images, features = contents[one.name].images, _features(one.run)
+        serving = (other for other in builders if _features(other.run) == features)
+        builder = next((other for other in serving if images <= contents[other.name].images), one)
+        if builder is one:
+            builders.append(one)
+        found[one.name] = builder
+    return found
+
+
+def _features(run: RunFile) -> dict[str, Any]:
+    """What the features of an image depend on, and the folder that they are in."""
+    return run.cache.model_dump(include={"dir"} | FEATURE_SETTINGS) | run.model.model_dump(include={"path", "revision"})
 
 
 def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify: Notify) -> Outcome:
@@ -153,3 +225,64 @@ def visible_gpus() -> list[str]:
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = torch.cuda.device_count()
     return names[:number] if len(names) >= number and names[0] else [str(index) for index in range(number)]
+
+
+NONE = "-"
+"""What a line has in place of an empty field, which a shell would not see."""
+
+
+@dataclass(frozen=True)
+class MissingJob:
+    """A job that a scheduler can start when those before it have ended."""
+
+    kind: str
+    """cache, train, eval or report."""
+    name: str
+    file: Path
+    """The run file; for a report the study file."""
+    after: tuple[str, ...] = ()
+    """The jobs that must have succeeded before; for a report, that must have ended."""
+    options: tuple[str, ...] = ()
+    """Options of the command."""
+
+    def line(self) -> str:
+        """The fields with tabs between them.
+
+        Raises:
+            UsageError: the path of the run file has a tab or a line break.
+        """
+        if not str(self.file).isprintable():
+            raise UsageError(f"{str(self.file)!r} cannot be a field of a line; choose another `output` of the study")
+        return "\t".join([self.kind, self.name, str(self.file), ",".join(self.after) or NONE, " ".join(self.options)])
+
+
+def find_missing(path: Path) -> list[MissingJob]:
+    """The jobs that a study lacks, each after those that it waits for; writes the run files.
+
+    Raises:
+        LookonceError: the study file, a run file or records are wrong, or runs are outdated.
+    """
+    study = read_study(path)
+    runs = expand(study)
+    jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), ()))
+    left = {job.name: job for job in jobs if not job.is_done()}
+    found = []
+    for name, job in left.items():
+        kind, *options, file = job.command
+        after = tuple(other for other in job.after if other in left)
+        found.append(MissingJob(kind, name, Path(file), after, tuple(options)))
+    if _has_report(study, runs) and (found or not _is_reported(study, runs)):
+        found.append(MissingJob("report", "report", path, tuple(job.name for job in found if job.kind != "cache")))
+    return found
+
+
+def _has_report(study: StudyFile, runs: Runs) -> bool:
+    """Whether there are arms to compare, and questions."""
+    return len(study.compared()) > 1 and all(getattr(one.run.data, one.run.eval.split) for one in runs.values())
+
+
+def _is_reported(study: StudyFile, runs: Runs) -> bool:
+    """Whether the page is newer than all scores."""
+    page = study.output / PAGE
+    scores = [path for one in runs.values() for path in one.folder.metrics(one.run.eval.split).parent.glob("*.json")]
+    return page.exists() and all(path.stat().st_mtime <= page.stat().st_mtime for path in scores)

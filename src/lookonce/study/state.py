@@ -1,30 +1,44 @@
-"""What the run folders of a study say: how far each run is, and which were trained by an earlier study file.
+"""How far the runs of a study are, read from their folders; and arms whose answers are those of other arms.
 
 Design: what was done is recorded nowhere else. A run is what its folder records, so a study continues after any crash,
 and runs that were trained or evaluated by other commands count as well. A run whose record differs from the study file,
 or that needs such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
+
+An arm with a `route` answers each question with the adapter of its stage. The arms that are routed to answer all
+questions, so nothing is trained or answered again, and the answers are theirs to the bit. The predictions are written
+beside the other runs, and made again whenever they are needed: they never lag behind those that they are taken from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lookonce.differences import Difference
 from lookonce.errors import UsageError
-from lookonce.eval.scores.metrics import Score
+from lookonce.eval.join import Label, Run, check_labels, find_predictions, route
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
+from lookonce.files import write_json
 from lookonce.report.contexts import asked_beside
-from lookonce.run.folder import RECORD
+from lookonce.run.claim import RunClaim
+from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.open import answers_identity
+from lookonce.run.records import read_splits
 from lookonce.run.start_adapter import start_identity
 from lookonce.status.report import TrainingPhase
 from lookonce.status.status import find_scores, find_training
-from lookonce.study.expand import StudyRun
-from lookonce.text import listed, shell
+from lookonce.study.file import StudyFile, StudyRun, expand, read_study
+from lookonce.text import count, listed, shell, table
 
 Runs = Mapping[str, StudyRun]
+PATIENCE_S = 30.0
+"""How long to wait for another process that writes the same page or answers, which takes a few seconds."""
+WORDS = {"true": "true", "none": "no"}
+"""Whose answers stand in a context, as they are named in a sentence."""
+HEADER = ("run", "state", "steps", "exact match", "majority")
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,8 @@ def find_outdated(runs: Runs) -> dict[str, str]:
 
 def differs(one: StudyRun) -> list[Difference]:
     """How the record in a run's folder differs from the study file."""
-    return one.folder.differences(one.run, _needed(one))
+    of_others = start_identity(one.run, one.folder.recorded_inputs()) | answers_identity(one.run.data.context)
+    return one.folder.differences(one.run, of_others)
 
 
 def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
@@ -79,11 +94,6 @@ def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
         if not runs[name].folder.trained.exists():
             return f"{how} is not trained any more"
     return ""
-
-
-def _needed(one: StudyRun) -> dict[str, Any]:
-    """The recorded inputs of a run that are the results of others."""
-    return start_identity(one.run, one.folder.recorded_inputs()) | answers_identity(one.run.data.context)
 
 
 def in_chains(runs: Runs) -> list[StudyRun]:
@@ -120,3 +130,167 @@ def refuse_outdated(runs: Runs, again: Iterable[str], study: Path) -> set[str]:
             + shell("lookonce", "study", "run", study, *(word for name in names for word in ("--again", name)))
         )
     return set(outdated)
+
+
+@dataclass(frozen=True)
+class RoutedRun:
+    """The answers of several runs with one seed, each to the questions with its label."""
+
+    name: str
+    arm: str
+    seed: int
+    by: Label
+    runs: Mapping[str, StudyRun]
+    """The run for each value of the label."""
+    folder: RunFolder
+
+    @property
+    def split(self) -> str:
+        return next(iter(self.runs.values())).run.eval.split
+
+    @property
+    def predictions(self) -> Path:
+        return self.folder.predictions(self.split)
+
+    def check(self) -> None:
+        """Check that there is a run for each question of the split.
+
+        Raises:
+            LookonceError: there is none for some, or the records cannot be read.
+        """
+        records = read_splits(next(iter(self.runs.values())).run)[self.split]
+        labels = [label(record.metadata.get(self.by)) for record in records for _ in record.turns]
+        try:
+            check_labels(labels, list(self.runs), self.by)
+        except UsageError as error:
+            raise UsageError(f"arm {self.arm}: {error}") from None
+
+    def write(self) -> None:
+        """Write predictions and scores; all of its runs must have answered.
+
+        Raises:
+            UsageError: questions have a label without a run, or the runs answered different questions.
+        """
+        with RunClaim(self.folder.folder, "lookonce study") as owner:
+            owner.take(patience_s=PATIENCE_S)
+            answers = {
+                value: Run(one.arm, read_predictions(find_predictions(one.folder, self.split)), one.arm, one.seed)
+                for value, one in self.runs.items()
+            }
+            evaluation = Evaluation.of(route(answers, self.by))
+            write_predictions(self.predictions, evaluation.predictions)
+            write_json(self.folder.metrics(self.split), evaluation.to_json())
+
+    def score(self) -> Score | None:
+        """The score that was written; None if there is none."""
+        return find_scores(self.folder, self.split).get(self.split)
+
+    def to_json(self) -> dict[str, Any]:
+        runs = {value: one.name for value, one in self.runs.items()}
+        values = {"run": self.name, "arm": self.arm, "seed": self.seed, "by": self.by, "runs": runs}
+        return values | {"folder": self.folder.folder}
+
+
+def routed_runs(study: StudyFile, runs: Mapping[str, StudyRun]) -> dict[str, RoutedRun]:
+    """The arms of a study with a `route`, with each seed, by name."""
+    found = {}
+    for seed in study.seeds:
+        for arm, section in study.routes.items():
+            parts = {value: runs[f"{other}-{seed}"] for value, other in section.arms.items()}
+            name = f"{arm}-{seed}"
+            found[name] = RoutedRun(name, arm, seed, section.by, parts, RunFolder(study.output / name))
+    return found
+
+
+def write_routed(routed: Iterable[RoutedRun]) -> None:
+    """Write the answers of those whose runs are complete."""
+    for one in routed:
+        if all(read_state(part).is_complete for part in one.runs.values()):
+            one.write()
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """How far the runs of a study are."""
+
+    runs: Mapping[str, StudyRun]
+    states: Mapping[str, RunState]
+    outdated: Mapping[str, str]
+    """Why runs do not belong to the study file any more."""
+    others: list[str]
+    """Runs in the output folder that are not of this study any more."""
+    routed: Mapping[str, RoutedRun]
+    """The arms whose answers are those of other arms."""
+
+    @classmethod
+    def read(cls, path: Path) -> StudyStatus:
+        """The state now.
+
+        Raises:
+            LookonceError: the study file or a run file is wrong, or the record of a run is broken.
+        """
+        study = read_study(path)
+        runs = expand(study)
+        found = {record.parent.name for record in study.output.glob(f"*/{RECORD}")}
+        others = sorted(name for name in found - runs.keys() if ".old-" not in name)
+        states = {name: read_state(one) for name, one in runs.items()}
+        return cls(runs, states, find_outdated(runs), others, routed_runs(study, runs))
+
+    def is_current(self, name: str) -> bool:
+        """Whether a run is complete, and of this study file."""
+        return self.states[name].is_complete and name not in self.outdated
+
+    def has_answered(self, name: str) -> bool:
+        """Whether a run is complete, of this study file, and evaluated; of a routed one, whether its runs are."""
+        if name in self.routed:
+            return all(self.has_answered(one.name) for one in self.routed[name].runs.values())
+        return self.is_current(name) and self.states[name].score is not None
+
+    @property
+    def num_complete(self) -> int:
+        return sum(map(self.is_current, self.runs))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.num_complete == len(self.runs) and not self._not_asked()
+
+    def _not_asked(self) -> list[tuple[str, str]]:
+        """The complete runs that lack answers beside their own evaluation, and with which context."""
+        absent = {name: state.not_asked for name, state in self.states.items() if self.is_current(name)}
+        return [(name, " and ".join(WORDS[kind] for kind in kinds)) for name, kinds in absent.items() if kinds]
+
+    def to_json(self) -> dict[str, Any]:
+        values = [
+            {"run": name, "arm": one.arm, "seed": one.seed, "starts_from": one.start, "answers_of": one.answers_of}
+            | {"folder": one.run.output}
+            | asdict(self.states[name])
+            | {"outdated": self.outdated.get(name)}
+            for name, one in self.runs.items()
+        ]
+        routed = [one.to_json() | {"score": self._score(one)} for one in self.routed.values()]
+        return {"runs": values, "routed": routed, "others": self.others}
+
+    def _score(self, routed: RoutedRun) -> Score | None:
+        return routed.score() if self.has_answered(routed.name) else None
+
+    def text(self) -> str:
+        runs = [_row(name, state, name in self.outdated) for name, state in self.states.items()]
+        routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
+        lines = [table(HEADER, [*runs, *routed])]
+        lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
+        lines += [f"{name} is not asked with {said} context yet" for name, said in self._not_asked()]
+        if self.others:
+            lines.append(f"not of this study any more, and left alone: {listed(self.others)}")
+        return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
+
+
+def _row(name: str, state: RunState, is_outdated: bool) -> tuple[str, ...]:
+    training = state.training
+    steps = f"{training.step:,} of {training.num_steps:,}" if training.num_steps else ""
+    steps = f"{training.num_steps:,}" if state.is_trained else steps
+    return name, "outdated" if is_outdated else training.state, steps, *_figures(state.score)
+
+
+def _figures(score: Score | None) -> tuple[str, str]:
+    return (f"{score.exact_match:.1%}", f"{score.majority:.1%}") if score else ("", "")

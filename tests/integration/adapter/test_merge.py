@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merging.merge import Merged, merge
+from lookonce.adapter.merge import Merged, merge
 from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError

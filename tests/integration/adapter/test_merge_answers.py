@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from support.sample import stock_answer
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merging import merge
-from lookonce.adapter.merging.compare import compare, draw_questions
+from lookonce.adapter import merge
+from lookonce.adapter.merge import compare, draw_questions
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
 from lookonce.errors import TrainingError

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merging.folder import MergeFolder
-from lookonce.adapter.merging.merge import Merged, merge
+from lookonce.adapter.merge import Merged, merge
+from lookonce.adapter.merged_folder import MergeFolder
 from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
@@ -46,7 +46,7 @@ FOREIGN = [
 STOPPED_AFTER = 2
 KILLED = """
 import os, signal, sys
-import lookonce.adapter.merging.merge as whole
+import lookonce.adapter.merge as whole
 from pathlib import Path
 
 written = 0

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lookonce.adapter.merging.shards import BLOCK_VALUES
+from lookonce.adapter.merged_folder import BLOCK_VALUES
 
 NUM_ROWS, NUM_COLUMNS = 40_960, 2_048
 MAX_GROWTH = 60_000_000
@@ -15,10 +15,10 @@ MERGE = """
 import resource, sys
 from pathlib import Path
 import torch
-from lookonce.adapter.merging.changes import Added, Factors
-from lookonce.adapter.merging.files import Stored, TensorFile, _header
-from lookonce.adapter.merging.names import Place
-from lookonce.adapter.merging.shards import Planned, write_file
+from lookonce.adapter.weights import Added, Factors
+from lookonce.adapter.weights import Stored, TensorFile, _header
+from lookonce.adapter.weights import Place
+from lookonce.adapter.merged_folder import Planned, write_file
 
 folder, step = Path(sys.argv[1]), int(sys.argv[4])
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.datasets.prepare.report import next_steps
 from lookonce.errors import UsageError
-from lookonce.study.missing import MissingJob
+from lookonce.study.run import MissingJob
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

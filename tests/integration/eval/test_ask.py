@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from lookonce.cache.model.tower import Tower
 from lookonce.cli import main
 from lookonce.datasets.records import read_records
-from lookonce.eval.asking.answerer import Answerer
-from lookonce.eval.asking.conversation import Conversation
+from lookonce.eval.answerer import Answerer, Conversation
 
 FIRST, SECOND = "Is there text?", "Where is it?"
 

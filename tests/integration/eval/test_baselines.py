@@ -17,7 +17,7 @@ from lookonce.errors import RunFolderError
 from lookonce.eval import run as evaluation
 from lookonce.eval.answers.questions import Questions, as_asked
 from lookonce.eval.run import evaluate_run
-from lookonce.eval.scores.headline import BASELINES
+from lookonce.eval.scores.metrics import BASELINES
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run

@@ -17,9 +17,8 @@ from lookonce.bench.answers import bench_answers
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
-from lookonce.eval.decoding.answer import Answer
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.waves import Room, plan_waves
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
@@ -135,7 +134,7 @@ def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
     """Else a wave of another size would wait for the compiler, and an interrupted evaluation could have other bits."""
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, **how | {"backend": "eager"}))
-    monkeypatch.setattr("lookonce.eval.decoding.growth.BRANCHES", 2)
+    monkeypatch.setattr("lookonce.eval.decoding.decoder.BRANCHES", 2)
     before, end = num_compiled_graphs(), asked.stock[0][2]
     graphs = []
     for some in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 20], [12, 13, 14, 15, 22]):

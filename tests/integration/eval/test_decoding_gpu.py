@@ -11,8 +11,7 @@ from support.trainings import COMPILED_ON_GPU
 
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
 from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding import growth
-from lookonce.eval.decoding.passes import row_steps
+from lookonce.eval.decoding import decoder, passes
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 
@@ -79,14 +78,14 @@ def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(m
 
 def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave(make_run, random_lora, monkeypatch):
     asked = Asked(make_run(), random_lora, "bf16")
-    monkeypatch.setattr(growth, "BRANCHES", 4)
+    monkeypatch.setattr(decoder, "BRANCHES", 4)
     replayed = asked.given(SharedPrefixes(asked.session, min_compiled=0))
 
     def launched(self, number):
         self._number.fill_(number)
         self._pass()
 
-    monkeypatch.setattr(row_steps.RowSteps, "run", launched)
+    monkeypatch.setattr(passes.RowSteps, "run", launched)
     assert asked.given(SharedPrefixes(asked.session, min_compiled=0)) == replayed
 
 

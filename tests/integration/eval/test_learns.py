@@ -19,10 +19,10 @@ from transformers import Qwen3VLForConditionalGeneration
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
 from lookonce.datasets.records import read_records
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
-from lookonce.eval.scores.headline import Baseline
-from lookonce.eval.scores.metrics import Score
+from lookonce.eval.scores.metrics import Baseline
+from lookonce.eval.scores.prediction import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.status.summary import Summary

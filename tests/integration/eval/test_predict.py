@@ -19,13 +19,11 @@ from lookonce.cli import main
 from lookonce.datasets.images import image_key
 from lookonce.datasets.records import read_records, write_records
 from lookonce.errors import ImageError, RunFolderError, TrainingError
+from lookonce.eval import answerer as rounds
+from lookonce.eval.answerer import Answerer, LiveFeatures, ask_each
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.asking import rounds
-from lookonce.eval.asking.answerer import Answerer
-from lookonce.eval.asking.asked import ask_each
-from lookonce.eval.asking.features import LiveFeatures
-from lookonce.eval.asking.predict import predict
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.predict import predict
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.config import RunFile

@@ -19,10 +19,8 @@ from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.talk import Talk
+from lookonce.eval.decoding.decoder import Decoder, Talk
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
@@ -210,7 +208,7 @@ def test_questions_that_are_asked_one_at_a_time_have_these_answers_and_keep_thei
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
 def test_passes_by_rows_have_the_same_answers(asked, often, monkeypatch):
     """As on a GPU, but launched and with FlexAttention written out; in passes that cut questions in two."""
-    monkeypatch.setattr("lookonce.eval.decoding.passes.follow_ups.TOKENS", 32)
+    monkeypatch.setattr("lookonce.eval.decoding.passes.LATER_TOKENS", 32)
     assert assert_stock_answers(asked, [0, 2, 4], Room(700, 400, NEW_TOKENS), often[0], by_rows=True) > 0
 
 

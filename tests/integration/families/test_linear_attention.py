@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_run

@@ -15,7 +15,7 @@ from support.sample import stock_answer
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.model.tower import Tower
 from lookonce.checks.check import check
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.workflow.train import train

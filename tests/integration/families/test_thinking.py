@@ -19,7 +19,7 @@ from lookonce.cli import main
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import LookonceError, RunFolderError
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, open_run

@@ -9,10 +9,9 @@ import pytest
 
 from lookonce.datasets.curriculum.stage_map import read_stage_map
 from lookonce.datasets.records import Record, Turn, write_records
+from lookonce.study.figures import chains, needs_of
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.plan import plan_study
-from lookonce.study.report.arms import needs_of
-from lookonce.study.report.forgetting import chains
 
 STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
 NUM_RECORDS = {1: 192, 2: 155, 3: 153}

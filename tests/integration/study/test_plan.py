@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lookonce.run.open import FROM_CACHE, open_run
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
-from lookonce.study.plan import plan_study
-from lookonce.study.workload import measure
+from lookonce.study.file import expand, read_study
+from lookonce.study.plan import measure, plan_study
 from lookonce.train.data.sampler import Sampler
 
 STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"

@@ -18,10 +18,9 @@ from lookonce.eval.scores.prediction import Prediction, read_predictions, write_
 from lookonce.files import write_json
 from lookonce.run.config import read_run_file
 from lookonce.run.records import read_splits
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
-from lookonce.study.report.report import StudyReport, report_study
-from lookonce.study.table import StudyStatus
+from lookonce.study.file import expand, read_study
+from lookonce.study.report import StudyReport, report_study
+from lookonce.study.state import StudyStatus
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from lookonce.claim_file import Process
 from lookonce.cli import main
 from lookonce.errors import LookonceError, RunFolderError
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.files import TEMPORARY_MARK
 from lookonce.run.config import RunFile

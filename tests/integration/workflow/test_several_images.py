@@ -11,7 +11,7 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder

@@ -19,11 +19,9 @@ from lookonce.cli import main
 from lookonce.datasets.curriculum.context import ContextForm, with_context
 from lookonce.datasets.majority import Majority, MajorityInContext
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.comparison.route import route
-from lookonce.eval.comparison.runs import Run
-from lookonce.eval.scores.counts import training_answers
+from lookonce.eval.join import Run, route
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import read_predictions
+from lookonce.eval.scores.prediction import read_predictions, training_answers
 
 ONE, OTHER = (normalize(form, "séssile; größe Ω") for form in ("NFC", "NFD"))
 ASKED, ASKED_TOO = (normalize(form, "Quelle lésion?") for form in ("NFC", "NFD"))

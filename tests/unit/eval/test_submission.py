@@ -9,7 +9,7 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.scores import texts
+from lookonce.eval.scores import match
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.submission import CHALLENGES, SubmissionInfo, notes, submission, to_text
 
@@ -71,7 +71,7 @@ def test_each_challenge_has_its_own_spaces_and_digits():
     pytest.importorskip("sacrebleu")
     medico, gi = (submission(ROWS, challenge, INFO, COST) for challenge in CHALLENGES)
     assert [value["predictions"][0]["answer"] for value in (medico, gi)] == ["no text is seen", " no text is seen \n"]
-    scores = texts.TextMetrics([(one.answer,) for one in ROWS]).scores([one.predicted.strip() for one in ROWS])
+    scores = match.TextMetrics([(one.answer,) for one in ROWS]).scores([one.predicted.strip() for one in ROWS])
     assert medico["public_scores"]["rouge1"] == round(scores["rouge1"], 4) == 0.6667
     assert gi["public_scores"]["rouge1"] == 0.67
 
@@ -92,6 +92,6 @@ def test_questions_of_another_kind_are_refused(row):
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
-    monkeypatch.setattr(texts, "is_installed", lambda: False)
+    monkeypatch.setattr(match, "has_text_metrics", lambda: False)
     with pytest.raises(UsageError, match=r"not installed: pip install 'lookonce\[metrics\]'"):
         submission(ROWS, "medico", INFO, COST)

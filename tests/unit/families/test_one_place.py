@@ -19,7 +19,7 @@ ALLOWED = {
     "cache/store/fingerprint.py": {"model_type"},  # a part of the tower's identity
     "datasets/sample/tokenizer.py": {"vision_start", "vision_end", "image_pad"},  # it writes such a tokenizer
     "datasets/sample/model.py": {"vision_start", "vision_end", "Qwen2VL"},  # and settings of that image processor
-    "src/lookonce/adapter/upload/card.py": {"visual"},  # the name of a task on the Hub
+    "src/lookonce/adapter/card.py": {"visual"},  # the name of a task on the Hub
     "src/lookonce/selftest/questions.py": {"vision_start", "vision_end", "image_pad"},  # its own model's tokens
 }
 """What single modules may name, and why."""

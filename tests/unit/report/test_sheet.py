@@ -6,7 +6,7 @@ import random
 
 from support.answers import questions, wrong
 
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.join import Run
 from lookonce.report.sheet import NUM_SHOWN, draw_sheet
 
 

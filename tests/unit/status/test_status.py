@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.run.folder import RunFolder
 from lookonce.status.status import find_unfinished
 

@@ -6,8 +6,7 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.run.records import HELD_OUT
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
+from lookonce.study.file import expand, read_study
 from lookonce.study.run import find_jobs
 from lookonce.study.state import find_outdated, in_chains
 

@@ -6,9 +6,8 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.run.records import read_splits
-from lookonce.study.builds import find_builders, read_contents
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
+from lookonce.study.file import expand, read_study
+from lookonce.study.run import find_builders, read_contents
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.run.config import read_run_file
-from lookonce.study.expand import expand, write_run_files
-from lookonce.study.file import read_study
+from lookonce.study.file import expand, read_study, write_run_files
 
 ARMS = {"later": {"starts_from": "plain", "train.steps": 2}, "plain": None, "classic": {"batch.questions_per_image": 1}}
 

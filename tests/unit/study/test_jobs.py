@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.study.jobs import Job, by_urgency, schedule
+from lookonce.study.pool import Job, by_urgency, schedule
 
 
 def job(name: str, cost: float, *after: str) -> Job:

@@ -8,9 +8,8 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
-from lookonce.study.missing import find_missing
+from lookonce.study.file import expand, read_study
+from lookonce.study.run import find_missing
 
 ARMS = {"short": {"train.steps": 1}, "a": None, "b": {"starts_from": "a"}}
 ROWS = [Prediction("val.jsonl:1", ("1.png",), "is there text", "yes", "yes", "yes")]

@@ -11,8 +11,7 @@ import pytest
 
 from lookonce.errors import Stopped
 from lookonce.study import pool
-from lookonce.study.jobs import Job
-from lookonce.study.pool import Pool, Slot, slots
+from lookonce.study.pool import Job, Pool, Slot, slots
 
 
 class Process:

@@ -6,9 +6,8 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import UsageError
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
-from lookonce.study.routing import RoutedRun, routed_runs
+from lookonce.study.file import expand, read_study
+from lookonce.study.state import RoutedRun, routed_runs
 
 ARMS = {"one": None, "two": None, "both": {"route": {"arms": {1: "one", 2: "two"}}}}
 

@@ -8,10 +8,9 @@ import torch
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import write_json
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
+from lookonce.study.file import expand, read_study
 from lookonce.study.run import find_jobs, visible_gpus
-from lookonce.study.table import StudyStatus
+from lookonce.study.state import StudyStatus
 
 ROW = Prediction("val.jsonl:1", ("1.png",), "is there text", "yes", "yes", "yes")
 

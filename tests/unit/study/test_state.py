@@ -8,11 +8,9 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.files import write_json
-from lookonce.study.expand import expand
-from lookonce.study.file import read_study
+from lookonce.study.file import expand, read_study
 from lookonce.study.run import find_jobs
-from lookonce.study.state import find_outdated, in_chains, read_state, refuse_outdated
-from lookonce.study.table import StudyStatus
+from lookonce.study.state import StudyStatus, find_outdated, in_chains, read_state, refuse_outdated
 
 STUDY = Path("study.yaml")
 LATER = {"starts_from": "plain", "train.steps": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.study.workload import num_samples
+from lookonce.study.plan import num_samples
 
 
 @pytest.mark.parametrize(

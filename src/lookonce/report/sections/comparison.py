@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from lookonce.eval.comparison.compare import Comparison, Pair, compare
-from lookonce.eval.comparison.report import sentence, shown_p, to_json
+from lookonce.eval.compare import Comparison, Pair, compare, sentence, shown_p, to_json
 from lookonce.page.markup import table
 from lookonce.page.sections import sentences, subsection
 from lookonce.report.part import Part

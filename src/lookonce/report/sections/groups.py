@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from lookonce.eval.scores.groups import GROUPINGS
-from lookonce.eval.scores.headline import NAMES
+from lookonce.eval.scores.metrics import NAMES
+from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.page.cells import share_cell
 from lookonce.page.markup import Content, table
 from lookonce.page.sections import subsection

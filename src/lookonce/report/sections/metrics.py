@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lookonce.eval.scores.figures import Figure
-from lookonce.eval.scores.headline import NAMES
+from lookonce.eval.scores.metrics import NAMES, Figure
 from lookonce.page.markup import table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lookonce.errors import ModelError
-from lookonce.eval.comparison.report import FEW_IMAGES
-from lookonce.eval.scores.headline import BASELINES, NAMES
-from lookonce.eval.statistics.intervals import MIN_CLUSTERS
+from lookonce.eval.compare import FEW_IMAGES
+from lookonce.eval.scores.metrics import BASELINES, NAMES
+from lookonce.eval.statistics import MIN_CLUSTERS
 from lookonce.hub import find_model, license_of_model
 from lookonce.page.markup import Content, table
 from lookonce.page.sections import sentences, subsection

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lookonce.eval.comparison.report import FEW_IMAGES
-from lookonce.eval.scores.headline import NAMES
-from lookonce.eval.statistics.intervals import Interval
+from lookonce.eval.compare import FEW_IMAGES
+from lookonce.eval.scores.metrics import NAMES
+from lookonce.eval.statistics import Interval
 from lookonce.page.markup import table
 from lookonce.page.sections import sentences
 from lookonce.report.part import Part, merged

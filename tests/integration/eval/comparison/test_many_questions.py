@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from lookonce.eval.comparison.compare import compare
-from lookonce.eval.comparison.runs import Run
+from lookonce.eval.compare import compare
+from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import Prediction
 
 IMAGES, QUESTIONS = 975, 9000

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lookonce.datasets.majority import Majority
-from lookonce.eval.scores import texts
+from lookonce.eval.scores import match
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 
@@ -85,13 +85,13 @@ def test_every_grouping_has_the_same_questions(evaluation, rows):
         assert len(scores) == number and sum(score.num_questions for score in scores) == len(rows)
 
 
-@pytest.mark.skipif(not texts.is_installed(), reason=f"the extra `metrics` is {texts.NOT_INSTALLED}")
+@pytest.mark.skipif(not match.has_text_metrics(), reason=f"the extra `metrics` is {match.NOT_INSTALLED}")
 def test_the_text_metrics_of_the_split_are_the_same_to_four_digits(real_rows):
     """Without METEOR's synonyms, which change nothing here; of all rows, each with its question's majority answer."""
     rows = [json.loads(line) for line in real_rows.read_text().splitlines()]
     majority, scores = (
         Majority((row["question"], row["answer"]) for row in rows),
-        texts.TextMetrics([(row["answer"],) for row in rows]),
+        match.TextMetrics([(row["answer"],) for row in rows]),
     )
     guessed, perfect = (
         scores.scores([majority.answer(row["question"]) for row in rows]),
@@ -102,7 +102,7 @@ def test_the_text_metrics_of_the_split_are_the_same_to_four_digits(real_rows):
     assert (round(perfect["rouge2"], 4), round(perfect["meteor"], 4)) == (0.2590, 0.6115)
 
 
-@pytest.mark.skipif(not texts.is_installed(), reason=f"the extra `metrics` is {texts.NOT_INSTALLED}")
+@pytest.mark.skipif(not match.has_text_metrics(), reason=f"the extra `metrics` is {match.NOT_INSTALLED}")
 @pytest.mark.parametrize(
     ("key", "majority", "model", "perfect"),
     [

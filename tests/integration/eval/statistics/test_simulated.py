@@ -7,8 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from lookonce.eval.statistics.intervals import difference_ends, share_ends
-from lookonce.eval.statistics.significance import mcnemar_p, sign_flip_p
+from lookonce.eval.statistics import difference_ends, mcnemar_p, share_ends, sign_flip_p
 
 SIMULATED = 2000
 """Test sets of each kind; shares of them have a standard error of 0.5 points."""

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
 from lookonce.errors import RunFolderError
-from lookonce.eval.asking.answerer import Answerer
+from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.workflow.train import train

@@ -7,7 +7,7 @@ from pathlib import Path
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.questions import together, turns_before, without_answers
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 
 FIRST = Record((Path("a"),), (Turn("a?", "1"), Turn("b?", "2"), Turn("c?", "3")))
 OTHER = Record((Path("a"),), (Turn("d?", "4"),))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 
 TEXTS = {0: ["yes", "no"], 3: ["zwölf", ""], 7: ["a\nb", "\u2028"]}
 ANSWERS = {batch: [Answer(text, (7, 9), -0.1 / 3, "stop") for text in texts] for batch, texts in TEXTS.items()}

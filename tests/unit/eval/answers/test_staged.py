@@ -18,7 +18,7 @@ from lookonce.eval.answers.questions import (
     unanswered,
     with_true_answers,
 )
-from lookonce.eval.decoding.answer import Answer
+from lookonce.eval.decoding.dialogue import Answer
 
 FORM = ContextForm(by="stage", order=["easy", "hard"], template="{question} {answers}")
 KEYS = ImageIndex({Path("a"): "1", Path("a-copy"): "1", Path("b"): "2"}, {})

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lookonce.eval.answers.engines import ON_CPU, largest_wave, states_per_wave
-from lookonce.eval.decoding.passes.key_values import bytes_per_token
-from lookonce.eval.decoding.passes.states import bytes_per_state
+from lookonce.eval.decoding.buffers import bytes_per_state, bytes_per_token
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lookonce.eval.decoding.branches import Branches
+from lookonce.eval.decoding.waves import Branches
 
 END = 2
 

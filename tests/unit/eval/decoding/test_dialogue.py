@@ -13,8 +13,7 @@ from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError
 from lookonce.eval.answers.questions import dialogues_of, without_answers
-from lookonce.eval.decoding.answer import Answer
-from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps?", "2"), Turn("Où?", "in the centre; left"))
 RECORDS = (

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.decoding.branches import UNUSED, attends
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.layout import PADDING, WaveLayout, state_rows
-from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
+from lookonce.eval.decoding.waves import PADDING, UNUSED, Room, WaveLayout, attends, groups_of, plan_waves, state_rows
 from lookonce.train.data.collate_packs import PackCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask

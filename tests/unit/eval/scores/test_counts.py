@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.scores.counts import Counts, training_answers
-from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.scores.prediction import Counts, Prediction, training_answers
 
 TRAINING = training_answers(
     [

@@ -6,15 +6,14 @@ import math
 
 import pytest
 
-from lookonce.eval.scores import texts
-from lookonce.eval.scores.figures import Figure, figures
-from lookonce.eval.scores.groups import GROUPINGS, scores_by
-from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.scores import match
+from lookonce.eval.scores.metrics import Figure, figures
+from lookonce.eval.scores.prediction import GROUPINGS, Prediction, scores_by
 
 
 @pytest.fixture(autouse=True)
 def without_texts(monkeypatch):
-    monkeypatch.setattr(texts, "is_installed", lambda: False)
+    monkeypatch.setattr(match, "has_text_metrics", lambda: False)
 
 
 def predictions(question: str, *answered: tuple[str, str, str]) -> list[Prediction]:

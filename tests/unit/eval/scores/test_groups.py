@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lookonce.eval.scores.groups import Score, macro, score, scores_by
-from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.scores.prediction import Prediction, Score, macro, score, scores_by
 
 
 def prediction(is_right: bool, question: str = "q", **labels: str) -> Prediction:

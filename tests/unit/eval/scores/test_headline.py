@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lookonce.datasets.records import Turn
-from lookonce.eval.scores.headline import BASELINES, IN_CONTEXT, NAMES, Headline
-from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline
 from lookonce.eval.scores.prediction import Prediction
 
 NUM_QUESTIONS = 40

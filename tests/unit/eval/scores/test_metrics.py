@@ -7,9 +7,8 @@ import json
 import pytest
 
 from lookonce.datasets.records import Record, Turn
-from lookonce.eval.scores import texts
-from lookonce.eval.scores.headline import NAMES
-from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.scores import match
+from lookonce.eval.scores.metrics import NAMES, Evaluation
 from lookonce.eval.scores.prediction import Prediction
 
 
@@ -146,7 +145,7 @@ def test_the_file_is_json_and_equal_in_every_repetition():
 
 
 def test_without_the_extra_the_report_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(texts, "is_installed", lambda: False)
+    monkeypatch.setattr(match, "has_text_metrics", lambda: False)
     evaluation = Evaluation.of(ANSWERED)
     assert "not installed: pip install 'lookonce[metrics]'" in evaluation.text()
     assert "bleu" not in evaluation.to_json()["metrics"] and evaluation.to_json()["text_metrics"].startswith("not")

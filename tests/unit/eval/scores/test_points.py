@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.eval.scores import points
+from lookonce.eval.scores import match
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from lookonce.eval.scores import points
     ],
 )
 def test_two_or_four_numbers_are_a_point_or_a_box(text, numbers):
-    assert points.reference_numbers(text) == numbers
+    assert match.reference_numbers(text) == numbers
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_two_or_four_numbers_are_a_point_or_a_box(text, numbers):
     ],
 )
 def test_other_answers_with_numbers_are_neither(text):
-    assert points.reference_numbers(text) == ()
+    assert match.reference_numbers(text) == ()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_other_answers_with_numbers_are_neither(text):
     ],
 )
 def test_an_answer_may_have_words_around_its_point(given, point):
-    assert points.answer_point(given) == point
+    assert match.answer_point(given) == point
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_an_answer_may_have_words_around_its_point(given, point):
     [("(10, 20)", True), ("(15, 25)", True), ("(30, 40)", True), ("(9.9, 25)", False), ("(0, 50, 40, 0)", True)],
 )
 def test_the_edge_of_a_box_is_inside(given, is_inside):
-    assert points.is_inside(given, ["[10, 20, 30, 40]"]) is is_inside
-    assert points.is_inside(given, ["[30, 40, 10, 20]"]) is is_inside
+    assert match.is_inside(given, ["[10, 20, 30, 40]"]) is is_inside
+    assert match.is_inside(given, ["[30, 40, 10, 20]"]) is is_inside
 
 
 def test_any_of_several_boxes_counts():
-    assert points.is_inside("(1, 1)", ["[8, 8, 9, 9]", "[0, 0, 2, 2]"])
+    assert match.is_inside("(1, 1)", ["[8, 8, 9, 9]", "[0, 0, 2, 2]"])
 
 
 def test_the_distance_is_to_the_nearest_reference():
-    assert points.distance("(3, 4)", ["(0, 0)"]) == 5
-    assert points.distance("(3, 4)", ["(0, 0)", "(3, 5)"]) == 1
-    assert points.distance("nowhere", ["(0, 0)"]) is None
+    assert match.distance("(3, 4)", ["(0, 0)"]) == 5
+    assert match.distance("(3, 4)", ["(0, 0)", "(3, 5)"]) == 1
+    assert match.distance("nowhere", ["(0, 0)"]) is None
 
 
 def test_references_of_both_kinds_are_neither():
     mixed = ["(1, 2)", "[1, 2, 3, 4]"]
-    assert points.reference_boxes(mixed) == points.reference_points(mixed) == []
+    assert match.reference_boxes(mixed) == match.reference_points(mixed) == []

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from lookonce.eval.scores import texts
-from lookonce.eval.scores.texts import TextMetrics
+from lookonce.eval.scores import match
+from lookonce.eval.scores.match import TextMetrics
 
-pytestmark = pytest.mark.skipif(not texts.is_installed(), reason=f"the extra `metrics` is {texts.NOT_INSTALLED}")
+pytestmark = pytest.mark.skipif(not match.has_text_metrics(), reason=f"the extra `metrics` is {match.NOT_INSTALLED}")
 
 
 def scores(*pairs: tuple[str, str]) -> dict[str, float]:

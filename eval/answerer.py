@@ -1,0 +1,554 @@
+"""Answers to a user's questions about any images, with a run's adapter or without one: `Answerer`, and conversations.
+
+Design: the model, the tower and the run's cache are opened when they are first needed, and stay for the next questions.
+Questions are turns of records, answered by the engines of an evaluation: so they have its answers, and all questions
+about an image share its tokens. What stops one question is the result of that question; a malformed record is reported
+with its reason and the others are answered.
+
+A *round* has questions about some images, as many as fit, so that each image is encoded once and few are in memory.
+Questions about the same images are in one round wherever they stand in the records. Rounds follow from the questions
+alone. An image that is shown together with several others may be needed by several rounds; it stays in memory until the
+last.
+
+Features are read from the run's cache if it has them. Other images are encoded as by a build of the cache, in tower
+batches and decoded ahead, so on a CPU they have the bits that the cache would have. The tower is loaded with the first
+image that the cache lacks, and stays. Nothing is written to the cache.
+
+In a conversation each question follows the model's own answers. The chat template puts images before the first
+question, so other images begin another conversation. Of each question its own tokens are computed; keys and values of
+the images and of the turns before stay (eval/decoding).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image, ImageOps
+from transformers import TextStreamer
+
+from lookonce.cache.build.encode import Encoder, ImageFeatures
+from lookonce.cache.build.planner import planned_tokens
+from lookonce.cache.constants import Grid
+from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.claims import using
+from lookonce.cache.store.manifest import MANIFEST
+from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.image_suffixes import IMAGE_SUFFIX, SUFFIXES
+from lookonce.datasets.images import ImageIndex, index_images, read_bytes
+from lookonce.datasets.records import Record, RecordsFile, Turn, write_records
+from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
+from lookonce.eval.answers.engines import engine_of
+from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
+from lookonce.eval.decoding.decoder import Talk
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
+from lookonce.eval.decoding.waves import Room
+from lookonce.files import files_below, hash_file
+from lookonce.run.folder import RECORD
+from lookonce.run.open import TO_ANSWER, OpenRun, open_run, without_run
+from lookonce.text import Notify, count, quiet
+from lookonce.train.data.features import CPU
+from lookonce.train.model.frozen.choice import model_settings
+from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
+
+Picture = str | Path | Image.Image
+"""An image: its file, or the image itself."""
+Shown = Picture | tuple[Picture, ...]
+"""What a question is about: an image, or several that are shown together."""
+Results = dict[int, Answer | LookonceError]
+"""The answer to each question by its number, or why it has none."""
+ROUND_TOKENS = 131_072
+"""The most image tokens of a round; their features take 4.3 GB with an 8B."""
+Keys = tuple[str, ...]
+
+
+def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Asked], dict[str, RecordsError]]:
+    """All questions of a records file, and the errors of malformed records by their places.
+
+    The last question of a record may lack its answer.
+
+    Raises:
+        RecordsError: the file is missing or has no questions.
+    """
+    broken: dict[str, RecordsError] = {}
+    records = list(RecordsFile(path, image_root, unanswered=True, broken=broken.__setitem__))
+    if not records:
+        raise next(iter(broken.values()))
+    return [(record, turn) for record in records for turn in range(len(record.turns))], broken
+
+
+def ask_each(prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], system: str | None = None) -> list[Asked]:
+    """Each question about each prompt's images: all questions of the first prompt, then those of the second.
+
+    Raises:
+        UsageError: a question is empty.
+    """
+    if empty := [number for number, text in enumerate(questions, start=1) if not text.strip()]:
+        raise UsageError(f"question {empty[0]} of {len(questions)} is empty; leave it out or write one")
+    return [
+        (Record(images, (Turn(text, ""),), system, origin=f"{', '.join(map(str, images)) or 'question'}:{number}"), 0)
+        for images in (tuple(map(absolute, prompt)) for prompt in prompts)
+        for number, text in enumerate(questions, start=1)
+    ]
+
+
+def match_images(patterns: Iterable[str]) -> list[Path]:
+    """The files that patterns such as `folder/*.jpg` match, sorted, each once; `**` matches any number of folders.
+
+    A folder stands for the images in it and in its subfolders, by their suffixes.
+
+    Raises:
+        UsageError: a pattern matches no file, or a folder has no image.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        name = os.path.expanduser(pattern)
+        if os.path.isdir(name):
+            matches = sorted(str(path) for path in files_below(Path(name)) if IMAGE_SUFFIX.search(path.name))
+            problem = (
+                f"is a folder without images: no name in it or in its subfolders ends in .{', .'.join(SUFFIXES)}; name "
+                "another folder, or a pattern of files"
+            )
+        else:
+            matches = (
+                [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+            )
+            problem = "matches no file; put the pattern into quotes, and check the folder"
+        if not matches:
+            raise UsageError(f"--images {pattern} {problem}")
+        found |= dict.fromkeys(map(Path, matches))
+    return list(found)
+
+
+def absolute(path: Path) -> Path:
+    """The path without `..`, which marks the paths that lead out of the root of a records file."""
+    return Path(os.path.abspath(path.expanduser()))
+
+
+class PictureFiles:
+    """Writes images of Pillow to files: then they are read, named and encoded like all others.
+
+    They are written as RGB, as transformers reads the file of such an image. PNG notes a transparent colour.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_written = 0
+
+    def path(self, picture: Picture) -> Path:
+        if not isinstance(picture, Image.Image):
+            return Path(picture)
+        self._num_written += 1
+        path = self._folder / f"{self._num_written}.png"
+        ImageOps.exif_transpose(picture).convert("RGB").save(path, compress_level=0)
+        return path
+
+
+def plan_rounds(keys_of: Mapping[int, Keys], tokens_of: Callable[[str], int]) -> list[list[int]]:
+    """The numbers of the questions of each round.
+
+    `keys_of` has the keys of each question's images, and `tokens_of` gives the number of an image's tokens.
+    """
+    about: dict[Keys, list[int]] = {}
+    for number, keys in keys_of.items():
+        about.setdefault(keys, []).append(number)
+    rounds: list[list[int]] = []
+    inside: set[str] = set()
+    free = 0
+    for keys, numbers in about.items():
+        needed = sum(map(tokens_of, {*keys} - inside))
+        if needed > free or not rounds:
+            rounds.append([])
+            inside, free = set(), ROUND_TOKENS
+            needed = sum(map(tokens_of, {*keys}))
+        rounds[-1] += numbers
+        inside |= {*keys}
+        free = max(free - needed, 0)
+    return rounds
+
+
+class LiveFeatures:
+    """The features of images that are asked about."""
+
+    has_tower: ClassVar[bool] = False
+
+    def __init__(self, opened: OpenRun) -> None:
+        self._opened = opened
+        self._encoded: dict[str, ImageFeatures] = {}
+
+    @property
+    def _is_built(self) -> bool:
+        return (self._opened.cache_folder / MANIFEST).exists()
+
+    @cached_property
+    def _cache(self) -> VisionCache | None:
+        """The run's cache, if it is built; it may lack any image."""
+        opened = self._opened
+        if not self._is_built:
+            return None
+        return find_cache(opened.run.cache.dir, opened.fingerprint, check=opened.run.cache.check)
+
+    @cached_property
+    def _tower(self) -> Tower:
+        return self._opened.load_tower()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep others from changing the cache within the block.
+
+        Raises:
+            CacheError: another process repairs it.
+        """
+        if not self._is_built:
+            yield
+        else:
+            with using(self._opened.cache_folder, "lookonce predict", self._opened.run.cache.claim_s):
+                yield
+
+    def encode(self, images: ImageIndex, keys: Collection[str]) -> dict[str, ImageError]:
+        """Encode those of some images that are neither in the cache nor in memory; returns the errors by key."""
+        missing = [key for key in keys if key not in self._encoded and not (self._cache and key in self._cache)]
+        if not missing:
+            return {}
+        failed: dict[str, ImageError] = {}
+        fingerprint = self._opened.fingerprint
+        planned = tuple(PlannedImage(key, self.num_tokens(images, key), (str(images.path_of[key]),)) for key in missing)
+        encoder = Encoder(images.path_of, self._opened.processor, self._tower, fingerprint)
+        with contextlib.closing(encoder):
+            for batch in encoder.run([Shard("the images of a round", planned)]):
+                failed |= {key: ImageError(failure.reason) for key, failure in batch.failed.items()}
+                for image in batch.images:
+                    self._encoded[image.key] = ImageFeatures.of(image.tensors, image.grid_thw, fingerprint)
+        return failed
+
+    def num_tokens(self, images: ImageIndex, key: str) -> int:
+        """About the number of an image's tokens, by its header."""
+        return planned_tokens(self._opened.processor, images.size_of.get(key))
+
+    @property
+    def in_memory(self) -> Collection[str]:
+        """The keys of the images that were encoded and not dropped."""
+        return self._encoded.keys()
+
+    def drop(self, keys: Collection[str]) -> None:
+        """Forget the features of some images that were encoded."""
+        for key in keys:
+            del self._encoded[key]
+
+    def grid_thw(self, key: str) -> Grid:
+        if key in self._encoded:
+            return self._encoded[key].grid_thw
+        assert self._cache is not None
+        return self._cache.grid_thw(key)
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        found = {key: self._encoded[key].features for key in keys if key in self._encoded}
+        if self._cache and (cached := [key for key in dict.fromkeys(keys) if key not in found]):
+            found |= zip(cached, self._cache.get_many(cached, pin=device.type == "cuda"), strict=True)
+        on_device = {key: features.to(device, non_blocking=True) for key, features in found.items()}
+        return torch.cat([on_device[key] for key in keys])
+
+
+class Answerer:
+    """Answers questions about any images.
+
+        answerer = Answerer.open("runs/first")
+        [answer] = answerer.answer("a.jpg", "Is there text?")
+        print(answer.text, answer.logprob, answer.num_tokens, answer.ended)
+
+    The model is loaded for the first question, onto the GPU if there is one, and stays. Images that are in the run's
+    cache are read from it; for others the vision tower is loaded.
+    """
+
+    def __init__(self, opened: OpenRun, adapter: Path | None) -> None:
+        """Use `Answerer.open`. Without an adapter the model answers untuned."""
+        self.opened, self.adapter = opened, adapter
+        self._chat, self._features = opened.chat_tokenizer, LiveFeatures(opened)
+        self._engine = engine_of(opened, self._features)
+
+    @classmethod
+    def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:
+        """Open a trained run by its folder or its run file, whose paths and section `eval` then count.
+
+        With `untuned` the model answers without an adapter: the run need not be trained, and may also be a model folder
+        or the name of a model on the Hub.
+
+        Raises:
+            LookonceError: there is no such run or model, or the model has changed since training.
+        """
+        place = Path(run)
+        if untuned:
+            needs = replace(TO_ANSWER, adapter=False)
+            is_run = place.is_file() or (place / RECORD).exists()
+            return cls(open_run(place if is_run else without_run(place), needs), None)
+        opened = open_run(place, TO_ANSWER)
+        opened.folder.check_inputs(opened.model_identity() | {"cache": opened.fingerprint.sha256})
+        return cls(opened, opened.folder.adapter)
+
+    def answer(
+        self, images: Shown | Iterable[Shown], questions: str | Iterable[str], system: str | None = None
+    ) -> list[Answer]:
+        """The greedy answers to each question about each image: first all of the first image, in the order given.
+
+        `images` is an image or a list of them: paths, or images of Pillow. A tuple of images is shown together, and an
+        empty tuple asks without an image: `answer([("before.jpg", "after.jpg")], "What was removed?")`. `system` is the
+        system text of all prompts.
+
+        Raises:
+            LookonceError: a question cannot be answered, for example because its image cannot be read.
+        """
+        prompts = [images] if isinstance(images, Picture | tuple) else images
+        texts = [questions] if isinstance(questions, str) else [*questions]
+        with TemporaryDirectory(prefix="lookonce-") as folder:
+            shown = [one if isinstance(one, tuple) else (one,) for one in prompts]
+            files = PictureFiles(Path(folder))
+            return self._all(ask_each([tuple(map(files.path, one)) for one in shown], texts, system))
+
+    def answer_records(self, records: Iterable[Record]) -> list[Answer]:
+        """The greedy answers to all turns of some records, in order.
+
+        A later turn follows the model's own answers, or those of the record if the run's `eval.turns` is true.
+
+        Raises:
+            LookonceError: a question cannot be answered.
+        """
+        return self._all([(record, turn) for record in records for turn in range(len(record.turns))])
+
+    def talk(self) -> Talk:
+        """A conversation that has not begun; its questions come from `dialogue`."""
+        run = self.opened.run
+        room = Room(0, run.batch.tokens_per_pack, run.eval.max_new_tokens)
+        return Talk(self._model, self._chat, self._features, room, PRECISIONS[run.train.precision])
+
+    @contextlib.contextmanager
+    def dialogue(self, record: Record) -> Iterator[Dialogue]:
+        """All questions of a record as a dialogue; within the block its images are encoded and the cache is in use.
+
+        Raises:
+            LookonceError: it cannot be asked, for example because its image cannot be read.
+        """
+        asked = [(record, turn) for turn in range(len(record.turns))]
+        images = index_images([record], needs_one=False)
+        usable, refused = _keys_of(asked, images)
+        for error in refused.values():
+            assert isinstance(error, LookonceError)
+            raise error
+        with self._features.in_use():
+            self._features.drop([key for key in self._features.in_memory if key not in usable[0]])
+            failed = self._features.encode(images, usable[0])
+            yield self._dialogue(asked, range(len(asked)), usable[0], failed)
+
+    def _all(self, asked: Sequence[Asked]) -> list[Answer]:
+        """The answers to all questions; raises the first error."""
+        answers: dict[int, Answer] = {}
+        for results in self.results(asked, index_images((record for record, _ in asked), needs_one=False)):
+            for number, result in results.items():
+                if isinstance(result, LookonceError):
+                    raise result
+                answers[number] = result
+        return [answers[number] for number in range(len(asked))]
+
+    def identity(self) -> str:
+        """The sha256 over what answers depend on, but the questions and the machine: model, adapter, settings."""
+        opened, run = self.opened, self.opened.run
+        files = sorted(self.adapter.glob("adapter_*")) if self.adapter else []
+        settings: dict[str, Any] = {
+            "adapter": {path.name: hash_file(path) for path in files},
+            "model": opened.model_identity(),
+            "cache": opened.fingerprint.sha256,
+            "eval": run.eval.model_dump(exclude={"split", "frozen"}),
+            "precision": model_settings(run),
+        }
+        if self._chat.template_options:
+            settings["template"] = self._chat.template_options
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def results(
+        self, asked: Sequence[Asked], images: ImageIndex, known: Set[int] = frozenset(), notify: Notify = quiet
+    ) -> Iterator[Results]:
+        """Answer questions, wave by wave; a wave whose questions are all `known` is left out.
+
+        `images` are those of the questions.
+
+        Raises:
+            LookonceError: no question can be answered: the model cannot be loaded, or the cache is damaged.
+        """
+        usable, refused = _keys_of(asked, images)
+        yield refused
+        numbers = {some[0]: some for some in together(asked, self.opened.run.eval.turns) if some[0] in usable}
+        of_first = {first: usable[first] for first in numbers}
+        rounds = plan_rounds(of_first, lambda key: self._features.num_tokens(images, key))
+        last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
+        with self._features.in_use():
+            for number, members in enumerate(rounds):
+                self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
+                chosen = {first: numbers[first] for first in members}
+                if not known >= {one for some in chosen.values() for one in some}:
+                    yield from self._round(asked, chosen, of_first, images, known, notify)
+
+    def _round(
+        self,
+        asked: Sequence[Asked],
+        members: Mapping[int, Sequence[int]],
+        keys_of: Mapping[int, Keys],
+        images: ImageIndex,
+        known: Set[int],
+        notify: Notify,
+    ) -> Iterator[Results]:
+        """Answer some dialogues: the numbers of the questions of each, by its first one."""
+        failed = self._features.encode(images, list(dict.fromkeys(key for one in members for key in keys_of[one])))
+        dialogues: dict[int, Dialogue] = {}
+        refused: Results = {}
+        for first, some in members.items():
+            try:
+                dialogues[first] = self._dialogue(asked, some, keys_of[first], failed)
+            except LookonceError as error:
+                refused |= dict.fromkeys(some, error)
+        yield refused
+        numbers = list(dialogues)
+        for wave in self._engine.plan(list(dialogues.values())):
+            chosen = {numbers[place]: dialogues[numbers[place]] for place in wave}
+            if not known >= {one for first in chosen for one in members[first]}:
+                answers = self._answers(chosen, notify)
+                yield {
+                    one: found for first in chosen for one, found in zip(members[first], answers[first], strict=True)
+                }
+
+    def _dialogue(
+        self, asked: Sequence[Asked], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
+    ) -> Dialogue:
+        """The dialogue of some questions; raises LookonceError if there is none."""
+        if error := next((failed[key] for key in keys if key in failed), None):
+            raise error
+        own, grids = [asked[number] for number in numbers], [self._features.grid_thw(key) for key in keys]
+        every = range(len(own))
+        prompts = [self._chat.question(*one, keys, grids) for one in without_answers(own, [every])]
+        [dialogue] = dialogues_of([every], prompts, self._chat)
+        return dialogue
+
+    def _answers(
+        self, dialogues: Mapping[int, Dialogue], notify: Notify
+    ) -> dict[int, Sequence[Answer | LookonceError]]:
+        """The answers to a wave; the questions of one that does not fit the memory have an error instead."""
+        try:
+            return dict(zip(dialogues, self._engine.answers(self._model, [*dialogues.values()], notify), strict=True))
+        except TrainingError as error:
+            if len(dialogues) == 1:
+                return {number: [error] * one.num_questions for number, one in dialogues.items()}
+        numbers, half = list(dialogues), len(dialogues) // 2
+        parts = [{number: dialogues[number] for number in some} for some in (numbers[:half], numbers[half:])]
+        return self._answers(parts[0], notify) | self._answers(parts[1], notify)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._chat.tokenizer
+
+    @property
+    def special_token_ids(self) -> list[int]:
+        """Token ids that no answer has in the prompts of later questions."""
+        return self._chat.special_token_ids
+
+    @cached_property
+    def _model(self) -> Any:
+        model, run = self.opened.model_folder, self.opened.run
+        return load_trained(model, run, self.adapter) if self.adapter else load_untuned(model, run)
+
+
+def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys], Results]:
+    """The image keys of each question, and the errors of those whose images cannot be read."""
+    usable: dict[int, Keys] = {}
+    refused: Results = {}
+    for number, (record, _) in enumerate(asked):
+        if reason := next((images.unusable[path] for path in record.images if path in images.unusable), None):
+            refused[number] = ImageError(reason)
+        else:
+            usable[number] = tuple(images.key_of[path] for path in record.images)
+    return usable, refused
+
+
+class Conversation:
+    """Questions and answers so far."""
+
+    def __init__(self, answerer: Answerer, images: Sequence[Path] = (), system: str | None = None) -> None:
+        """Raises ImageError if an image cannot be read."""
+        self._answerer, self._system = answerer, system
+        self.show(images)
+
+    def show(self, images: Sequence[Path]) -> None:
+        """Begin again, about these images.
+
+        Raises:
+            ImageError: one cannot be read; the conversation is then as before.
+        """
+        found = tuple(map(absolute, images))
+        for path in found:
+            read_bytes(path)
+        self._images = found
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again, about the same images."""
+        self._turns: tuple[Turn, ...] = ()
+        self._talk: Talk | None = None
+
+    def ask(self, question: str, on_text: Callable[[str], None] = lambda text: None) -> Answer:
+        """The answer to a question, which becomes part of the conversation; `on_text` gets its words as they come.
+
+        Raises:
+            LookonceError: it cannot be answered; the conversation is then as before.
+        """
+        turns = (*self._turns, Turn(question, ""))
+        asked = self._record(*(Turn(turn.question, NOT_ANSWERED) for turn in turns))
+        streamer: Any = _Streamer(self._answerer.tokenizer, on_text)  # it has no types
+        with self._answerer.dialogue(asked) as dialogue:
+            talk = self._talk or self._answerer.talk()
+            try:
+                answer = talk.answer(dialogue, lambda token: streamer.put(torch.tensor([token])))
+            except torch.OutOfMemoryError:
+                raise UsageError(
+                    f"the GPU is out of memory for a conversation of {count(len(turns), 'question')}; begin again "
+                    "with /reset"
+                ) from None
+        streamer.end()
+        self._talk = talk
+        self._turns += (Turn(question, answer.text),)
+        return answer
+
+    def save(self, path: Path) -> None:
+        """Write the conversation as a record.
+
+        Raises:
+            LookonceError: there is none, or the file exists.
+        """
+        if not self._turns:
+            raise UsageError("there is nothing to save; ask a question first")
+        if path.exists():
+            raise UsageError(f"{path} exists; name another file")
+        write_records(path, [self._record(*self._turns)], absolute=True)
+
+    def _record(self, *turns: Turn) -> Record:
+        return Record(self._images, turns, self._system, origin="the conversation")
+
+
+class _Streamer(TextStreamer):
+    """Gives the words of an answer to a function, as soon as they are whole."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_special_tokens=True)
+        self._on_text = on_text
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self._on_text(text)

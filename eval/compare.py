@@ -1,0 +1,338 @@
+"""Whether one run is better than another: scores, intervals, and whether the difference of a pair is more than chance.
+
+Q questions, R runs, C candidates, P pairs.
+
+Design: intervals and tests are over images, not questions, since the answers about one image are right or wrong
+together. An interval over images holds the chance of the test set and not that of training. So runs that are seeds of
+one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of them. A
+difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger
+than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and none of
+them is better. As text a comparison is a table of the runs, one of the pairs, and a sentence for each pair.
+"""
+
+from __future__ import annotations
+
+import string
+import textwrap
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.errors import UsageError
+from lookonce.eval.join import Joined, Run, join
+from lookonce.eval.scores.prediction import FEW_RIGHT, METRICS, SENTENCE, Metric
+from lookonce.eval.statistics import (
+    MIN_CLUSTERS,
+    Interval,
+    difference_interval,
+    holm,
+    mcnemar_p,
+    share_interval,
+    sign_flip_p,
+    totals,
+)
+from lookonce.text import count, listed, table, terminal_width
+
+MAX_PAIRS = 2000
+"""The most pairs that are compared; each takes 10,000 resamples."""
+LEVEL = 0.05
+"""The largest p, after Holm's correction, of a difference that is called one."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run, or several that are seeds of one another."""
+
+    name: str
+    runs: list[str]
+    seeds: list[int]
+    """The training seeds of the runs, where they are known."""
+    exact_match: float
+    """The share of right answers; of several runs the mean."""
+    score: float
+    """What the answers score by the metric that is compared; of several runs the mean."""
+    interval: Interval | None
+    """The interval of the score."""
+    majority: float
+    """What the majority answers score."""
+    spread: float | None
+    """The score of the best seed less that of the worst; None for one run."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How the second candidate compares with the first."""
+
+    first: str
+    second: str
+    difference: float
+    """The score of the second less that of the first."""
+    interval: Interval | None
+    p: float
+    """The p of the sign flips by image."""
+    p_holm: float
+    only_first: int | None
+    """Questions that only the first answers right; None for means over seeds, and if exact match is not compared."""
+    only_second: int | None
+    p_mcnemar: float | None
+    """Exact, as if questions were independent."""
+    spread: float | None
+    """The larger spread of the two; None without seeds."""
+    are_seeds: bool
+    """Whether the two are the same training with other seeds."""
+    metric: Metric = "exact_match"
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the interval does not hold 0."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+    @property
+    def better(self) -> str | None:
+        """The better one; None if they are not distinguishable."""
+        exceeds_seeds = not self.are_seeds and abs(self.difference) > (self.spread or 0)
+        if not (self.is_apart and exceeds_seeds and self.p_holm < LEVEL):
+            return None
+        return self.second if self.difference > 0 else self.first
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Candidates on the same questions, and the pairs of them that were compared."""
+
+    num_questions: int
+    num_images: int
+    """Images; those that share a question count as one."""
+    candidates: list[Candidate]
+    pairs: list[Pair]
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Whose answers stand in the prompts of each run, if runs differ in it."""
+    metric: Metric = "exact_match"
+    """What is compared."""
+    is_exact_match_poor: bool = False
+    """Whether exact match is compared, and says little about these answers."""
+
+
+def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metric = "exact_match") -> Comparison:
+    """Compare every two candidates by a metric, or only all others with the first.
+
+    Raises:
+        UsageError: the runs answered different questions.
+    """
+    joined = join(runs, metric)
+    groups = _groups(runs)
+    are_seeds = len(groups) == 1
+    if are_seeds:
+        groups = [[number] for number in range(len(runs))]
+    num_pairs = len(groups) - 1 if with_first_only else comb(len(groups), 2)
+    if num_pairs > MAX_PAIRS:
+        raise UsageError(
+            f"{len(groups):,} runs are {num_pairs:,} pairs; at most {MAX_PAIRS:,} are compared: compare fewer runs, or "
+            "all others with one (--baseline RUN; in a study file `compare.baseline`)"
+        )
+    score_QC = np.stack([joined.score_QR[:, group].mean(axis=1) for group in groups], axis=1)
+    chosen = [pair for pair in combinations(range(len(groups)), 2) if pair[0] == 0 or not with_first_only]
+    differences_QP = np.stack([score_QC[:, second] - score_QC[:, first] for first, second in chosen], axis=1)
+    candidates = [_candidate([runs[number] for number in group], joined, group) for group in groups]
+    p_values = sign_flip_p(totals(differences_QP, joined.clusters)).tolist()
+    of_pairs = [difference_interval(difference_Q, joined.clusters) for difference_Q in differences_QP.T]
+    tested = zip(chosen, of_pairs, p_values, holm(p_values), strict=True)
+    pairs = [
+        _pair((candidates[first], candidates[second]), score_QC[:, [first, second]], interval, ps, are_seeds, metric)
+        for (first, second), interval, *ps in tested
+    ]
+    num_images = int(joined.clusters.max(initial=-1)) + 1
+    prompts = {run.name: _prompts(run) for run in runs}
+    differing = prompts if len({*prompts.values()}) > 1 else {}
+    is_poor = metric == "exact_match" and joined.is_exact_match_poor
+    return Comparison(len(joined.clusters), num_images, candidates, pairs, differing, metric, is_poor)
+
+
+def _prompts(run: Run) -> str:
+    """Whose answers stand in the prompts of a run: its own, or true ones, as those of earlier versions all were."""
+    rows = run.predictions
+    whose = {one.earlier_answers or "true" for one in rows if one.earlier}
+    whose |= {one.context_answers or "true" for one in rows if one.context}
+    return " and ".join(sorted(whose)) or "none"
+
+
+def _groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The numbers of the runs of each candidate. A run with the same seed as another is a candidate of its own."""
+    seen: Counter[tuple[str, int | None]] = Counter()
+    groups: dict[Hashable, list[int]] = {}
+    for number, run in enumerate(runs):
+        same = seen[run.training, run.seed]
+        groups.setdefault((run.training, same) if run.training else number, []).append(number)
+        seen[run.training, run.seed] += 1
+    return list(groups.values())
+
+
+def _candidate(runs: Sequence[Run], joined: Joined, group: list[int]) -> Candidate:
+    by_run = joined.score_QR[:, group].mean(axis=0)
+    return Candidate(
+        name=runs[0].name if len(runs) == 1 else f"{runs[0].name} ({len(runs)} seeds)",
+        runs=[run.name for run in runs],
+        seeds=[run.seed for run in runs if run.seed is not None],
+        exact_match=float(joined.right_QR[:, group].mean(axis=0).mean()),
+        score=float(by_run.mean()),
+        interval=share_interval(joined.score_QR[:, group].mean(axis=1), joined.clusters),
+        majority=float(joined.majority_QR[:, group].mean()),
+        spread=float(by_run.max() - by_run.min()) if len(runs) > 1 else None,
+    )
+
+
+def _pair(
+    both: tuple[Candidate, Candidate],
+    score_Q2: NDArray[np.float64],
+    interval: Interval | None,
+    ps: Sequence[float],
+    are_seeds: bool,
+    metric: Metric,
+) -> Pair:
+    (first, second), (p, p_holm) = both, ps
+    is_counted = metric == "exact_match" and len(first.runs) == len(second.runs) == 1
+    only_first, only_second = (int(np.sum(score_Q2[:, one] > score_Q2[:, 1 - one])) for one in (0, 1))
+    spreads = [one.spread for one in both if one.spread is not None]
+    return Pair(
+        first=first.name,
+        second=second.name,
+        difference=second.score - first.score,
+        interval=interval,
+        p=p,
+        p_holm=p_holm,
+        only_first=only_first if is_counted else None,
+        only_second=only_second if is_counted else None,
+        p_mcnemar=mcnemar_p(only_first, only_second) if is_counted else None,
+        spread=max(spreads, default=None),
+        are_seeds=are_seeds,
+        metric=metric,
+    )
+
+
+WIDTH = 80
+PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right", "McNemar p")
+FEW_IMAGES = f"all questions are about fewer than {MIN_CLUSTERS} images, so there is no interval"
+EXACT_MATCH_IS_POOR = (
+    f"Only exact match was compared, which says little about these answers: half of the references have {SENTENCE} "
+    f"words or more, or no run has {FEW_RIGHT:.0%} right. To compare the words of the answers: lookonce compare RUN "
+    "RUN --metric token_f1"
+)
+
+
+def to_text(comparison: Comparison) -> str:
+    """Two tables with a letter for each run, or a number if there are too many, and a sentence for each pair."""
+    number = len(comparison.candidates)
+    marks = string.ascii_uppercase if number <= len(string.ascii_uppercase) else map(str, range(1, number + 1))
+    letters = {one.name: mark for one, mark in zip(comparison.candidates, marks, strict=False)}
+    width = terminal_width() or WIDTH
+    header = ("run", METRICS[comparison.metric], "95% interval", "majority", "seeds differ by")
+    runs = table(header, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
+    columns = len(PAIRS) if comparison.metric == "exact_match" else len(PAIRS) - 2
+    pairs = table(PAIRS[:columns], [_pair_row(pair, letters)[:columns] for pair in comparison.pairs], width)
+    asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
+    sentences = [textwrap.fill(sentence(pair, comparison.num_questions), WIDTH) for pair in comparison.pairs]
+    notes = [textwrap.fill(note, WIDTH) for note in _notes(comparison)]
+    return "\n\n".join([asked, runs, pairs, *sentences, *notes])
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """All figures, and for each pair the better one and the sentence."""
+    said = [{"better": pair.better, "sentence": sentence(pair, comparison.num_questions)} for pair in comparison.pairs]
+    value = asdict(comparison)
+    value["pairs"] = [figures | words for figures, words in zip(value["pairs"], said, strict=True)]
+    return value
+
+
+def sentence(pair: Pair, num_questions: int) -> str:
+    """What the figures of a pair mean: the better one, or why the two are not distinguishable."""
+    better = pair.better
+    if better:
+        worse = pair.first if better == pair.second else pair.second
+        more = f"answers {_points(pair)} more questions exactly right than"
+        if pair.metric != "exact_match":
+            more = f"scores {_points(pair)} more {METRICS[pair.metric]} than"
+        return f"{better} {more} {worse} ({_figures(pair)})."
+    start = f"{pair.first} and {pair.second} are not distinguishable:"
+    if pair.only_first == pair.only_second == 0:
+        return f"{start} they answer the same of the {num_questions:,} questions right."
+    if pair.interval is None:
+        return f"{start} {FEW_IMAGES}."
+    higher = pair.second if pair.difference > 0 else pair.first
+    gap = f"{higher} is {_points(pair)} higher" if pair.difference else "their scores are equal"
+    return f"{start} {gap} ({_figures(pair)}){_why(pair)}."
+
+
+def _why(pair: Pair) -> str:
+    """What else is in the way of a difference that its interval and p alone would show."""
+    if pair.are_seeds:
+        return "; they are seeds of the same training, so their difference is that of chance in training"
+    if pair.spread is not None and abs(pair.difference) <= pair.spread:
+        return f"; seeds of one training differ by {100 * pair.spread:.1f} points"
+    return f"; p is not below {LEVEL}" if pair.is_apart else ""
+
+
+def _points(pair: Pair) -> str:
+    points = 100 * abs(pair.difference)
+    return f"{points:.1f} points" if points >= 0.05 else f"{points:.2f} points"
+
+
+def _figures(pair: Pair) -> str:
+    """The interval of the difference, in the direction of the sentence, and p."""
+    assert pair.interval is not None
+    low, high = pair.interval if pair.difference >= 0 else (-pair.interval.high, -pair.interval.low)
+    return f"95% interval {Interval(low, high).in_percent()}, p after Holm {shown_p(pair.p_holm)}"
+
+
+def shown_p(value: float) -> str:
+    """A p value as text."""
+    if value < 0.0001:
+        return "<0.0001"
+    return f"{value:.4f}" if value < 0.001 else f"{value:.3f}"
+
+
+def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
+    spread = "" if one.spread is None else f"{100 * one.spread:.1f} points"
+    return f"{letter}  {one.name}", f"{one.score:.1%}", _interval(one.interval), f"{one.majority:.1%}", spread
+
+
+def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:
+    only = "" if pair.only_first is None else f"{pair.only_second:,} : {pair.only_first:,}"
+    mcnemar = "" if pair.p_mcnemar is None else shown_p(pair.p_mcnemar)
+    name = f"{letters[pair.second]} - {letters[pair.first]}"
+    return name, f"{100 * pair.difference:+.1f}", _interval(pair.interval), shown_p(pair.p_holm), only, mcnemar
+
+
+def _interval(interval: Interval | None) -> str:
+    return "none" if interval is None else interval.in_percent()
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """How the figures were computed, and what they do not hold."""
+    notes = [
+        "Intervals take images as independent, and not questions. p: sign flips by image, corrected for "
+        f"{count(len(comparison.pairs), 'pair')} (Holm)."
+    ]
+    if comparison.metric == "exact_match":
+        notes[0] += " McNemar takes questions of one image as independent."
+    if comparison.is_exact_match_poor:
+        notes.append(EXACT_MATCH_IS_POOR)
+    if comparison.prompts:
+        whose = listed([f"{name}: {answers}" for name, answers in comparison.prompts.items()], len(comparison.prompts))
+        notes.append(
+            f"The prompts have earlier answers of different kinds ({whose}), so models are not compared alone."
+        )
+    if comparison.num_images < MIN_CLUSTERS:
+        notes.append(f"No intervals: {FEW_IMAGES}.")
+    knows_seeds = any(one.spread is not None for one in comparison.candidates)
+    if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
+        notes.append(
+            "The intervals do not hold the chance of training: train each variant with at least three values of "
+            "train.seed and name all of the runs."
+        )
+    return notes

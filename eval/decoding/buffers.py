@@ -1,0 +1,243 @@
+"""What passes know of many conversations: keys and values in a buffer for each layer, or states of linear attention.
+
+Design: each token has a place in the buffer, and attention writes the keys and values of a pass to their places. Unlike
+transformers' caches (https://huggingface.co/docs/transformers/cache_explanation) it has no rows, so the tokens of an
+image are there once, however many answers attend to them. While passes run, the buffers are attributes of the layers'
+attention modules: a cache that is asked by a layer's number would be compiled again for each layer. The cost is that a
+mask over all places decides what belongs together.
+
+A layer of linear attention keeps no keys and values. What it knows of a conversation is a state of fixed size and the
+last inputs of its convolution (train/model/linear_attention.py). Passes read and write states by their row, as
+attention does keys and values by their place. The pass of the prompts computes the state of a prefix once for all of
+its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer,
+or by all tokens of a later question. A state cannot be taken back to an earlier token, so questions that others follow
+have a second row, for a copy. The cost of rows is that a pass gathers and scatters the states that it continues.
+
+Shapes: `R` rows, `N` conversations that a pass continues, `L` tokens of the pass, `B` inputs of the convolution before
+a token, `C` channels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
+from lookonce.train.model.linear_attention import (
+    FULL,
+    LINEAR,
+    Columns,
+    InPack,
+    Kernels,
+    Sequences,
+    linear_layers,
+    num_before,
+)
+from lookonce.train.model.load import head_size, text_model
+
+Shape = tuple[int, ...]
+WORKING = 4
+"""States of each conversation that the rule has beside the buffers in one layer: as they were, decayed, the change and
+the sum."""
+
+
+class States:
+    """The buffers of a model's layers; a model without linear attention has none."""
+
+    def __init__(self, model: Any, num_rows: int, dtype: torch.dtype) -> None:
+        """Allocate `num_rows` rows. `dtype` is that of the passes; states are float32."""
+        self.num_rows = num_rows
+        self._layers = linear_layers(text_model(model))
+        self._buffers = [
+            tuple(
+                torch.zeros(num_rows, *shape, dtype=each, device=model.device)
+                for shape, each in zip(_shapes(layer), (torch.float32, dtype), strict=True)
+            )
+            for layer in self._layers
+        ]
+
+    def has_room(self, num_rows: int) -> bool:
+        """Whether there are as many rows, or none are needed."""
+        return not self._layers or num_rows <= self.num_rows
+
+    def copy(self, rows: Sequence[int], to: Sequence[int]) -> None:
+        """Overwrite some rows with others."""
+        if not rows or not self._layers:
+            return
+        chosen, others = (torch.tensor(one, device=self._buffers[0][0].device) for one in (rows, to))
+        for buffers in self._buffers:
+            for buffer in buffers:
+                buffer.index_copy_(0, others, buffer[chosen])
+
+    def clone(self) -> States:
+        """The same states in buffers of their own."""
+        other = States.__new__(States)
+        other.num_rows, other._layers = self.num_rows, self._layers
+        other._buffers = [tuple(buffer.clone() for buffer in buffers) for buffers in self._buffers]
+        return other
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Give each layer its buffers."""
+        for layer, (states, inputs) in zip(self._layers, self._buffers, strict=True):
+            layer.kept_states, layer.kept_inputs = states, inputs
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.kept_states, layer.kept_inputs
+
+
+@dataclass(frozen=True)
+class OfPrompts(Sequences):
+    """The segments of a pack of prompts, which leave the states of their conversations."""
+
+    pack: InPack
+    last: torch.Tensor
+    """The index of each conversation's last token, `[N]`."""
+    rows: torch.Tensor
+    """The row of each conversation, `[N]`."""
+
+    def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
+        results, states = self.pack.results_and_states(layer, kernels, columns)
+        ended = self.pack.segments.numbers[self.last]
+        _keep(layer, self.rows, torch.cat(states)[ended], columns.mixed[self.pack.segments.last[ended]])
+        return results
+
+
+@dataclass(frozen=True)
+class Continued(Sequences):
+    """Tokens that continue the states of conversations."""
+
+    tokens: torch.Tensor
+    """The tokens of each conversation, then padding, `[N, longest]`; `L` is no token."""
+    num_tokens: torch.Tensor
+    """`[N]`."""
+    rows: torch.Tensor
+    """The row of each conversation, `[N]`."""
+    places: torch.Tensor
+    """Where a token's result is among those of `tokens` laid end to end, `[L]`."""
+
+    @classmethod
+    def by_a_token(cls, branches: Branches) -> Continued:
+        """Each branch by its latest token. Branches that have ended write to the padding."""
+        order = torch.arange(len(branches.token), device=branches.token.device)
+        rows = torch.where(branches.ended, PADDING, state_rows(branches.examples))
+        return cls(order[:, None], torch.ones_like(order), rows, order)
+
+    @classmethod
+    def by_tokens(cls, branch: NDArray[np.int64], rows: torch.Tensor, length: int) -> Continued:
+        """Branches by one or several tokens, `length` altogether with padding.
+
+        `branch` has the branch of each token, one branch after another, and `rows` the row of each branch.
+        """
+        first = np.flatnonzero(np.diff(branch, prepend=-1))
+        num_tokens = np.diff(first, append=len(branch))
+        within = np.arange(num_tokens.max())
+        tokens = np.where(within < num_tokens[:, None], first[:, None] + within, length)
+        places = np.zeros(length, dtype=np.int64)
+        own = np.flatnonzero(tokens.ravel() < length)
+        places[: len(own)] = own
+        columns = (torch.from_numpy(one).to(rows.device) for one in (tokens, num_tokens, branch[first], places))
+        tokens_of, lengths, chosen, places_of = columns
+        return cls(tokens_of, lengths, rows[chosen], places_of)
+
+    def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
+        own, decay, beta = columns.of(self.tokens)
+        mixed = torch.cat([layer.kept_inputs[self.rows].to(own.dtype), own], dim=1)
+        states, one = layer.kept_states[self.rows], self.tokens.shape[1] == 1
+        result, final = kernels.run(layer, mixed, decay, beta, states, by_token=one)
+        end = self.num_tokens[:, None] + torch.arange(num_before(layer), device=mixed.device)
+        _keep(layer, self.rows, final, mixed.gather(1, end[..., None].expand(-1, -1, mixed.shape[2])))
+        return result.flatten(0, 1)[self.places]
+
+
+def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:
+    """Bytes of a conversation's row in all layers and `num_more`, or 0 if there are none.
+
+    `config` is transformers' of a language model.
+    """
+    num_layers = [*(getattr(config, "layer_types", None) or ())].count(LINEAR)
+    if not num_layers:
+        return 0
+    keys, values = (getattr(config, f"linear_num_{name}_heads") for name in ("key", "value"))
+    sizes = config.linear_key_head_dim, config.linear_value_head_dim
+    channels = 2 * keys * sizes[0] + values * sizes[1]
+    inputs = (config.linear_conv_kernel_dim - 1) * channels * dtype.itemsize
+    return (num_layers + num_more) * int(values * sizes[0] * sizes[1] * torch.float32.itemsize + inputs)
+
+
+def _shapes(layer: Any) -> tuple[Shape, Shape]:
+    """The shapes of a state and of the last inputs."""
+    states = (layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
+    return states, (num_before(layer), 2 * layer.key_dim + layer.value_dim)
+
+
+def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Tensor) -> None:
+    """Write the states `[N, heads, size, size]` and last inputs `[N, B, C]` of conversations to their rows `[N]`."""
+    layer.kept_states.index_copy_(0, rows, states.to(layer.kept_states.dtype))
+    layer.kept_inputs.index_copy_(0, rows, inputs.to(layer.kept_inputs.dtype))
+
+
+class KeyValues:
+    """The buffers of a model's layers of full attention, `[1, heads, num_places, size]` each, and states of others."""
+
+    def __init__(self, model: Any, num_places: int, dtype: torch.dtype, states: States) -> None:
+        """Allocate the buffers. `dtype` is that of the passes."""
+        self.num_places, self.states = num_places, states
+        config = text_model(model).config
+        shape = (1, config.num_key_value_heads, num_places, head_size(config))
+        self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]
+        self._buffers = [
+            tuple(torch.zeros(shape, dtype=dtype, device=model.device) for _ in range(2)) for _ in self._modules
+        ]
+
+    def has_room(self, num_places: int, num_states: int) -> bool:
+        """Whether there are as many places and rows of states."""
+        return num_places <= self.num_places and self.states.has_room(num_states)
+
+    def load(self, other: KeyValues) -> None:
+        """Copy keys and values of a buffer that has no more places into the first ones."""
+        for mine, others in zip(self._buffers, other._buffers, strict=True):
+            for buffer, values in zip(mine, others, strict=True):
+                buffer[:, :, : other.num_places].copy_(values)
+
+    def with_states(self, states: States) -> KeyValues:
+        """The same buffers beside other states."""
+        other = copy.copy(self)
+        other.states = states
+        return other
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Give each layer its buffers or its states."""
+        for module, (keys, values) in zip(self._modules, self._buffers, strict=True):
+            module.kept_keys, module.kept_values = keys, values
+        try:
+            with self.states.attached():
+                yield
+        finally:
+            for module in self._modules:
+                del module.kept_keys, module.kept_values
+
+
+def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
+    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`.
+
+    With trained embeddings in float32 they may have more precision than the buffers. Attention under autocast has not.
+    """
+    module.kept_keys.index_copy_(2, places, key.to(module.kept_keys.dtype))
+    module.kept_values.index_copy_(2, places, value.to(module.kept_values.dtype))
+
+
+def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of a token's keys and values in all layers, for transformers' `config` of a language model."""
+    kinds = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
+    return 2 * int([*kinds].count(FULL) * config.num_key_value_heads * head_size(config)) * dtype.itemsize

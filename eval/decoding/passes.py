@@ -1,0 +1,510 @@
+"""Passes of the model over prompts, later questions and growing answers, which share a buffer of keys and values.
+
+Design: transformers' layers are used unchanged; its AttentionInterface
+(https://huggingface.co/docs/transformers/attention_interface) calls the functions of this module. A pack of prompts
+attends to itself alone, as in training. Packs are made on a thread, ahead of their passes and across waves, so that
+features are read while the GPU computes.
+
+One token of each growing answer attends to the whole buffer, where the mask leaves it the tokens of its own prompt and
+answer, by the rule of training with places in the buffer as positions. The mask is dense and computed for each pass,
+and answers that have ended leave the wave: that suits a CPU and small waves.
+
+On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks, so
+that a block of rows reads the keys of one image only, and the reading is shared out over the whole GPU. All query heads
+that read the same key head lie side by side in a block, which reads its keys once for all of them. The rest of the
+model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all waves, so a
+pass is captured once as a CUDA graph and replayed for every token; launching its thousands of kernels would take the
+CPU longer than the GPU needs for them. Branches that have ended are computed until the wave ends.
+
+What is computed of a later question is its own tokens; the image, the earlier questions and the model's answers to them
+are in the buffer. Each token is a row of a pass, with the same masks, and several rows have the same branch. On a GPU
+all passes have one size, so that they are compiled once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
+from lookonce.eval.decoding.waves import (
+    PADDING,
+    UNUSED,
+    Branches,
+    Queries,
+    Room,
+    Spans,
+    WaveLayout,
+    attends,
+    state_rows,
+)
+from lookonce.train.data.collate_packs import PackCollator
+from lookonce.train.data.features import Batch, FeatureSource, image_inputs
+from lookonce.train.data.packing import BLOCK, padded_length
+from lookonce.train.data.prefetch import Prefetcher
+from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, shared_prefix_attention
+from lookonce.train.model.compile import other_attention, training_on_packs
+from lookonce.train.model.cuda_graphs import Capture
+from lookonce.train.model.linear_attention import InPack, masks_with
+from lookonce.train.model.load import text_model
+from lookonce.train.model.loss import MASK_KEY
+
+PROMPTS = "shared_prefix_prompts"
+STEPS = "shared_prefix_steps"
+"""Names of these attention implementations in transformers."""
+QUERIES = 64
+"""Queries in a block: rows times the query heads that read the same key head, which are filled up to a power of 2."""
+OPTIONS = WHOLE_BLOCKS | {"BACKEND": "TRITON", "BLOCK_M": QUERIES, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+"""FlexAttention's options. Larger blocks, and its own choice of options, took up to 1.8 times as long on an H200."""
+
+
+def prompt_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, places: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """For AttentionInterface: a pack of prompts attends to itself; its tokens have `places` `[L]`."""
+    keep(module, key, value, places)
+    return shared_prefix_attention(module, query, key, value, mask, **options)
+
+
+def step_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, places: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """For AttentionInterface: a token of each answer attends to the buffers; the tokens have `places` `[N]`."""
+    keep(module, key, value, places)
+    attend = row_attention if isinstance(mask, BlockMask) else shared_prefix_attention
+    return attend(module, query, module.kept_keys, module.kept_values, mask, **options)
+
+
+def row_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """FlexAttention of the queries of branches `[1, heads, N, size]`, in the `rows` `[N]` of the mask."""
+    rows, num_heads, size = options["rows"], key.shape[1], query.shape[3]
+    heads = query.shape[1] // num_heads
+    heads_of_row = QUERIES // rows_of_block(module.config)
+    query = query.to(key.dtype)
+    num_rows = mask.kv_num_blocks.shape[-1] * rows_of_block(module.config)
+    spread = query.new_zeros(num_heads, num_rows, heads_of_row, size)
+    spread[:, rows, :heads] = query.view(num_heads, heads, -1, size).transpose(1, 2)
+    queries = spread.view(1, num_heads, -1, size)
+    attended = _flex(queries, key, value, _of_any_size(mask, queries, key), options.get("scaling"))
+    of_branches = attended.view(num_heads, -1, heads_of_row, size)[:, rows, :heads]
+    return of_branches.permute(1, 0, 2, 3).reshape(1, len(rows), -1, size), None
+
+
+def _of_any_size(mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> BlockMask:
+    """The mask with the sizes of tensors instead of numbers, for which a compiled pass would be compiled again."""
+    lists, absent = (mask.kv_num_blocks, mask.kv_indices), (None, None)
+    return BlockMask((query.shape[2], key.shape[2]), *lists, *absent, *absent, *absent, (QUERIES, BLOCK), mask.mask_mod)
+
+
+def rows_of_block(config: Any) -> int:
+    """The rows of a block, for transformers' `config` of a language model."""
+    heads = int(config.num_attention_heads // config.num_key_value_heads)
+    return QUERIES >> (heads - 1).bit_length()
+
+
+def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: Any) -> torch.Tensor:
+    if query.device.type != "cuda":
+        written_out: torch.Tensor = flex_attention(query, key, value, block_mask=mask, scale=scale)
+        return written_out
+    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
+    found: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scale, kernel_options=OPTIONS)
+    return found
+
+
+@cache
+def _compiled() -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+for name, function in ((PROMPTS, prompt_attention), (STEPS, step_attention)):
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+@contextlib.contextmanager
+def inference(model: Any, dtype: torch.dtype, keys: KeyValues, *, compiled: bool = False) -> Iterator[None]:
+    """Passes without gradients, under autocast to `dtype` unless that is float32, and with `compiled` decoder layers.
+
+    Autocast keeps no casts of weights: they would be freed at the end, and captured passes would read them later.
+    """
+    is_on = dtype != torch.float32
+    autocast = torch.autocast(model.device.type, dtype, enabled=is_on, cache_enabled=False)
+    on_packs = training_on_packs(model, compiled=compiled, attention=PROMPTS)
+    with torch.inference_mode(), autocast, on_packs, keys.attached():
+        yield
+
+
+NUM_AHEAD = 2
+"""Packs that are made before they are asked for."""
+KEPT = ("input_ids", "position_ids", MASK_KEY)
+"""What passes need of a collated pack."""
+STATE_ROWS = "state_rows"
+"""The row of each question's state."""
+
+
+class PackOfWave(NamedTuple):
+    """A pack of a wave, by its number."""
+
+    layout: WaveLayout
+    number: int
+
+
+class Prompts:
+    """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
+
+    def __init__(
+        self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, *, flex: bool = False
+    ) -> None:
+        """With `flex`, attention is FlexAttention on a GPU, which takes seconds to compile; else masks are dense."""
+        self._flex = flex and model.device.type == "cuda"
+        self._model, self._source, self._room, self._device = model, source, room, model.device
+        self._image_token_id = chat.image_token_id
+        self._collate = PackCollator.of(chat, source)
+        self._mask = PackMask(padded_length(1), self._device, flex=flex)
+        self._longest = 0
+
+    def ahead(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
+        """The layout of each wave, and the model's inputs for its packs."""
+        layouts: deque[WaveLayout] = deque()
+
+        def packs() -> Iterator[list[PackOfWave]]:
+            for wave in waves:
+                layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
+                yield [PackOfWave(layouts[-1], number) for number in range(len(layouts[-1].packs))]
+
+        with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
+            while (first := next(batches := prefetcher.step(), None)) is not None:
+                yield layouts.popleft(), (batch for batch, _ in chain([first], batches))
+
+    def run(self, batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits of each answer's first token `[N, vocabulary]`, and its position `[N]`."""
+        logits, positions = [], []
+        for batch in batches:
+            self._reserve(len(batch[MASK_KEY]))
+            attention_mask = self._masks(batch.pop(MASK_KEY), batch["logits_to_keep"], batch.pop(STATE_ROWS))
+            logits.append(self._model(**batch, attention_mask=attention_mask, use_cache=False).logits[0])
+            positions.append(batch["position_ids"][0, 0, batch["logits_to_keep"]] + 1)
+        return torch.cat(logits), torch.cat(positions)
+
+    def _masks(self, seen_until: torch.Tensor, last: torch.Tensor, rows: torch.Tensor) -> Any:
+        """The model's `attention_mask`; `last` and `rows` are those of each question."""
+        return masks_with(
+            self._model, self._mask(seen_until), lambda: OfPrompts(InPack.of(self._model, seen_until), last, rows)
+        )
+
+    def _reserve(self, length: int) -> None:
+        """Make room in the mask; one mask serves all packs, since passes are compiled for its function."""
+        if length > self._longest:
+            self._longest = padded_length(max(length, self._room.tokens_per_pack))
+            self._mask = PackMask(self._longest, self._device, flex=self._flex)
+
+    def _make(self, pack_of_wave: PackOfWave) -> Batch:
+        layout, number = pack_of_wave
+        prompts = [dialogue.first for dialogue in layout.dialogues]
+        pack, of_pack = layout.packs[number], layout.of_packs[number]
+        length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
+        batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
+        places = torch.full((length,), PADDING)
+        places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)
+        text = {name: batch[name] for name in KEPT}
+        rows = state_rows(torch.from_numpy(of_pack.examples))
+        text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last), STATE_ROWS: rows}
+        shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
+        on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
+        return on_device | image_inputs(self._source, shown, self._device)
+
+
+class DenseSteps:
+    """Passes with a dense mask, for the branches that have not ended."""
+
+    def __init__(self, model: Any, end_token_id: int, branches: Branches, segments: torch.Tensor) -> None:
+        """`branches` have the first token of each answer; `segments` are those of all places."""
+        self._model, self._end_token_id = model, end_token_id
+        self.branches, self._segments = branches, segments
+
+    def run(self, number: int) -> None:
+        """Add token `number` to each answer."""
+        branches = self.branches
+        mask = masks_with(self._model, dense_mask(branches, self._segments), lambda: Continued.by_a_token(branches))
+        logits = forward(self._model, branches, attention_mask=mask)
+        branches.advance()
+        branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
+
+    def drop_ended(self) -> Branches:
+        """Let the branches that have ended leave the wave, and return them."""
+        ended = self.branches.ended
+        dropped, self.branches = (self.branches.subset(chosen.nonzero().flatten()) for chosen in (ended, ~ended))
+        return dropped
+
+
+def dense_mask(queries: Queries, segments: torch.Tensor) -> torch.Tensor:
+    """`[1, 1, N, num_places]`, true where a token attends to a place; `segments` are those of all places."""
+    segment, prefix, place = (column[:, None] for column in (queries.segment, queries.prefix, queries.place))
+    places = torch.arange(len(segments), device=segments.device)
+    allowed: torch.Tensor = attends(segment, prefix, place, segments[None], places[None])
+    return allowed[None, None]
+
+
+def forward(model: Any, queries: Queries, **options: Any) -> torch.Tensor:
+    """The logits `[N, vocabulary]` after each token."""
+    with other_attention(model, STEPS):
+        logits: torch.Tensor = model(
+            input_ids=queries.token[None],
+            position_ids=queries.position.expand(3, 1, -1),
+            places=queries.place,
+            use_cache=False,
+            **options,
+        ).logits
+    return logits[0]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a pass's tokens, and the blocks of keys that each block of rows reads."""
+
+    of_token: NDArray[np.int64]
+    """The row of each token, `[N]`."""
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    """The first block of keys of each block of rows, and the one behind its last."""
+
+    @classmethod
+    def of(cls, spans: Spans, rows_of_block: int) -> Rows:
+        """Blocks of rows for tokens with these spans, those of each group one after another."""
+        prefix, first, end = spans.prefix, spans.first, spans.end
+        rows = np.empty(len(prefix), dtype=np.int64)
+        firsts: list[int] = []
+        ends: list[int] = []
+        edges = np.flatnonzero(np.diff(prefix, prepend=-1, append=-1))
+        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+            for begin in range(start, stop, rows_of_block):
+                chosen = slice(begin, min(begin + rows_of_block, stop))
+                rows[chosen] = rows_of_block * len(firsts) + np.arange(chosen.stop - begin)
+                firsts.append(first[begin] // BLOCK)
+                ends.append(-(-end[chosen.stop - 1] // BLOCK))
+        return cls(rows, np.array(firsts), np.array(ends))
+
+
+class RowMask:
+    """Masks of passes over the same number of tokens, one after another, in the same tensors."""
+
+    def __init__(self, num_tokens: int, num_blocks: int, rows_of_block: int, num_places: int, device: torch.device):
+        """Allocate tensors for `num_tokens` tokens in `num_blocks` blocks of rows.
+
+        `num_places` is the length of the buffer.
+        """
+        self.rows_of_block, self.num_places = rows_of_block, num_places
+        self._num_rows = rows_of_block * (num_blocks + 1)  # the last block is for tokens that are not used
+
+        def column(length: int, value: int = UNUSED) -> torch.Tensor:
+            return torch.full((length,), value, dtype=torch.int32, device=device)
+
+        self._segments = column(num_places)
+        self.rows = column(num_tokens, self._num_rows - 1).long()
+        """The row of each token, `[num_tokens]`."""
+        self._segment, self._prefix, self._place = (column(self._num_rows) for _ in range(3))
+        self._num_keys = column(num_blocks + 1, 0)[None, None]
+        self._keys_of_rows = column((num_blocks + 1) * (num_places // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
+        self.blocks = self._block_mask()
+        """The model's `attention_mask`."""
+
+    def _block_mask(self) -> BlockMask:
+        segments, segment, prefix, place = self._segments, self._segment, self._prefix, self._place
+        heads = QUERIES // self.rows_of_block
+
+        def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            row = query // heads
+            return attends(segment[row], prefix[row], place[row], segments[key], key)
+
+        lengths = (self._num_rows * heads, len(segments))
+        lists = (self._num_keys, self._keys_of_rows)
+        absent = (None, None)  # no block is attended to as a whole, and there are no gradients
+        return BlockMask(lengths, *lists, *absent, *absent, *absent, (QUERIES, BLOCK), row_attends)
+
+    def set(self, queries: Queries, segments: torch.Tensor, rows: Rows) -> None:
+        """The mask for these tokens, at most `num_tokens`; `segments` are those of the places that are used."""
+        self._segments.fill_(UNUSED)
+        self._segments[: len(segments)].copy_(segments)
+        self.rows.fill_(self._num_rows - 1)
+        self.rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
+        used = self.rows[: len(queries.segment)]
+        for column, values in ((self._segment, queries.segment), (self._prefix, queries.prefix)):
+            column.fill_(UNUSED)
+            column[used] = values.int()
+        numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
+        self._num_keys.zero_()[..., -1] = 1  # unused tokens attend to the padding: a row without keys may be NaN
+        self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
+        self._num_keys[0, 0, : len(numbers)].copy_(numbers)
+        wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
+        last = self._keys_of_rows.shape[-1] - 1
+        self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
+
+    def set_places(self, places: torch.Tensor) -> None:
+        """The place of each token, `[num_tokens]`, which may differ from pass to pass."""
+        self._place.index_copy_(0, self.rows, places.int())
+
+
+class RowSteps:
+    """Passes over the same tensors in all waves."""
+
+    def __init__(
+        self,
+        model: Any,
+        num_places: int,
+        end_token_id: int,
+        branches: Branches,
+        num_blocks: int,
+        capture: Capture | None,
+    ) -> None:
+        """Allocate tensors for as many branches as there are in `branches`, and `num_blocks` blocks of rows.
+
+        `num_places` is the length of the buffer. Without `capture` each pass is launched.
+        """
+        self.branches, self.num_branches, self.num_blocks = branches, len(branches.place), num_blocks
+        self._model, self._end_token_id, self._capture = model, end_token_id, capture
+        device, rows = branches.place.device, rows_of_block(text_model(model).config)
+        self._mask = RowMask(self.num_branches, num_blocks, rows, num_places, device)
+        self._number = torch.zeros(1, dtype=torch.long, device=device)
+        self._replay: Callable[[], torch.Tensor] | None = None
+
+    def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
+        """Take over some branches; returns them in the tensors of the passes.
+
+        `segments` are those of the places that are used.
+        """
+        self.branches.ended.fill_(True)
+        self.branches.place.fill_(PADDING)
+        self.branches.load(branches)
+        self._mask.set(branches, segments, rows)
+        return self.branches.subset(slice(len(branches.place)))
+
+    def run(self, number: int) -> None:
+        """Add token `number` to each answer."""
+        self._number.fill_(number)
+        if self._capture is None:
+            self._pass()
+        elif self._replay:
+            self._replay()
+        else:
+            self._pass()  # compiles what cannot be compiled in a capture
+            self._replay = self._capture(self._pass)
+
+    def _pass(self) -> torch.Tensor:
+        branches = self.branches
+        self._mask.set_places(branches.place)
+        mask = masks_with(self._model, self._mask.blocks, lambda: Continued.by_a_token(branches))
+        logits = forward(self._model, branches, attention_mask=mask, rows=self._mask.rows)
+        branches.advance()
+        branches.add(self._number, logits, self._end_token_id)
+        return branches.ended
+
+
+LATER_TOKENS = 512
+"""Tokens of a pass over later questions. The mask of more has more empty rows."""
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """The tokens of a branch's next question that are not in the buffer."""
+
+    token_ids: NDArray[np.int32]
+    offset: int
+    """Where they begin, counted from the first token of the answer before."""
+
+    @classmethod
+    def of(cls, dialogue: Dialogue, number: int, answer: Answer) -> FollowUp:
+        """What follows the answer to question `number`, counted from 0."""
+        shown, piece = dialogue.shown(answer), dialogue.later[number]
+        if shown == answer.token_ids[:-1]:
+            return cls(piece, len(shown))
+        return cls(np.concatenate([np.array(shown, piece.dtype), piece]), 0)
+
+    @property
+    def end(self) -> int:
+        """Where the answer begins, counted likewise."""
+        return self.offset + len(self.token_ids)
+
+
+class FollowUps:
+    """Computes later questions with a model, whose attention writes keys and values to their places."""
+
+    def __init__(self, model: Any, *, by_rows: bool) -> None:
+        self._model, self._by_rows = model, by_rows
+        self._mask: RowMask | None = None
+
+    def run(
+        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
+    ) -> torch.Tensor:
+        """The logits of the first token of each answer `[N, vocabulary]`.
+
+        `begun` has each branch at the first token of its last answer; `segments` are those of all places.
+        """
+        num_tokens = [len(one.token_ids) for one in follow_ups]
+        branch = np.repeat(np.arange(len(follow_ups)), num_tokens)
+        steps = np.concatenate([one.offset + np.arange(len(one.token_ids)) for one in follow_ups])
+        device = segments.device
+        ahead, of_token = torch.from_numpy(steps).to(device), torch.from_numpy(branch).to(device)
+        queries = Queries(
+            segment=begun.segment[of_token],
+            prefix=begun.prefix[of_token],
+            place=begun.place[of_token] + ahead,
+            position=begun.position[of_token] + ahead,
+            token=torch.from_numpy(np.concatenate([one.token_ids for one in follow_ups])).to(device).long(),
+        )
+        rows = state_rows(begun.examples)
+        return torch.cat([*self._passes(queries, branch, rows, spans, segments, keys)])
+
+    def _passes(
+        self,
+        queries: Queries,
+        branch: NDArray[np.int64],
+        rows: torch.Tensor,
+        spans: Spans,
+        segments: torch.Tensor,
+        keys: KeyValues,
+    ) -> Iterator[torch.Tensor]:
+        """The logits of the last tokens, pass by pass; a pass may have none.
+
+        `branch` has the branch of each token, and `rows` the row of each branch's state.
+        """
+        is_last = np.diff(branch, append=len(rows)) > 0
+        for start in range(0, len(branch), LATER_TOKENS):
+            chosen = slice(start, start + LATER_TOKENS)
+            kept = torch.from_numpy(np.flatnonzero(is_last[chosen])).to(segments.device)
+            some, of_some = queries.subset(chosen), branch[chosen]
+            options: dict[str, Any] = {}
+            mask: torch.Tensor | BlockMask
+            if self._by_rows:
+                some, mask, options = self._rows(some, spans.subset(of_some), segments, keys)
+            else:
+                mask = dense_mask(some, segments)
+            masks = masks_with(self._model, mask, partial(Continued.by_tokens, of_some, rows, len(some.token)))
+            yield forward(self._model, some, attention_mask=masks, logits_to_keep=kept, **options)
+
+    def _rows(
+        self, queries: Queries, spans: Spans, segments: torch.Tensor, keys: KeyValues
+    ) -> tuple[Queries, BlockMask, dict[str, Any]]:
+        """The tokens of a pass of `LATER_TOKENS` tokens, of which the last may be padding, its mask and its options."""
+        if self._mask is None or self._mask.num_places != keys.num_places:
+            rows_of = rows_of_block(text_model(self._model).config)
+            self._mask = RowMask(LATER_TOKENS, LATER_TOKENS, rows_of, keys.num_places, segments.device)
+        mask, padded = self._mask, queries.padded(LATER_TOKENS, PADDING)
+        mask.set(queries, segments, Rows.of(spans, mask.rows_of_block))
+        mask.set_places(padded.place)
+        return padded, mask.blocks, {"rows": mask.rows}

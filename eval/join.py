@@ -1,0 +1,299 @@
+"""The answers of several runs to the same questions: read, joined by question, and routed.
+
+Q questions, R runs.
+
+Design: two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file
+without paths and settings that change no result, and the hashes of what was read. A predictions file outside a run
+folder has neither. Where a training started with the adapter of another run, or has the answers of others in its
+contexts, their trainings count in the same way, so that runs that need others can be seeds of one another too. A part
+of the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place
+of its hashes the files count, by path.
+
+A difference between runs that answered different questions may come from the questions, so there is no inner join:
+runs are joined by image key, question and turn, and refused if these are not the same. Rows of earlier versions have no
+image keys; if a run has such rows, all runs are joined by the paths of the images. Where a question is asked twice
+about an image, not the order tells the two apart but their references, the questions before them, and last where their
+records were read from.
+
+To route is to take the answer to each question from one of several runs, such as the adapter that was trained on its
+stage. Each run has answered all questions, so no model is loaded, and what is routed is what each adapter answers
+alone, to the bit. The cost: each adapter also answers the questions of the others, which shows what it does on these.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.differences import flatten
+from lookonce.errors import UsageError
+from lookonce.eval.answers.files import is_begun
+from lookonce.eval.scores.prediction import Metric, Prediction, is_exact_match_poor, read_predictions, score_each
+from lookonce.eval.statistics import Clusters, clusters_of
+from lookonce.files import hash_file
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.start_adapter import adapter_hash, folder_of
+from lookonce.text import count, listed, nfc, quoted, shell
+
+SEED = "train.seed"
+OF_TRAINING = {"records", "lessons", "context"}
+"""Recorded inputs that are hashes of the training records, among others."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's answers."""
+
+    name: str
+    predictions: list[Prediction]
+    training: str
+    """What determines the training, without its seed; empty if unknown."""
+    seed: int | None
+
+
+def read_runs(paths: Sequence[Path], split: str | None = None) -> list[Run]:
+    """The runs at some paths: run folders, run files, or predictions files.
+
+    `split` is by default each run's own `eval.split`.
+
+    Raises:
+        UsageError: the runs' own splits differ, or the predictions of a run do not exist.
+        LookonceError: a path is none of these, or predictions are damaged.
+    """
+    folders = {path: _folder_of(path) for path in paths}
+    own = {path: folder.read_run().eval.split for path, folder in folders.items() if folder and not _is_file(path)}
+    if split is None and len(set(own.values())) > 1:
+        said = listed([f"{path}: {name}" for path, name in own.items()])
+        raise UsageError(f"the runs were evaluated on different splits ({said}); choose one with --split")
+    found = []
+    for path, name in zip(paths, short_names(paths), strict=True):
+        folder = folders[path]
+        file = path if folder is None or _is_file(path) else find_predictions(folder, split or own[path])
+        found.append(Run(name, read_predictions(file), *(_training_of(folder) if folder else ("", None))))
+    return found
+
+
+def find_predictions(folder: RunFolder, split: str) -> Path:
+    """The predictions of a split.
+
+    Raises:
+        UsageError: there are none; names the splits that were evaluated.
+    """
+    path = folder.predictions(split)
+    if not path.exists():
+        others = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
+        what = "an unfinished evaluation" if is_begun(path.parent, split) else "no predictions"
+        there = f"; there are those of {listed(others)}" if others else ""
+        command = shell("lookonce", "eval", folder.folder, "--split", split)
+        if folder.last_checkpoint and not folder.trained.exists():
+            what = f"an unfinished training and {what}"
+            command = shell("lookonce", "train", folder.folder / "run.yaml", "--resume")
+        raise UsageError(f"{folder.folder} has {what} of the split {split}{there}; run: {command}")
+    return path
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart; a path that is there twice gets a number."""
+    parts = [_named_by(path.absolute()).parts for path in paths]
+    names = [part[-1] for part in parts]
+    for depth in range(2, max(map(len, parts)) + 1):
+        twice = {name for name, number in Counter(dict(zip(parts, names, strict=True)).values()).items() if number > 1}
+        names = ["/".join(part[-depth:]) if name in twice else name for part, name in zip(parts, names, strict=True)]
+    used = {*names}
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            names[number] = next(new for times in itertools.count(2) if (new := f"{name} ({times})") not in used)
+            used.add(names[number])
+    return names
+
+
+def _is_file(path: Path) -> bool:
+    return path.suffix == ".jsonl"
+
+
+def _named_by(path: Path) -> Path:
+    """The folder after which a run is named, or a predictions file without its suffix."""
+    if _is_file(path):
+        return path.parent.parent if path.parent.name == "predictions" else path.with_suffix("")
+    return path.parent if path.suffix in (".yaml", ".yml") and (path.parent / RECORD).exists() else path
+
+
+def _folder_of(path: Path) -> RunFolder | None:
+    """The run folder of a path; None for a predictions file elsewhere."""
+    if not _is_file(path):
+        return RunFolder.find(path)
+    above = path.absolute().parent.parent
+    return RunFolder(above) if (above / RECORD).exists() else None
+
+
+def _training_of(folder: RunFolder) -> tuple[str, int]:
+    """What determines the training of a run folder but its seed, and the seed."""
+    run = folder.read_run()
+    ignored = run.keys_that_may_differ - {"eval.max_new_tokens"} | {SEED}
+    settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in ignored}
+    inputs = _before_the_draw(run, folder.recorded_inputs())
+    if run.train.start_from:
+        start = folder_of(run.train.start_from)
+        if start and adapter_hash(start) == inputs.get("start"):  # it may be gone, or trained again
+            inputs["start"] = _training_of(start)[0]
+    if run.data.context and "answers" in inputs:
+        inputs["answers"] = list(map(_origin, run.data.context.given, inputs["answers"]))
+    return json.dumps([settings, inputs], sort_keys=True), run.train.seed
+
+
+def _origin(path: Path, recorded: str) -> str:
+    """What determines the training whose answers a file has; the recorded hash if the file is another one now."""
+    folder = _folder_of(path)
+    return _training_of(folder)[0] if folder and path.exists() and hash_file(path) == recorded else recorded
+
+
+def _before_the_draw(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The recorded inputs; if training records are drawn by the seed, their files in place of hashes of the draw."""
+    selections = filter(None, (run.data.where, run.data.replay))
+    if all(one.share == 1 for one in selections) and not run.data.held_out:
+        return inputs
+    files = run.data.model_dump(mode="json", include={"train", "image_root", "format", "stage_map"})
+    not_drawn = {split: value for split, value in inputs.get("records", {}).items() if split != "train"}
+    return {name: value for name, value in inputs.items() if name not in OF_TRAINING} | {"records": not_drawn | files}
+
+
+Asked = tuple[tuple[str, ...], str, int]
+"""Images, question, turn."""
+Key = tuple[tuple[str, ...], str, int, int]
+"""The same, and a number that tells questions apart for which it is the same."""
+MOST = 3
+"""Examples in a message."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The answers of some runs to the same questions."""
+
+    right_QR: NDArray[np.float64]
+    """Whether each question is answered right by each run: 1 or 0."""
+    score_QR: NDArray[np.float64]
+    """What the answers score by the metric; with exact match the same."""
+    majority_QR: NDArray[np.float64]
+    """What the majority answers score. Runs with other training records have other ones."""
+    clusters: Clusters
+    is_exact_match_poor: bool
+
+
+def join(runs: Sequence[Run], metric: Metric = "exact_match") -> Joined:
+    """What the answers of each run score, in one order.
+
+    Raises:
+        UsageError: they answered different questions, or were scored with different references; names the differences.
+    """
+    rows = in_one_order(runs)
+    scores = [score_each(row, metric) for row in rows]
+    return Joined(
+        np.array([[one.is_right for one in row] for row in rows], dtype=np.float64).T,
+        np.array([model for model, _ in scores]).T,
+        np.array([majority for _, majority in scores]).T,
+        clusters_of([one.sources for one in rows[0]]),
+        is_exact_match_poor(rows),
+    )
+
+
+def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
+    """The predictions of each run, in the order of the first one's.
+
+    Raises:
+        UsageError: they answered different questions, or were scored with different references; names the differences.
+    """
+    has_keys = all(one.image_keys or not one.images for run in runs for one in run.predictions)
+    asked = [_by_key(run.predictions, has_keys) for run in runs]
+    differences = [
+        line
+        for run, by_key in zip(runs[1:], asked[1:], strict=True)
+        for line in _differences(runs[0].name, asked[0], run.name, by_key)
+    ]
+    if differences:
+        raise UsageError(
+            "\n".join(["the runs cannot be compared, because they answered different questions:", *differences])
+            + "\nevaluate them on the same records, with: lookonce eval RUN --split SPLIT"
+        )
+    return [[by_key[key] for key in asked[0]] for by_key in asked]
+
+
+def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Prediction]:
+    """The predictions by their keys, in their order."""
+    same: dict[Asked, list[int]] = {}
+    for number, one in enumerate(predictions):
+        asked = (one.image_keys if has_keys else one.images, nfc(one.question), one.turn)
+        same.setdefault(asked, []).append(number)
+    keys: dict[int, Key] = {}
+    for asked, numbers in same.items():
+        numbers.sort(key=lambda number: _told_apart(predictions[number]))
+        keys |= {number: (*asked, place) for place, number in enumerate(numbers)}
+    return {keys[number]: one for number, one in enumerate(predictions)}
+
+
+def _told_apart(one: Prediction) -> tuple[list[str], list[str], str]:
+    """What tells a question from another with the same text; own answers before it are others in each run."""
+    return sorted(_references(one)), [nfc(turn.question) for turn in one.earlier], one.origin
+
+
+def _differences(
+    name: str, mine: dict[Key, Prediction], other_name: str, theirs: dict[Key, Prediction]
+) -> Iterator[str]:
+    """What differs between the questions of two runs: a line each, with a number and some examples."""
+    for lacking, has, absent in (
+        (other_name, name, [one for key, one in mine.items() if key not in theirs]),
+        (name, other_name, [one for key, one in theirs.items() if key not in mine]),
+    ):
+        if absent:
+            yield f"  {lacking} lacks {count(len(absent), 'question')} of {has}: {_examples(absent)}"
+    scored = [(one, theirs[key]) for key, one in mine.items() if key in theirs]
+    if changed := [one for one, other in scored if _references(one) != _references(other)]:
+        yield f"  the references of {count(len(changed), 'question')} differ from {name} to {other_name}: " + _examples(
+            changed
+        )
+
+
+def _references(one: Prediction) -> set[str]:
+    return {nfc(text).strip() for text in (one.answer, *one.references)}
+
+
+def _examples(predictions: Sequence[Prediction]) -> str:
+    return listed([f"{quoted(one.question, 50)} ({one.origin})" for one in predictions], MOST)
+
+
+Label = Literal["stage", "category", "source"]
+"""The labels of a question that are in its prediction."""
+
+
+def route(runs: Mapping[str, Run], by: Label) -> list[Prediction]:
+    """The prediction of each question by the run of its label, in the order of the first run; `runs` are by label.
+
+    Raises:
+        UsageError: the runs answered different questions, or questions have a label without a run.
+    """
+    rows = dict(zip(map(nfc, runs), in_one_order(list(runs.values())), strict=True))
+    labels = [getattr(one.in_nfc, by) for one in next(iter(rows.values()))]
+    check_labels(labels, list(rows), by)
+    return [rows[label][number] for number, label in enumerate(labels)]
+
+
+def check_labels(labels: Sequence[str | None], known: Sequence[str], by: Label) -> None:
+    """Check that there is a run for the label of each question.
+
+    Raises:
+        UsageError: there is none for some; counts and names their labels.
+    """
+    if others := Counter(label for label in labels if label not in known):
+        named = [f"{f'{by} {label}' if label else f'no {by}'} ({number:,})" for label, number in others.items()]
+        raise UsageError(
+            f"{others.total():,} of {count(len(labels), 'question')} have no run to be routed to: {listed(named)}; "
+            f"there are runs for {by} {listed(known)}; name one for each {by}"
+        )

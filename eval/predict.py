@@ -1,0 +1,211 @@
+"""Answer many questions about any images: rows in a file or on the screen, and a summary.
+
+Design: the answers of each wave are written as soon as they are there, beside the output file as those of an evaluation
+are, and the same command resumes from them with the same bits. The output file appears whole, in the order of the
+questions: lines of JSONL with the keys of a predictions file, or a table in CSV. What only an evaluation has is left
+out: majority answers, and without a reference also the reference and whether the answer is right. A question that
+cannot be answered is named with its reason, and all others are answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lookonce.datasets.formats.text_files import as_cell, safe_cell
+from lookonce.datasets.images import ImageIndex, index_images
+from lookonce.datasets.records import Turn
+from lookonce.environment import shorten
+from lookonce.errors import LookonceError, UsageError
+from lookonce.eval.answerer import Answerer, Results
+from lookonce.eval.answers.files import PartialAnswers
+from lookonce.eval.answers.questions import Asked, Turns, on_this_machine, row_of, together, turns_before
+from lookonce.eval.decoding.dialogue import Answer
+from lookonce.files import write_text
+from lookonce.text import Notify, count, duration, listed, quiet, table
+
+Row = dict[str, Any]
+COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right", "logprob", "num_tokens", "ended")
+"""The columns of a CSV file."""
+
+
+def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer) -> Row:
+    """The row of an answer; `earlier` are the turns before it in its prompt, answered as `turns` says."""
+    prediction = replace(
+        row_of(*asked, image_keys),
+        earlier=earlier,
+        earlier_answers=turns if earlier else None,
+        predicted=answer.text,
+        logprob=answer.logprob,
+        num_tokens=answer.num_tokens,
+        ended=answer.ended,
+    )
+    absent = {"majority"} if prediction.answer else {"majority", "answer", "right"}
+    return {name: value for name, value in prediction.to_json().items() if name not in absent}
+
+
+def check_output(path: Path, records: Path | None, *, overwrite: bool) -> None:
+    """Check that rows can be written to a file of that name; `records` has the questions.
+
+    Raises:
+        UsageError: it exists, is the records file, or has another suffix.
+    """
+    if path.suffix.lower() not in (".jsonl", ".csv"):
+        raise UsageError(f"{path}: the suffix decides the type of file to write; name one with .jsonl or .csv")
+    if records and path.exists() and records.exists() and path.samefile(records):
+        raise UsageError(f"{path} is also the file to read; name another file to write")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; name another file, or replace it with --overwrite")
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows to a file, of the type that its suffix names."""
+    if path.suffix.lower() == ".csv":
+        write_text(path, _table(rows))
+    else:
+        write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+
+
+def _table(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text)  # with another end of lines it would not quote a cell with "\r"
+    table.writerow(COLUMNS)
+    for row in rows:
+        cells = row | {"images": _images(row)}
+        table.writerow([safe_cell(as_cell(cells.get(name), name)) for name in COLUMNS])
+    return text.getvalue()
+
+
+def _images(row: Row) -> str:
+    """The images of a row in one cell: a path, or several as JSON."""
+    images = row["images"]
+    return images[0] if len(images) == 1 else json.dumps(images, ensure_ascii=False) if images else ""
+
+
+MAX_NAMED = 5
+"""Reasons of skipped questions that the summary names."""
+
+
+@dataclass(frozen=True)
+class PredictReport:
+    """The answers to many questions."""
+
+    rows: list[Row]
+    skipped: dict[str, list[str]]
+    """Why questions were not answered: the reason, and where each was read."""
+    num_images: int
+    """Distinct images that could be read."""
+    seconds: float
+    num_now: int
+    """Questions that were answered in these seconds; the others were answered before an interruption."""
+    output: Path | None = None
+
+    @property
+    def num_skipped(self) -> int:
+        return sum(map(len, self.skipped.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary, with the rows unless they are in a file."""
+        summary = {
+            "num_answered": len(self.rows),
+            "num_skipped": self.num_skipped,
+            "num_images": self.num_images,
+            "seconds": round(self.seconds, 3),
+            "questions_per_second": round(self.num_now / self.seconds, 2),
+            "skipped": [{"reason": reason, "questions": places} for reason, places in self.skipped.items()],
+        }
+        return summary | ({"output": str(self.output)} if self.output else {"predictions": self.rows})
+
+    def text(self) -> str:
+        """The answers as a table, unless they are in a file."""
+        if self.output:
+            return f"wrote {count(len(self.rows), 'answer')} to {self.output}" if self.rows else "no answers to write"
+        cells = [(listed([*map(shorten, row["images"])]), row["question"], row["predicted"]) for row in self.rows]
+        return table(("image", "question", "answer"), cells)
+
+    def notes(self) -> Iterator[str]:
+        """What was done, and what was left out."""
+        speed = f"{duration(self.seconds)}, {self.num_now / self.seconds:,.1f} questions/s"
+        yield f"{count(len(self.rows), 'question')} about {count(self.num_images, 'image')} answered in {speed}"
+        for reason, places in list(self.skipped.items())[:MAX_NAMED]:
+            yield f"skipped {count(len(places), 'question')} (the first is {places[0]}): {reason}"
+        if len(self.skipped) > MAX_NAMED:
+            yield f"and {count(len(self.skipped) - MAX_NAMED, 'other reason')}; --json has all"
+
+
+def predict(
+    answerer: Answerer,
+    asked: Sequence[Asked],
+    broken: Mapping[str, LookonceError] | None = None,
+    output: Path | None = None,
+    notify: Notify = quiet,
+) -> PredictReport:
+    """Answer questions; with `output` the rows are written there. `broken` are records that could not be read.
+
+    Raises:
+        LookonceError: no question can be answered, because of the model or the cache.
+    """
+    began = time.perf_counter()
+    images = index_images((record for record, _ in asked), needs_one=False)
+    unfinished = _unfinished(answerer, asked, images, output) if output else None
+    before = {number: answer for number, [answer] in unfinished.read().items()} if unfinished else {}
+    if before:
+        notify(f"continuing: {len(before):,} of {count(len(asked), 'question')} were answered before")
+    results: Results = {**before}
+    bar = partial(tqdm, desc="answer questions", unit="question", leave=False, disable=None)
+    with unfinished or contextlib.nullcontext(), bar(total=len(asked), initial=len(before)) as progress:
+        for some in answerer.results(asked, images, before.keys(), notify):
+            for number, result in some.items():
+                if unfinished and isinstance(result, Answer):
+                    unfinished.add(number, [result])
+            progress.update(len(some.keys() - before.keys()))
+            results |= some
+    rows = _rows(answerer, asked, images, results)
+    if output and rows:
+        write_rows(output, rows)
+    if unfinished:
+        unfinished.remove()
+    skipped = _by_reason(asked, results, broken or {})
+    seconds = time.perf_counter() - began
+    return PredictReport(rows, skipped, images.num_distinct, seconds, len(rows) - len(before), output)
+
+
+def _unfinished(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, output: Path) -> PartialAnswers:
+    """The answers to these questions that an interrupted command has left beside the output file."""
+    digest = hashlib.sha256(answerer.identity().encode())
+    for record, turn in asked:
+        keys = [images.key_of.get(path) for path in record.images]
+        digest.update(repr((keys, record.system, record.turns[:turn], record.turns[turn].question)).encode())
+    return PartialAnswers(output.parent, output.name, on_this_machine(digest.hexdigest()))
+
+
+def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, results: Results) -> list[Row]:
+    """The rows of the questions that have answers."""
+    answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
+    turns = answerer.opened.run.eval.turns
+    dialogues = (some for some in together(asked, turns) if answers.keys() >= {*some})
+    earlier = turns_before(asked, dialogues, answers, answerer.special_token_ids)
+    keys = {number: [images.key_of[path] for path in asked[number][0].images] for number in answers}
+    return [answered(asked[number], earlier[number], turns, keys[number], answer) for number, answer in answers.items()]
+
+
+def _by_reason(asked: Sequence[Asked], results: Results, broken: Mapping[str, LookonceError]) -> dict[str, list[str]]:
+    """The places of the questions without an answer, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for place, error in broken.items():
+        reasons.setdefault(str(error), []).append(place)
+    for number, result in sorted(results.items()):
+        if isinstance(result, LookonceError):
+            reasons.setdefault(str(result), []).append(asked[number][0].origin)
+    return reasons

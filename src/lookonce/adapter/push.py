@@ -1,0 +1,388 @@
+"""Upload an adapter or a merged model to the Hugging Face Hub: its files, the commit, and what refuses them.
+
+Design: what is uploaded is named here, one file a line; nothing else of a run folder ever is. Predictions, records,
+images, logs and checkpoints are not. An adapter has the record of its run (run.json, trained.json), with which a
+training can start from it. No file names a folder of this machine, since folders have names of people, projects and
+hosts in them. The paths of a run file are known by their types, so each becomes its last part, relative ones too. In
+files of other programs a text is a path if it begins like one. Such files are rewritten in memory, so the run folder
+stays as it is. `check_files` then looks for what must not be there at all, in case a file has a path in another form.
+
+huggingface_hub makes the repository and one commit of all files, so a reader never sees half of an upload; what an
+interrupted one has sent need not be sent again. A new repository is private unless the user says otherwise, and a
+public one is never written to without the user saying so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub.errors import (
+    BadRequestError,
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of, find_base_model
+from lookonce.errors import UploadError, UsageError
+from lookonce.files import hash_file, read_json, read_object
+from lookonce.hub import CARD, is_hub_name
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.sections.model import ModelSection
+from lookonce.settings import Section
+from lookonce.text import count, first_line, rows, shell, size, table
+
+ABSOLUTE = re.compile(r"(~|/|[A-Za-z]:[\\/])[^\s{}<>|]*[\\/][^\n]*|/[\w.-]+")
+"""A text that is an absolute path."""
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
+"""An access token of the Hub."""
+
+
+def reduced_run(run: RunFile, base: BaseModel) -> RunFile:
+    """The run with the name of its base model on the Hub, and each path as its last part."""
+    return _reduced(run, base)  # type: ignore[no-any-return]
+
+
+def _reduced(value: Any, base: BaseModel) -> Any:
+    if isinstance(value, ModelSection):
+        return value.model_copy(update={"path": base.name, "revision": base.commit})
+    if isinstance(value, Section):
+        return value.model_copy(update={name: _reduced(inner, base) for name, inner in value})
+    if isinstance(value, list):
+        return [_reduced(inner, base) for inner in value]
+    return Path(value.name) if isinstance(value, Path) else value
+
+
+def without_folders(value: Any) -> Any:
+    """JSON in which each text that is an absolute path has become its last part."""
+    if isinstance(value, dict):
+        return {key: without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_folders(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and ABSOLUTE.fullmatch(value) else value
+
+
+def check_files(texts: Mapping[str, str], folders: Iterable[Path]) -> None:
+    """Check that texts name neither some folders nor the home folder, and have no access token.
+
+    Raises:
+        UsageError: one does; names the file.
+    """
+    private = [str(path) for path in folders if len(path.parts) > 2] + [str(Path.home())]
+    patterns = {one: re.compile(rf"(?<![\w.-]){re.escape(one)}(?![\w.-])") for one in private if one != os.sep}
+    for name, text in texts.items():
+        if found := next((one for one, pattern in patterns.items() if pattern.search(text)), ""):
+            raise UsageError(f"{name} names a folder of this machine, {found}; remove it there, then push again")
+        if TOKEN.search(text):
+            raise UsageError(f"{name} has an access token of the Hub; remove it there, then push again")
+
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+RUN_FILE = "run.yaml"
+MERGED = "lookonce-merge.json"
+"""The file of a merged model that says what it was made from."""
+OF_MODEL = ("*.json", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
+"""The files of a merged model beside its weights."""
+VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
+"""Files whose texts are tokens, of which some look like paths."""
+MAX_JSON_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class UploadFile:
+    """One file of an upload."""
+
+    name: str
+    """Its path in the repository."""
+    content: Path | bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+
+
+def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> list[UploadFile]:
+    """The files of an adapter.
+
+    Raises:
+        UsageError: one of them names a folder of this machine.
+    """
+    config = read_object(folder.adapter / CONFIG) | {
+        "base_model_name_or_path": facts.base.name,
+        "revision": facts.base.commit,
+    }
+    shape = _json(CONFIG, without_folders(config))
+    assert isinstance(shape.content, bytes)
+    hashes = {**facts.trained["adapter"], CONFIG: xxhash.xxh3_128_hexdigest(shape.content)}
+    facts = replace(facts, trained={**facts.trained, "adapter": hashes})
+    files = [UploadFile(WEIGHTS, folder.adapter / WEIGHTS), shape]
+    return _checked(folder, [*files, *_record(folder, facts), _text(CARD, card)])
+
+
+def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -> list[UploadFile]:
+    """The files of a merged model.
+
+    Raises:
+        UsageError: the folder holds no complete model, or one that was merged from another adapter.
+    """
+    _check_merged(folder, merged)
+    weights = [UploadFile(path.name, path) for path in sorted(merged.glob("*.safetensors"))]
+    others = sorted({path for pattern in OF_MODEL for path in merged.glob(pattern) if path.is_file()})
+    files = [_reduced_file(path, facts.base) for path in others]
+    run = [one for one in _record(folder, facts) if one.name == RUN_FILE or one.name.startswith("metrics/")]
+    return _checked(folder, [*weights, *files, *run, _text(CARD, card)], merged)
+
+
+def _check_merged(folder: RunFolder, merged: Path) -> None:
+    names = ["config.json", "tokenizer_config.json"]
+    index = read_object(merged / "model.safetensors.index.json")
+    names += sorted(set(index["weight_map"].values())) if "weight_map" in index else ["model.safetensors"]
+    if absent := [name for name in names if not (merged / name).is_file()]:
+        raise UsageError(
+            f"{merged} is not a complete merged model, it lacks {absent[0]}; "
+            f"make one with: {shell('lookonce', 'adapter', 'merge', folder.folder, 'DIR')}"
+        )
+    made_from = read_object(merged / MERGED).get("made_from", {})
+    if made_from.get("adapter", (mine := hash_file(folder.adapter / WEIGHTS))) != mine:
+        raise UsageError(
+            f"{merged} was merged from another adapter than that of {folder.folder}; name the run that it was made "
+            f"from, or merge this one into a new folder: {shell('lookonce', 'adapter', 'merge', folder.folder, 'DIR')}"
+        )
+
+
+def _record(folder: RunFolder, facts: CardFacts) -> Iterator[UploadFile]:
+    """The run file, the record of the run, and the scores."""
+    run = reduced_run(facts.run, facts.base)
+    yield _text(RUN_FILE, f"# Paths are reduced to their last part.\n{run.to_yaml()}")
+    yield _json(RECORD, {"run": run.model_dump(mode="json"), "inputs": folder.recorded_inputs()})
+    yield _json(folder.trained.name, dict(facts.trained))
+    for split, scores in facts.scores.items():
+        yield _json(f"metrics/{split}.json", dict(scores))
+
+
+def _reduced_file(path: Path, base: BaseModel) -> UploadFile:
+    """A file of a model without folders of this machine; most stay as they are, byte for byte."""
+    if path.suffix != ".json" or path.name in VERBATIM or path.name.endswith(".index.json"):
+        return UploadFile(path.name, path)
+    value = read_json(path, MAX_JSON_BYTES)
+    reduced = without_folders(value)
+    if isinstance(value, dict) and isinstance(name := value.get("_name_or_path"), str) and Path(name).is_absolute():
+        reduced["_name_or_path"] = base.name
+    return UploadFile(path.name, path) if reduced == value else _json(path.name, reduced)
+
+
+def _checked(folder: RunFolder, files: list[UploadFile], *folders: Path) -> list[UploadFile]:
+    texts = {one.name: one.content.decode() for one in files if isinstance(one.content, bytes)}
+    texts |= {
+        one.name: one.content.read_text(encoding="utf-8", errors="replace")
+        for one in files
+        if isinstance(one.content, Path) and one.content.suffix != ".safetensors" and one.name not in VERBATIM
+    }
+    check_files(texts, [path.absolute() for path in (folder.folder, *folders, Path.cwd())])
+    return files
+
+
+def _text(name: str, text: str) -> UploadFile:
+    return UploadFile(name, text.encode())
+
+
+def _json(name: str, value: dict[str, Any]) -> UploadFile:
+    return _text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+TOKENS = "https://huggingface.co/settings/tokens"
+LOG_IN = "hf auth login (or set HF_TOKEN)"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may say of an upload."""
+
+    merged: Path | None = None
+    """The folder of the merged model, which is uploaded instead of the adapter."""
+    base_model: str | None = None
+    dataset: str | None = None
+    licence: str | None = None
+    is_public: bool = False
+    branch: str | None = None
+    """The branch that gets the commit; by default `main`."""
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What is to be uploaded, or was."""
+
+    repository: str
+    files: list[UploadFile]
+    facts: CardFacts
+    options: Options
+    commit: str | None = None
+    """None if nothing was uploaded."""
+
+    @property
+    def card(self) -> str:
+        return next(
+            one.content.decode() for one in self.files if isinstance(one.content, bytes) and one.name == "README.md"
+        )
+
+    @property
+    def url(self) -> str:
+        return f"{constants.ENDPOINT}/{self.repository}"
+
+    @property
+    def start_from(self) -> str | None:
+        """The value of `train.start_from` that names the adapter; None for a merged model, or before the upload."""
+        return f"hf://{self.repository}@{self.commit}" if self.commit and not self.options.merged else None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.size_bytes for one in self.files)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should check."""
+        dataset, notes = self.facts.dataset, []
+        if dataset.licence == UNKNOWN:
+            notes.append(
+                "the licence of the dataset is not known, as the card states; check it before you share the model "
+                "(--dataset NAME names a known dataset)"
+            )
+        elif self.options.is_public:
+            notes.append(f"the dataset's licence, {dataset.licence}, may bind the model; check that it may be public")
+        if not self.facts.scores:
+            notes.append("the run has no scores, as the card states; evaluate it with: lookonce eval RUN")
+        return notes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "repository": self.repository,
+            "url": self.url,
+            "is_private": not self.options.is_public,
+            "branch": self.options.branch or constants.DEFAULT_REVISION,
+            "commit": self.commit,
+            "start_from": self.start_from,
+            "files": {one.name: one.size_bytes for one in self.files},
+            "size_bytes": self.size_bytes,
+            "base_model": asdict(self.facts.base),
+            "dataset": asdict(self.facts.dataset),
+            "card": self.card,
+            "notes": self.notes,
+        }
+
+    def text(self) -> str:
+        """For people."""
+        files = table(("file", "size"), [(one.name, size(one.size_bytes)) for one in self.files])
+        state = "public" if self.options.is_public else "private"
+        total = f"{count(len(self.files), 'file')}, {size(self.size_bytes)}"
+        lines = [
+            ("repository", f"{self.repository}, {state}, branch {self.options.branch or constants.DEFAULT_REVISION}"),
+            ("base model", self.facts.base.name),
+            ("dataset", f"{self.facts.dataset.title}, licence {self.facts.dataset.licence}"),
+            ("uploaded" if self.commit else "to upload", total),
+        ]
+        if self.commit:
+            lines += [("commit", self.commit), ("page", self.url)]
+        if self.start_from:
+            lines.append(("to continue", f"train: {{start_from: {self.start_from}}}"))
+        elif self.commit:
+            lines.append(("to use", f"model: {{path: {self.repository}, revision: {self.commit}}}"))
+        return f"{files}\n\n{rows(lines)}"
+
+
+def prepare(folder: RunFolder, repository: str, options: Options) -> Upload:
+    """What would be uploaded of a run; asks no other machine.
+
+    Raises:
+        RunFolderError: the run is not trained.
+        UsageError: a name is malformed, or the base model's or the dataset's is not known.
+    """
+    if not is_hub_name(repository):
+        raise UsageError(
+            f"{repository!r} is not the name of a repository on the Hub; write OWNER/NAME, such as your-name/kvasir"
+        )
+    run = folder.read_run()
+    folder.check_adapter()
+    base = find_base_model(run.model, options.base_model)
+    facts = facts_of(folder, base, options.dataset)
+    merged = options.merged
+    text = card(facts, repository, is_merged=merged is not None, licence=options.licence, revision=options.branch)
+    files = merged_files(folder, merged, facts, text) if merged else adapter_files(folder, facts, text)
+    return Upload(repository, files, facts, options)
+
+
+def push(upload: Upload) -> Upload:
+    """Upload it; returns it with its commit.
+
+    Raises:
+        UploadError: there is no token, it may not write, the Hub cannot be asked, or the repository is public.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise UploadError(
+            "HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or run this where there is internet"
+        )
+    if get_token() is None:
+        raise UploadError(f"no access token of the Hub; make one that may write at {TOKENS}, then: {LOG_IN}")
+    try:
+        commit = _push(HfApi(), upload)
+    except Exception as error:  # from httpx, from huggingface_hub, from hf_xet
+        raise UploadError(_refusal(upload.repository, error)) from None
+    return Upload(upload.repository, upload.files, upload.facts, upload.options, commit)
+
+
+def _push(api: HfApi, upload: Upload) -> str:
+    name, options = upload.repository, upload.options
+    if _is_public(api, name) and not options.is_public:
+        raise UploadError(f"{name} exists and is public; add --public to upload to it, or choose another name")
+    api.create_repo(name, private=not options.is_public, exist_ok=True)
+    if options.branch:
+        api.create_branch(name, branch=options.branch, exist_ok=True)
+    message = options.message or f"Upload {'a merged model' if options.merged else 'an adapter'} with lookonce"
+    added = [
+        CommitOperationAdd(one.name, str(one.content) if isinstance(one.content, Path) else one.content)
+        for one in upload.files
+    ]
+    return str(api.create_commit(name, added, commit_message=message, revision=options.branch).oid)
+
+
+def _is_public(api: HfApi, name: str) -> bool:
+    """Whether there is such a repository that everybody sees."""
+    try:
+        return api.model_info(name).private is False
+    except RepositoryNotFoundError:
+        return False
+
+
+def _refusal(name: str, error: Exception) -> str:
+    """What is wrong, and what to do about it."""
+    if isinstance(error, UploadError):
+        return str(error)
+    owner = name.partition("/")[0]
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
+    if isinstance(error, LocalTokenNotFoundError) or status == 401:
+        return f"the Hub does not accept the access token; make one that may write at {TOKENS}, then: {LOG_IN}"
+    if status == 403:
+        return (
+            f"your access token may not write to {name}; name an account or organisation of yours instead of {owner}, "
+            f"or make a token that may write at {TOKENS}, then: {LOG_IN}"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{name} cannot be made or seen; check that {owner} is your account or your organisation: hf auth whoami"
+    if isinstance(error, BadRequestError):
+        return f"the Hub refuses the upload to {name}: {first_line(error)}"
+    if isinstance(error, OfflineModeIsEnabled) or status is None or status >= 500:
+        return (
+            f"the Hub cannot be asked ({first_line(error)}); nothing was committed. Where there is internet, run the "
+            "same command again: files that were sent are not sent again"
+        )
+    return f"the Hub refuses the upload to {name}: {first_line(error)}"

@@ -1,0 +1,93 @@
+"""Safetensors files are read and written in parts as the library reads and writes them whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from lookonce.adapter import weights
+from lookonce.adapter.weights import Stored, TensorFile, write_tensors
+from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.errors import ModelError
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+
+
+@st.composite
+def tensors(draw):
+    names = draw(st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=5))
+    made = {}
+    for number, name in enumerate(names):
+        if name != "__metadata__":
+            shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
+            made[name] = torch.randn(shape, generator=torch.Generator().manual_seed(number)).to(dtype)
+    return made
+
+
+@given(tensors())
+def test_what_is_written_the_library_reads_and_the_other_way_round(tmp_path_factory, made):
+    folder = tmp_path_factory.mktemp("files")
+    save_file(made, folder / "library", {"format": "pt"})
+    with TensorFile(folder / "library") as file:
+        assert file.tensors.keys() == made.keys() and file.metadata == {"format": "pt"}
+        write_tensors(folder / "ours", list(file.tensors.values()), file.metadata, lambda one: file.blocks(one.name))
+    found = load_file(folder / "ours")
+    assert found.keys() == made.keys()
+    for name, tensor in made.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+def test_some_values_of_a_tensor_are_those_at_their_place(tmp_path):
+    made = torch.arange(24.0).view(4, 6).bfloat16()
+    save_file({"a": torch.ones(3), "b": made}, tmp_path / "file")
+    with TensorFile(tmp_path / "file") as file:
+        assert torch.equal(file.read("b", 7, 5), made.flatten()[7:12])
+        assert torch.equal(file.read("b").view(4, 6), made)
+
+
+def test_a_copy_in_blocks_has_all_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "BLOCK_BYTES", 7)
+    save_file({"a": torch.randn(11)}, tmp_path / "file")
+    with TensorFile(tmp_path / "file") as file:
+        blocks = list(file.blocks("a"))
+        assert max(map(len, blocks)) == 7 and b"".join(blocks) == bytes(raw_bytes(file.read("a")))
+
+
+def test_tensors_of_larger_values_come_first_so_that_all_are_aligned(tmp_path):
+    one = Stored("a", "BF16", (3,), 6)
+    made = {"a": torch.ones(3).bfloat16(), "b": torch.ones(2)}
+    write_tensors(tmp_path / "file", [one, Stored("b", "F32", (2,), 8)], {}, lambda one: [raw_bytes(made[one.name])])
+    with TensorFile(tmp_path / "file") as file:
+        assert list(file.tensors) == ["b", "a"] and file.tensors["b"].offset % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda content: content[:-4], r"has [\d,]+ of [\d,]+ bytes"),
+        (lambda content: content + b"more", r"has [\d,]+ of [\d,]+ bytes"),
+        (lambda content: content[:20], "cannot read"),
+        (lambda content: b"\xff" * 8 + content[8:], "cannot read"),
+        (lambda content: content.replace(b"data_offsets", b"data_offs_ts"), "cannot read"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, damage, says):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.randn(11)}, path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ModelError, match=rf"model\.safetensors.*{says}|{says}.*model\.safetensors"):
+        TensorFile(path)
+
+
+def test_a_writer_that_fails_leaves_no_file(tmp_path):
+    def broken(one):
+        yield b"half"
+        raise OSError("no space left")
+
+    with pytest.raises(OSError):
+        write_tensors(tmp_path / "file", [Stored("a", "F32", (2,), 8)], {}, broken)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,141 @@
+"""States that passes keep and continue give each conversation what the stock layer gives it by itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models.flash_linear_attention import take_stand_in
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from lookonce.eval.decoding.buffers import Continued, OfPrompts, States, bytes_per_state
+from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
+from lookonce.families.kernels import restrict_kernels
+from lookonce.train.model.linear_attention import InPack, states_of_branches
+
+TOLERANCE = 1e-4
+"""In float32; the norm in these layers enlarges rounding."""
+HIDDEN = 16
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+SIZES = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+CONFIG = Qwen3_5TextConfig(hidden_size=HIDDEN, num_hidden_layers=1, layer_types=["linear_attention"], **SIZES)
+
+
+@cache
+def hybrid() -> Any:
+    """A model of one such layer, without weights of anything else."""
+    restrict_kernels(modeling_qwen3_5)
+    torch.manual_seed(0)
+    layer = modeling_qwen3_5.Qwen3_5GatedDeltaNet(CONFIG, 0).requires_grad_(False)
+    layer.A_log.copy_(torch.linspace(0.01, 1, 4).log())
+    text = SimpleNamespace(layers=[SimpleNamespace(linear_attn=layer), SimpleNamespace()])
+    config, device = SimpleNamespace(model_type="qwen3_5"), torch.device("cpu")
+    return SimpleNamespace(model=SimpleNamespace(language_model=text), config=config, device=device)
+
+
+def layer_of(model: Any) -> Any:
+    return model.model.language_model.layers[0].linear_attn
+
+
+class Wave:
+    """Conversations about one image, their inputs so far, and their states."""
+
+    def __init__(self, prefix: int, lengths: list[int], num_states: int | None = None) -> None:
+        self.generator = torch.Generator().manual_seed(prefix + len(lengths))
+        self.states = States(hybrid(), num_states or 1 + len(lengths), torch.float32)
+        self.rows = state_rows(torch.arange(len(lengths)))
+        shared = self.inputs(prefix)
+        own = [self.inputs(length) for length in lengths]
+        ends = np.cumsum([prefix, *lengths])
+        seen_until = np.repeat([ends[-1], *ends[1:]], [prefix, *lengths])
+        pack = InPack.of(hybrid(), torch.from_numpy(seen_until.astype(np.int32)))
+        self.so_far = [torch.cat([shared, one]) for one in own]
+        self.check(torch.cat([shared, *own]), OfPrompts(pack, torch.from_numpy(ends[1:] - 1), self.rows), ends[1:] - 1)
+
+    def inputs(self, length: int) -> torch.Tensor:
+        return torch.randn(length, HIDDEN, generator=self.generator)
+
+    def check(self, inputs: torch.Tensor, sequences: Any, last: Any) -> None:
+        """Run a pass, and compare its results at the last token of each conversation."""
+        with states_of_branches(hybrid()), self.states.attached():
+            found = layer_of(hybrid())(inputs[None], attention_mask=sequences)[0, last]
+        expected = torch.stack([layer_of(hybrid())(one[None])[0, -1] for one in self.so_far])
+        assert (found - expected).norm() < TOLERANCE * expected.norm()
+
+    def continues(self, lengths: list[int], padding: int = 0) -> None:
+        """Add some tokens to each conversation."""
+        own = [self.inputs(length) for length in lengths]
+        self.so_far = [torch.cat(pair) for pair in zip(self.so_far, own, strict=True)]
+        branch = np.repeat(np.arange(len(lengths)), lengths)
+        sequences = Continued.by_tokens(branch, self.rows, len(branch) + padding)
+        self.check(torch.cat([*own, self.inputs(padding)]), sequences, np.cumsum(lengths) - 1)
+
+
+@settings(max_examples=20)
+@given(prefix=st.integers(1, 150), lengths=LENGTHS, padding=st.integers(0, 3), data=st.data())
+def test_conversations_continue_by_any_tokens_as_if_each_were_computed_from_its_beginning(
+    prefix, lengths, padding, data
+):
+    wave = Wave(prefix, lengths)
+    for _ in range(3):
+        wave.continues([data.draw(st.integers(1, 5)) for _ in lengths], padding)
+    wave.continues([1] * len(lengths))
+
+
+def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
+    calls = take_stand_in(monkeypatch)
+    wave = Wave(9, [2, 3])
+    with torch.inference_mode():
+        wave.continues([1, 1])
+        assert "recurrent" in calls
+        wave.continues([3, 1], padding=1)
+
+
+def branches_of(examples: list[int], ended: list[bool]) -> Branches:
+    unused = Branches.unused(len(examples), 0, 4, 2, torch.device("cpu"))
+    unused.examples.copy_(torch.tensor(examples))
+    unused.ended.copy_(torch.tensor(ended))
+    return unused
+
+
+def test_only_branches_that_go_on_change_their_states_and_unused_rows_none():
+    wave, other = Wave(9, [2, 3, 4], num_states=6), Wave(9, [2, 3, 4], num_states=6)
+    tokens = wave.inputs(4)
+    with states_of_branches(hybrid()), wave.states.attached():
+        layer_of(hybrid())(tokens[None], attention_mask=Continued.by_a_token(branches_of([2, 0, 1, -1], [0, 1, 0, 1])))
+    for mine, before in zip(wave.states._buffers[0], other.states._buffers[0], strict=True):
+        changed = [row for row in range(6) if not torch.equal(mine[row], before[row])]
+        assert changed == [PADDING, *state_rows(torch.tensor([1, 2])).tolist()]
+
+
+def test_a_state_is_as_it_was_after_a_copy_was_taken_back():
+    wave = Wave(5, [2, 3], num_states=5)
+    before = wave.so_far
+    wave.states.copy([1, 2], [3, 4])
+    kept = wave.states.clone()
+    wave.continues([3, 1])
+    wave.so_far = [before[0], wave.so_far[1]]
+    wave.states.copy([3], [1])
+    wave.continues([1, 2])
+    wave.states, wave.so_far = kept, before
+    wave.continues([2, 2])
+
+
+def test_the_memory_of_a_state_is_counted():
+    [buffers] = States(hybrid(), 7, torch.bfloat16)._buffers
+    assert sum(buffer.numel() * buffer.itemsize for buffer in buffers) == 7 * bytes_per_state(CONFIG, torch.bfloat16)
+    assert bytes_per_state(CONFIG, torch.bfloat16, num_more=2) == 3 * bytes_per_state(CONFIG, torch.bfloat16)
+
+
+def test_a_model_without_such_layers_has_no_states_and_always_room():
+    text = SimpleNamespace(layers=[SimpleNamespace()])
+    states = States(SimpleNamespace(model=SimpleNamespace(language_model=text)), 3, torch.float32)
+    states.copy([1], [2])
+    assert states.has_room(9) and states._buffers == [] and not States(hybrid(), 3, torch.float32).has_room(4)
+    assert bytes_per_state(SimpleNamespace(num_hidden_layers=4), torch.float32) == 0

@@ -1,0 +1,90 @@
+"""Questions: from records, and about each of the images that patterns match."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lookonce.datasets.records import Turn
+from lookonce.errors import RecordsError, UsageError
+from lookonce.eval.answerer import ask_each, match_images, read_questions
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.jpg", "a.jpg", "deep/c.jpg", "notes.txt", "odd[1].jpg"):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    (tmp_path / "empty" / ".hidden.jpg").parent.mkdir()
+    (tmp_path / "empty" / ".hidden.jpg").touch()
+    (tmp_path / "empty" / "a.txt").touch()
+    return tmp_path / "images"
+
+
+def names(*patterns: str) -> list[str]:
+    return [path.name for path in match_images(patterns)]
+
+
+def test_patterns_match_files_sorted_and_each_once(folder):
+    assert names("images/*.jpg") == ["a.jpg", "b.jpg", "odd[1].jpg"]
+    assert names("images/b*", "images/*.jpg") == ["b.jpg", "a.jpg", "odd[1].jpg"]
+    assert names("images/**/*.jpg") == ["a.jpg", "b.jpg", "c.jpg", "odd[1].jpg"]
+    assert names("images/odd[1].jpg", str(folder / "a.jpg")) == ["odd[1].jpg", "a.jpg"]
+
+
+def test_a_folder_stands_for_the_images_in_it_and_below_it(folder):
+    (folder / "deep" / "UPPER.PNG").touch()
+    (folder / "deep" / "again").symlink_to(folder)  # a circle
+    (folder / "linked").symlink_to(folder / ".." / "others")
+    (folder / ".." / "others").mkdir()
+    (folder / ".." / "others" / "d.webp").touch()
+    assert names("images") == ["a.jpg", "b.jpg", "UPPER.PNG", "c.jpg", "d.webp", "odd[1].jpg"]
+    assert names("images/b.jpg", "images")[:3] == ["b.jpg", "a.jpg", "UPPER.PNG"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("images/*.png", r"--images images/\*\.png matches no file"),
+        ("nowhere/a.jpg", "matches no file"),
+        ("empty", r"--images empty is a folder without images: no name .* ends in \.jpg, \.jpeg, \.png, .*\.webp;"),
+        ("images/d*", "matches no file"),
+    ],
+)
+def test_a_pattern_without_a_file_is_refused(folder, pattern, message):
+    with pytest.raises(UsageError, match=message):
+        match_images(["images/a.jpg", pattern])
+
+
+def test_each_question_is_asked_about_each_image(folder):
+    asked = ask_each([(Path("images/../images/a.jpg"),), (), (Path("b"), Path("c"))], ["q", "r"], "Be brief.")
+    records = [record for record, turn in asked if turn == 0]
+    assert [record.turns for record in records] == [(Turn("q", ""),), (Turn("r", ""),)] * 3
+    assert [len(record.images) for record in records] == [1, 1, 0, 0, 2, 2]
+    assert records[0].images == (folder / "a.jpg",) and records[0].system == "Be brief."
+    assert len({record.origin for record in records}) == 6 and records[1].origin == f"{folder}/a.jpg:2"
+
+
+def test_an_empty_question_is_refused():
+    with pytest.raises(UsageError, match="question 2 of 2 is empty"):
+        ask_each([()], ["q", " \n"])
+
+
+def test_malformed_records_are_reported_and_the_others_are_read(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"images": [], "turns": [{"question": ""}]}\nno\n{"images": [], "turns": [{"question": "q"}]}\n')
+    asked, broken = read_questions(path)
+    assert [(record.turns, turn) for record, turn in asked] == [((Turn("q", ""),), 0)]
+    assert list(broken) == [f"{path}:1", f"{path}:2"] and "not empty" in str(broken[f"{path}:1"])
+
+
+@pytest.mark.parametrize(("content", "message"), [("", "has no records"), ("no\n", "q.jsonl:1"), (None, "no records")])
+def test_a_file_without_a_question_is_an_error(tmp_path, content, message):
+    path = tmp_path / "q.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RecordsError, match=message):
+        read_questions(path)

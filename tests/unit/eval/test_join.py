@@ -1,0 +1,72 @@
+"""Joining: by image, question and turn, whatever the order; other questions are refused and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lookonce.datasets.records import Turn
+from lookonce.errors import UsageError
+from lookonce.eval.join import Run, join
+from lookonce.eval.scores.prediction import Prediction
+
+
+def asked(number: int, question: str = "q", answer: str = "yes", predicted: str = "yes", **values) -> Prediction:
+    keys = values.pop("image_keys", (f"key {number}",))
+    images = (f"{number}.jpg",)
+    return Prediction(f"a.jsonl:{number}", images, question, answer, predicted, "yes", image_keys=keys, **values)
+
+
+def run(name: str, *predictions: Prediction) -> Run:
+    return Run(name, list(predictions), "", None)
+
+
+def test_answers_are_joined_by_image_question_and_turn_in_any_order_and_place():
+    one, other, later = asked(1), asked(2, predicted="no"), asked(1, turn=1, predicted="no")
+    moved = [replace(some, origin="elsewhere:9", images=("moved.jpg",)) for some in (later, other, one)]
+    joined = join([run("a", one, other, later), run("b", *moved)])
+    assert joined.right_QR.tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert joined.clusters.tolist() == [0, 1, 0]
+
+
+TWICE = [asked(1), replace(asked(1, predicted="no"), origin="a.jsonl:5")]
+AFTER = [replace(one, turn=1, earlier=(Turn(before, "x"),)) for one, before in zip(TWICE, "pq", strict=True)]
+REFERENCES = [replace(one, answer=answer) for one, answer in zip(TWICE, ("yes", "two"), strict=True)]
+
+
+@pytest.mark.parametrize("rows", [TWICE, AFTER, REFERENCES])
+def test_a_question_that_is_asked_twice_about_an_image_is_joined_with_itself_in_any_order(rows):
+    """By origin, by the questions before it whatever was answered, and by references."""
+    places = {} if rows is TWICE else {"origin": "b.jsonl:9"}
+    moved = [replace(one, earlier=tuple(Turn(turn.question, "own") for turn in one.earlier), **places) for one in rows]
+    assert join([run("a", *rows), run("b", *moved[::-1])]).right_QR.tolist() == [[1, 1], [0, 0]]
+
+
+def test_rows_without_image_keys_are_joined_by_path():
+    joined = join([run("old", asked(1, image_keys=()), asked(2, image_keys=())), run("new", asked(2), asked(1))])
+    assert joined.right_QR.shape == (2, 2)
+
+
+def test_questions_without_an_image_belong_to_their_record():
+    texts = [Prediction("a:1", (), "q", "x", "x", "x"), Prediction("a:1", (), "r", "x", "x", "x", turn=1)]
+    texts.append(Prediction("a:2", (), "q2", "x", "x", "x"))
+    assert join([run("a", *texts), run("b", *texts)]).clusters.tolist() == [0, 0, 1]
+
+
+def test_other_questions_are_refused_and_what_differs_is_named():
+    many = [asked(number, f"question {number}") for number in range(8)]
+    with pytest.raises(UsageError) as caught:
+        join([run("a", *many), run("b", *many[5:], asked(9, "another one")), run("c", *many)])
+    assert str(caught.value).splitlines() == [
+        "the runs cannot be compared, because they answered different questions:",
+        '  b lacks 5 questions of a: "question 0" (a.jsonl:0), "question 1" (a.jsonl:1), '
+        '"question 2" (a.jsonl:2) and 2 more',
+        '  a lacks 1 question of b: "another one" (a.jsonl:9)',
+        "evaluate them on the same records, with: lookonce eval RUN --split SPLIT",
+    ]
+
+
+def test_other_references_are_refused():
+    with pytest.raises(UsageError, match=r"the references of 1 question differ from a to b: \"q\" \(a.jsonl:2\)"):
+        join([run("a", asked(1), asked(2)), run("b", asked(1), asked(2, references=("yes", "no")))])
