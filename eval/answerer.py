@@ -276,7 +276,7 @@ class Answerer:
         """Use `Answerer.open`. Without an adapter the model answers untuned."""
         self.opened, self.adapter = opened, adapter
         self._chat, self._features = opened.chat_tokenizer, LiveFeatures(opened)
-        self._engine = engine_of(opened, self._features)
+        self._engine = engine_of(opened.changed(features=self._features))
 
     @classmethod
     def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:

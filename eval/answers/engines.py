@@ -29,7 +29,6 @@ from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import FeatureSource
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS, base_model
@@ -164,11 +163,11 @@ class Engine(ABC):
         return found
 
 
-def engine_of(opened: OpenRun, source: FeatureSource | None = None, tokens_per_wave: int | None = None) -> Engine:
-    """The engine of `eval.engine`; with features of `source` instead of the run's cache, and waves of another size."""
+def engine_of(opened: OpenRun, tokens_per_wave: int | None = None) -> Engine:
+    """The engine of `eval.engine`, perhaps with waves of another size."""
     if opened.run.eval.engine == "generate":
-        return Generate(opened, source)
-    return SharedPrefixes(opened, source, tokens_per_wave)
+        return Generate(opened)
+    return SharedPrefixes(opened, tokens_per_wave)
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,6 @@ class Generate(Engine):
     """transformers' `generate`, in batches of questions of similar length, so that padding is small."""
 
     opened: OpenRun
-    source: FeatureSource | None = None
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         order = sorted(range(len(dialogues)), key=lambda number: dialogues[number].first.num_tokens)
@@ -195,7 +193,7 @@ class Generate(Engine):
     def _answers(self, model: Any, prompts: Sequence[Example]) -> list[Answer]:
         run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
         longest = run.eval.max_new_tokens
-        collator = self.opened.row_collator(self.source)
+        collator = self.opened.row_collator()
         return greedy_answers(model, tokenizer, collator, prompts, longest, run.train.precision)
 
 
@@ -205,13 +203,12 @@ class SharedPrefixes(Engine):
     def __init__(
         self,
         opened: OpenRun,
-        source: FeatureSource | None = None,
         tokens_per_wave: int | None = None,
         *,
         min_compiled: int = MIN_COMPILED,
     ) -> None:
         """With `min_compiled` questions or more, passes are compiled and captured, if there is a GPU."""
-        self._source, self._chat, self._min_compiled = source or opened.features, opened.chat_tokenizer, min_compiled
+        self._source, self._chat, self._min_compiled = opened.features, opened.chat_tokenizer, min_compiled
         run, model = opened.run, opened.model_folder
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()

@@ -537,8 +537,9 @@ def _blank(questions: Questions) -> Questions:
     opened = questions.opened
     keys = {key for example in questions.examples for key in example.image_keys}
     source = BlankImages(opened, {key: opened.cache.grid_thw(key) for key in keys})
-    engine = engine_of(opened, source)
-    return replace(questions, engine=engine, waves=questions.dialogues.plan(engine))
+    opened = opened.changed(features=source)
+    engine = engine_of(opened)
+    return replace(questions, opened=opened, engine=engine, waves=questions.dialogues.plan(engine))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from lookonce.cache.model.pixels import ImageProcessor
     from lookonce.cache.model.tower import Tower
     from lookonce.train.data.collate_rows import RowCollator
-    from lookonce.train.data.features import CachedFeatures, FeatureSource
+    from lookonce.train.data.features import FeatureSource
     from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 Found = TypeVar("Found")
@@ -216,8 +216,8 @@ class OpenRun:
         return ChatTokenizer(self.model_folder.folder, self.model_folder.config, self.run.data.enable_thinking)
 
     @cached_property
-    def features(self) -> CachedFeatures:
-        """The features of the cache, with `train.host_cache_gb` of them kept in memory."""
+    def features(self) -> FeatureSource:
+        """The features of the cache, with `train.host_cache_gb` of them kept in memory; `changed` may give others."""
         from lookonce.train.data.features import CachedFeatures
 
         return CachedFeatures(self.cache, int(self.run.train.host_cache_gb * 1e9))

@@ -111,7 +111,7 @@ def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path
     session = inputs
     questions = Questions.of(session, "val")
     blank = as_asked(questions, "blank")
-    source = blank.engine._source
+    source = blank.opened.features
     with torch.autocast("cpu", torch.bfloat16):
         source.load(blank.examples[0].image_keys)
     for key in {key for example in blank.examples for key in example.image_keys}:

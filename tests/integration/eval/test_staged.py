@@ -16,7 +16,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import UsageError
 from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.engines import engine_of
-from lookonce.eval.answers.questions import Dialogues
+from lookonce.eval.answers.questions import BlankImages, Dialogues, Questions, as_asked
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.config import RunFile
@@ -129,6 +129,12 @@ def test_true_answers_and_none_stand_beside_the_own(run):
         for name in ("val-untuned", "val-shuffled", "val-blank", "val-true", "val-none", "val")
     ]
     assert rows(run) == own
+
+
+def test_images_are_grey_in_every_stage_of_the_blank_baseline(run):
+    blank = as_asked(Questions.of(open_run(run, FROM_CACHE), "val"), "blank")
+    engines = [blank.at_stage(stage, {}).engine for stage in range(len(blank.stages))]
+    assert len(engines) == 3 and all(isinstance(engine._source, BlankImages) for engine in engines)
 
 
 def test_an_interrupted_evaluation_continues_in_its_stage_and_ends_with_the_same_bytes(run, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.answers import look_trained
 
 from lookonce.cli import main
 from lookonce.run.folder import RunFolder
@@ -32,6 +33,8 @@ def test_it_is_refused_by_name_before_any_work(words, paligemma, make_run, tmp_p
     Path(arguments[0]).write_text(run.to_yaml())
     if words in ("eval", "predict"):
         RunFolder(run.output).claim(run, {})
+        RunFolder(run.output).adapter.mkdir()
+        look_trained(RunFolder(run.output))
         arguments = [str(run.output), *(["--question", "Is there text?"] if words == "predict" else [])]
     result = CliRunner().invoke(main, [*words.split(), *arguments])
     said = " ".join((result.stdout + result.stderr).split())

@@ -93,7 +93,7 @@ def test_a_study_names_its_runs(tmp_path):
     for name in ("low-0", "high-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / RECORD).write_text("{}")
-    with pytest.raises(RunFolderError, match=r"folder of a study; name one of its runs: \S+high-0, \S+low-0"):
+    with pytest.raises(RunFolderError, match=r"is not a run folder; name one of those in it: \S+high-0, \S+low-0"):
         open_run(tmp_path, NEEDS)
 
 
