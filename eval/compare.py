@@ -155,7 +155,7 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
 
 
 def _prompts(run: Run) -> str:
-    """Whose answers stand in the prompts of a run: its own, or true ones, as those of earlier versions all were."""
+    """Whose answers stand in the prompts of a run: its own, or true ones."""
     rows = run.predictions
     whose = {one.earlier_answers or "true" for one in rows if one.earlier}
     whose |= {one.context_answers or "true" for one in rows if one.context}

@@ -10,8 +10,7 @@ of the records that the seed draws (`data.where`, `data.replay`, `data.held_out`
 of its hashes the files count, by path.
 
 A difference between runs that answered different questions may come from the questions, so there is no inner join:
-runs are joined by image key, question and turn, and refused if these are not the same. Rows of earlier versions have no
-image keys; if a run has such rows, all runs are joined by the paths of the images. Where a question is asked twice
+runs are joined by image key, question and turn, and refused if these are not the same. Where a question is asked twice
 about an image, not the order tells the two apart but their references, the questions before them, and last where their
 records were read from.
 
@@ -211,8 +210,7 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
     Raises:
         UsageError: they answered different questions, or were scored with different references; names the differences.
     """
-    has_keys = all(one.image_keys or not one.images for run in runs for one in run.predictions)
-    asked = [_by_key(run.predictions, has_keys) for run in runs]
+    asked = [_by_key(run.predictions) for run in runs]
     differences = [
         line
         for run, by_key in zip(runs[1:], asked[1:], strict=True)
@@ -226,11 +224,11 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
     return [[by_key[key] for key in asked[0]] for by_key in asked]
 
 
-def _by_key(predictions: Sequence[Prediction], has_keys: bool) -> dict[Key, Prediction]:
+def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
     """The predictions by their keys, in their order."""
     same: dict[Asked, list[int]] = {}
     for number, one in enumerate(predictions):
-        asked = (one.image_keys if has_keys else one.images, nfc(one.question), one.turn)
+        asked = (one.image_keys, nfc(one.question), one.turn)
         same.setdefault(asked, []).append(number)
     keys: dict[int, Key] = {}
     for asked, numbers in same.items():

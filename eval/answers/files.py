@@ -46,7 +46,7 @@ class AnsweringCost:
     used_mb: float = 0.0
     """GPU memory that was allocated after the last answer, without `model_mb`."""
     identity: str = ""
-    """What the answers depend on, as `Questions.identity` has it; empty if an earlier version answered."""
+    """What the answers depend on, as `Questions.identity` has it."""
 
     @classmethod
     def read(cls, path: Path) -> AnsweringCost:

@@ -5,8 +5,7 @@ metrics, for which "no" matches "none", have spoiled published numbers. A record
 metadata, which `lookonce data prepare` makes from rows with different answers, has several right answers.
 
 A row has all that a score or a judge needs without the records: image keys, by which runs are compared, the labels of
-the record, and the prompt. Its keys are described in docs/predictions.md. A row of earlier versions has no `version`
-and fewer keys; its turn follows from the rows before it.
+the record, and the prompt. Its keys are described in docs/predictions.md.
 
 A mean over groups (macro) gives each group the same weight, so that a question that is asked often does not hide the
 others. A prediction whose record has no category is in no category; source and stage likewise.
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
@@ -153,27 +151,24 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in a file, also of earlier versions.
+    """The predictions in a file.
 
     Raises:
         RecordsError: the file is missing or empty; a line is damaged, has another form, or is there twice; it is named.
     """
     places: dict[tuple[Any, ...], str] = {}
-    num_turns: Counter[str] = Counter()
     found = []
     try:
         for place, row in read_jsonl(path, broken=_refuse_damaged):
             prediction = _read_row(row, place)
-            is_old = "version" not in row
-            key = (prediction.origin, prediction.question if is_old else prediction.turn)
+            key = (prediction.origin, prediction.turn)
             if key in places:
                 raise RecordsError(
                     f"{place} answers {quoted(prediction.question)} of {prediction.origin} a second time, after "
                     f"{places[key]}; remove the file and write it again with: lookonce eval RUN"
                 )
             places[key] = place
-            found.append(replace(prediction, turn=num_turns[prediction.origin]) if is_old else prediction)
-            num_turns[prediction.origin] += 1
+            found.append(prediction)
     except FileNotFoundError:
         raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
     if not found:
@@ -188,7 +183,9 @@ def _refuse_damaged(place: str, error: RecordsError) -> NoReturn:
 def _read_row(row: Any, place: str) -> Prediction:
     if not isinstance(row, dict):
         raise RecordsError(f"{place} is not a prediction but {quoted(json.dumps(row))}; {WRITTEN_BY}")
-    version = row.get("version", 0)
+    version = row.get("version")
+    if version is None:
+        raise RecordsError(f"{place} is not a prediction: it lacks `version`; {WRITTEN_BY}")
     if not isinstance(version, int) or version > VERSION:
         raise RecordsError(
             f"{place} has version {version!r} of predictions, and this lookonce reads up to {VERSION}; update lookonce"

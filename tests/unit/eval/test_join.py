@@ -43,11 +43,6 @@ def test_a_question_that_is_asked_twice_about_an_image_is_joined_with_itself_in_
     assert join([run("a", *rows), run("b", *moved[::-1])]).right_QR.tolist() == [[1, 1], [0, 0]]
 
 
-def test_rows_without_image_keys_are_joined_by_path():
-    joined = join([run("old", asked(1, image_keys=()), asked(2, image_keys=())), run("new", asked(2), asked(1))])
-    assert joined.right_QR.shape == (2, 2)
-
-
 def test_questions_without_an_image_belong_to_their_record():
     texts = [Prediction("a:1", (), "q", "x", "x", "x"), Prediction("a:1", (), "r", "x", "x", "x", turn=1)]
     texts.append(Prediction("a:2", (), "q2", "x", "x", "x"))

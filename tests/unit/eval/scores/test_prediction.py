@@ -71,13 +71,6 @@ def test_a_log_probability_that_json_cannot_hold_is_left_out(value):
     assert "logprob" not in replace(PLAIN, logprob=value).to_json()
 
 
-def test_rows_of_earlier_versions_are_read_and_their_turns_counted(tmp_path):
-    later = OLD | {"question": "Is it red?", "references": ["no", "pink"]}
-    first, second, other = read_predictions(write(tmp_path / "val.jsonl", OLD, later, OLD | {"origin": "val.jsonl:2"}))
-    assert (first.turn, second.turn, other.turn) == (0, 1, 0)
-    assert first.image_keys == () and first.sources == ("a.jpg",) and second.references == ("no", "pink")
-
-
 def test_keys_of_later_versions_that_keep_the_form_are_ignored(tmp_path):
     assert read_predictions(write(tmp_path / "val.jsonl", PLAIN.to_json() | {"new": 1})) == [PLAIN]
 
@@ -85,13 +78,13 @@ def test_keys_of_later_versions_that_keep_the_form_are_ignored(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([OLD, "", '{"origin": "val.js'], r"val.jsonl:3: not JSON .*; the line is damaged: write the file again"),
+        ([PLAIN.to_json(), "", '{"origin": "val.js'], r"val.jsonl:3: not JSON .*; the line is damaged: write the file again"),
         (
             [PLAIN.to_json(), PLAIN.to_json()],
             r"val.jsonl:2 answers \"Is there text\?\" of val.jsonl:1 a second time, .*:1;",
         ),
-        ([OLD, OLD | {"predicted": "no"}], r"val.jsonl:2 answers .* a second time"),
-        ([{"images": ["a.jpg"], "turns": []}], r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as"),
+        ([OLD], r"val.jsonl:1 is not a prediction: it lacks `version`; expected rows as"),
+        ([{"version": 1, "images": ["a.jpg"]}], r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as"),
         ([PLAIN.to_json() | {"turn": "first"}], r"val.jsonl:1 is not a prediction: `turn`: .*integer"),
         ([PLAIN.to_json() | {"ended": "tired"}], r"val.jsonl:1 is not a prediction: `ended`: .*'stop' or 'length'"),
         (
