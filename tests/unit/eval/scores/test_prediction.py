@@ -78,13 +78,19 @@ def test_keys_of_later_versions_that_keep_the_form_are_ignored(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([PLAIN.to_json(), "", '{"origin": "val.js'], r"val.jsonl:3: not JSON .*; the line is damaged: write the file again"),
+        (
+            [PLAIN.to_json(), "", '{"origin": "val.js'],
+            r"val.jsonl:3: not JSON .*; the line is damaged: write the file again",
+        ),
         (
             [PLAIN.to_json(), PLAIN.to_json()],
             r"val.jsonl:2 answers \"Is there text\?\" of val.jsonl:1 a second time, .*:1;",
         ),
         ([OLD], r"val.jsonl:1 is not a prediction: it lacks `version`; expected rows as"),
-        ([{"version": 1, "images": ["a.jpg"]}], r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as"),
+        (
+            [{"version": 1, "images": ["a.jpg"]}],
+            r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as",
+        ),
         ([PLAIN.to_json() | {"turn": "first"}], r"val.jsonl:1 is not a prediction: `turn`: .*integer"),
         ([PLAIN.to_json() | {"ended": "tired"}], r"val.jsonl:1 is not a prediction: `ended`: .*'stop' or 'length'"),
         (
