@@ -23,9 +23,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from lookonce.cache.store.index import read_index, write_index
-from lookonce.cache.store.manifest import read_plan
-from lookonce.cache.store.receipts import has_receipt
+from lookonce.cache.store.metadata import has_receipt, read_plan
+from lookonce.cache.store.reader import read_index, write_index
 from lookonce.cache.store.shards import ShardWriter, StoredImage
 from lookonce.datasets.sample.write import write_sample
 from lookonce.datasets.stamps import TICK_S

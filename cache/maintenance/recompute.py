@@ -19,12 +19,12 @@ import torch
 from tqdm import tqdm
 
 from lookonce.cache.build.encode import ImageFeatures, encode_image
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
 from lookonce.cache.maintenance.checks import Problem, without_advice
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import mismatch_message
+from lookonce.cache.store.metadata import mismatch_message
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_key
 from lookonce.errors import BadImage, CacheCorrupt, CacheMismatch, ImageError

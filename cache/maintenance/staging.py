@@ -18,17 +18,22 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import Problem, check_shard
-from lookonce.cache.maintenance.scan import StoppableThreads
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.maintenance.checks import Problem, StoppableThreads, check_shard
 from lookonce.cache.store.claims import Claim, Claims, using
-from lookonce.cache.store.direct_io import write_all
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.index import Index, write_index
-from lookonce.cache.store.manifest import MANIFEST, QUARANTINE, mismatch_message, plan_path, read_manifest
-from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Receipt, read_receipt, receipt_path
-from lookonce.cache.store.shards import remove_leftovers, shard_path
+from lookonce.cache.store.metadata import (
+    MANIFEST,
+    QUARANTINE,
+    Receipt,
+    mismatch_message,
+    plan_path,
+    read_manifest,
+    read_receipt,
+    receipt_path,
+)
+from lookonce.cache.store.reader import Index, VisionCache, write_index
+from lookonce.cache.store.shards import remove_leftovers, shard_path, write_all
 from lookonce.claim_file import Process
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import CacheError, CacheMismatch

@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from lookonce.cache.build.encode import ImageFeatures, encode_patches
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.majority import Majority, MajorityInContext

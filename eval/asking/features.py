@@ -15,12 +15,11 @@ from typing import ClassVar
 import torch
 
 from lookonce.cache.build.encode import Encoder, ImageFeatures
-from lookonce.cache.build.planner import planned_tokens
-from lookonce.cache.constants import Grid
+from lookonce.cache.build.progress import planned_tokens
+from lookonce.cache.format import Grid
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import using
-from lookonce.cache.store.manifest import MANIFEST
-from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.metadata import MANIFEST, PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import ImageError

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.reader import VisionCache
 

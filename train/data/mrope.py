@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 
 
 def prefix_positions(

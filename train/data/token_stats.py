@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from lookonce.cache.build.planner import planned_tokens
+from lookonce.cache.build.progress import planned_tokens
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Item, encodable

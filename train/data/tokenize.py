@@ -23,7 +23,7 @@ from jinja2.exceptions import SecurityError
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError, RecordsError, explain_os_error
 from lookonce.families.lookup import family_of

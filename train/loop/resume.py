@@ -18,8 +18,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from lookonce.cache.store.leftovers import temporary_files
-from lookonce.cache.store.uses import note_use
+from lookonce.cache.store.claims import note_use, temporary_files
 from lookonce.errors import RunFolderError
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import LENGTH, RunFile

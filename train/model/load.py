@@ -18,8 +18,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from lookonce.cache.model.expert_tensors import misshapen_expert_tensors, missing_expert_tensors
-from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.model_folder import ModelFolder, misshapen_expert_tensors, missing_expert_tensors
 from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.families.kernels import restrict_kernels

@@ -20,9 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
-from lookonce.cache.constants import BUILD_COMMAND
-from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.fingerprint_notes import Source
+from lookonce.cache.format import BUILD_COMMAND
+from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.images import ImageIndex
@@ -52,8 +51,8 @@ from lookonce.text import Notify, quiet, shell
 
 if TYPE_CHECKING:
     from lookonce.cache.build.estimate import Estimate
-    from lookonce.cache.build.report import BuildReport
-    from lookonce.cache.build.status import StatusReport
+    from lookonce.cache.build.progress import StatusReport
+    from lookonce.cache.build.worker import BuildReport
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
     from lookonce.cache.model.tower import Tower
@@ -287,7 +286,7 @@ class OpenRun:
 
     def status(self) -> StatusReport:
         """How much of this run's cache is built."""
-        from lookonce.cache.build.status import status
+        from lookonce.cache.build.progress import status
 
         return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
 
@@ -309,9 +308,9 @@ class OpenRun:
 
     def write_plan(self) -> None:
         """Write the plan, so that workers need not hash the images."""
-        from lookonce.cache.build.planner import ensure_plan, planned_images
+        from lookonce.cache.build.progress import ensure_plan, planned_images
         from lookonce.cache.store.claims import using
-        from lookonce.cache.store.manifest import ensure_manifest
+        from lookonce.cache.store.metadata import ensure_manifest
 
         with using(self.cache_folder, "lookonce cache plan", self.run.cache.claim_s):
             ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lookonce.bench.variants import StockCollator
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.run.sections.batch import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.collate_rows import RowCollator

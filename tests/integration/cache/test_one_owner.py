@@ -16,9 +16,8 @@ from lookonce.cache.maintenance.gc import collect_garbage
 from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.claims import CLAIMS, OWNER
+from lookonce.cache.store.claims import CLAIMS, OWNER, USES
 from lookonce.cache.store.shards import shard_path
-from lookonce.cache.store.uses import USES
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.errors import CacheError
 from lookonce.run.open import TO_BUILD, OpenRun, open_run

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lookonce.cache.constants import PARSE_ERRORS
+from lookonce.cache.format import PARSE_ERRORS
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import ModelError, explain_os_error

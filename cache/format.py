@@ -1,10 +1,14 @@
-"""How features are stored: unchanged, or quantized to 8 bits with a scale for each token and level.
+"""The format of a cache: its version, how features are stored, and the header of a safetensors file. Imports no torch.
 
-fp8_e4m3 has 4 bits of exponent and 3 of mantissa, and its largest value is 448. The vector of each token and level is
-divided by a scale of its own that maps its largest absolute value to 448. This takes half the bytes of bfloat16, with a
-relative error of about 2.6 % of a vector's length. Logits and LoRA gradients then differ from those of float32 by 0.9
-and 1.0 %; with bfloat16 by 0.4 % (`benchmarks/fp8_2026-11-20.md`). Scales are per token because the outlier tokens of a
-tower would cost all other tokens their precision.
+Features are stored unchanged, or quantized to 8 bits with a scale for each token and level. fp8_e4m3 has 4 bits of
+exponent and 3 of mantissa, and its largest value is 448. The vector of each token and level is divided by a scale of
+its own that maps its largest absolute value to 448. This takes half the bytes of bfloat16, with a relative error of
+about 2.6 % of a vector's length. Logits and LoRA gradients then differ from those of float32 by 0.9 and 1.0 %; with
+bfloat16 by 0.4 % (`benchmarks/fp8_2026-11-20.md`).
+
+Design: scales are per token because the outlier tokens of a tower would cost all other tokens their precision. Headers
+are read here where the tensors are wanted without the library, which maps whole files. The length of a header is the
+file's own claim, and is bounded as in the library (https://github.com/safetensors/safetensors, MAX_HEADER_SIZE).
 Features are `[num_tokens, num_levels, hidden]`, scales `[num_tokens, num_levels]`.
 """
 
@@ -12,12 +16,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
-from lookonce.cache.constants import DtypeName
+from lookonce.files import parse_json
 
 if TYPE_CHECKING:
     import torch
+
+
+FORMAT_VERSION = 2
+
+Backend = Literal["pil", "torchvision"]
+"""The library that the image processor resizes with."""
+DtypeName = Literal["bfloat16", "float32", "fp8_e4m3"]
+"""How features are stored. float16 is left out on purpose: the outliers of a tower overflow it."""
+Grid = tuple[int, int, int]
+"""The patch grid of an image (t, h, w): frames, rows and columns of patches."""
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""Exceptions that parsing a damaged file may raise."""
+MAX_RECORDS_BYTES = 1 << 30
+"""The most bytes of a receipt or a plan file; one about a million images has 150 MB."""
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of safetensors for the header of a file."""
+BUILD_COMMAND = "lookonce cache build RUN.yaml"
+REPAIR_COMMAND = "lookonce cache repair RUN.yaml"
+VERIFY_COMMAND = "lookonce cache verify RUN.yaml"
+
 
 SCALE_SUFFIX = ".scale"
 """Follows the image key in the name of a tensor of scales in a shard."""
@@ -112,3 +136,22 @@ STORAGE: dict[DtypeName, Storage] = {
     "float32": Storage("float32", "float32", 4, "F32"),
     "fp8_e4m3": Storage("bfloat16", "float8_e4m3fn", 1, "F8_E4M3"),
 }
+
+
+LEN_SIZE = 8
+"""A safetensors file begins with the length of its header, in that many bytes."""
+
+
+def read_tensor_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """The header at the beginning of a file, and the offset of the data behind it.
+
+    Raises:
+        ValueError: it is not a header.
+    """
+    length = int.from_bytes(file.read(LEN_SIZE), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its header claims {length:,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
+    header = parse_json(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    return header, LEN_SIZE + length
