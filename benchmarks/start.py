@@ -30,8 +30,7 @@ from lookonce.datasets.sample.write import write_sample
 from lookonce.datasets.stamps import TICK_S
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.prefetch import Prefetcher
+from lookonce.train.data.batches import BatchMaker, Prefetcher
 from lookonce.train.train import open_training
 
 ANSWERS = ("yes", "no", "none", "polyp", "2", "upper left", "pink; red", "more than 20")

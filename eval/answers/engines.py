@@ -30,8 +30,7 @@ from lookonce.eval.decoding.passes.states import WORKING, bytes_per_state
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import FeatureSource
+from lookonce.train.data.batches import FeatureSource, RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS, base_model

@@ -45,7 +45,7 @@ from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment, RunFolder
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.features import CPU
+from lookonce.train.data.batches import CPU
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.frozen.choice import model_settings
 

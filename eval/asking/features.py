@@ -24,7 +24,7 @@ from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import ImageError
 from lookonce.run.open import OpenRun
-from lookonce.train.data.features import CPU
+from lookonce.train.data.batches import CPU
 
 
 class LiveFeatures:

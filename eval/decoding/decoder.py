@@ -29,7 +29,7 @@ from lookonce.eval.decoding.passes.key_values import KeyValues
 from lookonce.eval.decoding.passes.prompts import Prompts
 from lookonce.eval.decoding.passes.states import States
 from lookonce.eval.decoding.waves import Room
-from lookonce.train.data.features import Batch, FeatureSource
+from lookonce.train.data.batches import Batch, FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.cuda_graphs import cuda_graph_capture

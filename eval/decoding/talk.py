@@ -25,7 +25,7 @@ from lookonce.eval.decoding.passes.prompts import Prompts
 from lookonce.eval.decoding.passes.states import States
 from lookonce.eval.decoding.passes.steps import DenseSteps
 from lookonce.eval.decoding.waves import Room
-from lookonce.train.data.features import FeatureSource
+from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.tokenize import ChatTokenizer
 
 OnToken = Callable[[int], None]

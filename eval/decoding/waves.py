@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.train.data.groups import Group, group_examples
+from lookonce.train.data.packing import Group, group_examples
 
 
 class Needed(NamedTuple):

@@ -16,8 +16,7 @@ from lookonce.run.open import OpenRun
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, quiet
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import FeatureSource
+from lookonce.train.data.batches import BatchMaker, FeatureSource
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.metrics_log import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer

@@ -40,10 +40,8 @@ from transformers import Trainer, TrainingArguments
 from lookonce.errors import TrainingError
 from lookonce.run.folder import step_of
 from lookonce.run.sections.train import Checkpointing
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch, BatchMaker, Prefetcher
 from lookonce.train.data.packing import padded_length
-from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.sampler import MicroBatch
 from lookonce.train.loop.checkpoints import check_undamaged, checkpoint_bytes, delete_old, saving
 from lookonce.train.loop.evaluations import Evaluations

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from lookonce.train.data.collate_rows import IGNORED
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import IGNORED, Batch
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.last_layer import inputs_of
 from lookonce.train.model.linear_attention import masks_of

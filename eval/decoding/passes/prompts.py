@@ -18,10 +18,8 @@ from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.layout import PADDING, WaveLayout, state_rows
 from lookonce.eval.decoding.passes.states import OfPrompts
 from lookonce.eval.decoding.waves import Room
-from lookonce.train.data.collate_packs import PackCollator
-from lookonce.train.data.features import Batch, FeatureSource, image_inputs
+from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import padded_length
-from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.linear_attention import InPack, masks_with

@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
     from lookonce.cache.model.tower import Tower
-    from lookonce.train.data.collate_rows import RowCollator
-    from lookonce.train.data.features import CachedFeatures, FeatureSource
+    from lookonce.train.data.batches import CachedFeatures, FeatureSource, RowCollator
     from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 Found = TypeVar("Found")
@@ -217,20 +216,20 @@ class OpenRun:
     @cached_property
     def features(self) -> CachedFeatures:
         """The features of the cache, with `train.host_cache_gb` of them kept in memory."""
-        from lookonce.train.data.features import CachedFeatures
+        from lookonce.train.data.batches import CachedFeatures
 
         return CachedFeatures(self.cache, int(self.run.train.host_cache_gb * 1e9))
 
     def row_collator(self, source: FeatureSource | None = None) -> RowCollator:
         """What makes batches of padded rows, with features of the cache or of another `source`."""
-        from lookonce.train.data.collate_rows import RowCollator
+        from lookonce.train.data.batches import RowCollator
 
         chat = self.chat_tokenizer
         return RowCollator(source or self.features, chat.image_token_id, chat.tokenizer.pad_token_id)
 
     def examples(self, split: str) -> tuple[list[Example], int]:
         """The examples of a split, and how many records were left out as too long."""
-        from lookonce.train.data.examples import make_examples
+        from lookonce.train.data.conversations import make_examples
 
         batch = self.run.batch
         return make_examples(
@@ -246,7 +245,7 @@ class OpenRun:
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
-        from lookonce.train.data.chat.conversations import ConversationTokenizer
+        from lookonce.train.data.conversations import ConversationTokenizer
 
         shown = []
         for tokens, (record, _) in zip(ConversationTokenizer(self.chat_tokenizer).prompts(asked), asked, strict=True):

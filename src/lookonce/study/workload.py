@@ -18,8 +18,7 @@ from lookonce.checks.settings import check_settings
 from lookonce.datasets.records import Record
 from lookonce.errors import RecordsError
 from lookonce.run.config import RunFile
-from lookonce.train.data.sampler import Sampler
-from lookonce.train.data.steps import num_steps
+from lookonce.train.data.sampler import Sampler, num_steps
 from lookonce.train.data.token_stats import TokenCounter
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.gpu_memory import measured_name, peak_gb

@@ -13,7 +13,7 @@ from lookonce.eval.decoding.branches import UNUSED, attends
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.layout import PADDING, WaveLayout, state_rows
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
-from lookonce.train.data.collate_packs import PackCollator
+from lookonce.train.data.batches import PackCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask
 

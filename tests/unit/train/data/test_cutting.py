@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from lookonce.train.data.chat.cutting import CUTS, PATTERN, cutting_tokens, parts_of
+from lookonce.train.data.conversations import CUTS, PATTERN, cutting_tokens, parts_of
 
 CHARACTERS = "as1'! \n\r\t\u00a0\u0301"
 """Letters with a contraction, a digit, punctuation, all kinds of whitespace, and a mark that combines."""

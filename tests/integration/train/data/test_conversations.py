@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
-from lookonce.train.data.chat import conversations as module
-from lookonce.train.data.chat.conversations import ConversationTokenizer
+from lookonce.train.data import conversations as module
+from lookonce.train.data.conversations import ConversationTokenizer
 from lookonce.train.data.tokenize import ChatTokenizer
 
 CHARACTERS = "as1'! \n\r\t\u00a0\u0301é你😀<|>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.train.data.chat.template import Text, write_around
+from lookonce.train.data.tokenize import Text, write_around
 
 WRITTEN = {
     "{{ q }}": (0,),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lookonce.train.data.chat.cutting import cutting_tokens
-from lookonce.train.data.chat.layout import Shape, layout_of
+from lookonce.train.data.conversations import Shape, cutting_tokens, layout_of
 
 TEXT = (
     "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}"
