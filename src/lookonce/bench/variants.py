@@ -35,7 +35,7 @@ from lookonce.text import Notify
 from lookonce.train.data.batches import IGNORED, Batch, CachedFeatures, FeatureSource, Pixels, RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.metrics_log import STOCK_PRINTERS
+from lookonce.train.loop.log_files import STOCK_PRINTERS
 from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.frozen.choice import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower

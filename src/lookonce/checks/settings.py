@@ -79,9 +79,8 @@ def _packages(run: RunFile) -> Iterator[Result]:
 
 
 def _training(run: RunFile) -> Iterator[Result]:
-    from lookonce.train.loop.arguments import training_arguments
-    from lookonce.train.loop.scheduler import check_scheduler
-    from lookonce.train.loop.tracking.trackers import check_trackers
+    from lookonce.train.loop.arguments import check_scheduler, training_arguments
+    from lookonce.train.loop.trackers import check_trackers
     from lookonce.train.model.frozen.choice import check_run
 
     sections = {

@@ -38,7 +38,7 @@ def joined_linear(
 
 
 @triton_op("lookonce::joined_linear_gradient", mutates_args=())
-def _gradient(
+def _linear_gradient(
     gradients: list[torch.Tensor], x: torch.Tensor, small: torch.Tensor, joined: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `x`, of all matrices A `[R of all, K]`, and of all B `[N of all, R]` but for the scale."""
@@ -48,19 +48,19 @@ def _gradient(
     return wide @ joined[:, :columns], outer_of_a(x, of_small), outer_of_b(wide, small, sizes)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     x, _, _, joined, ctx.scale = inputs
     ctx.mark_non_differentiable(output[-1])
     ctx.sizes = [part.shape[1] for part in output[:-1]]
     ctx.save_for_backward(x, output[-1], joined)
 
 
-def _backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
-    of_x, of_a, of_b = _gradient(gradients[:-1], *ctx.saved_tensors)
+def _linear_backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    of_x, of_a, of_b = _linear_gradient(gradients[:-1], *ctx.saved_tensors)
     return of_x, list(of_a.chunk(len(ctx.sizes))), list(torch.split(of_b * ctx.scale, ctx.sizes)), None, None
 
 
-joined_linear.register_autograd(_backward, setup_context=_keep)
+joined_linear.register_autograd(_linear_backward, setup_context=_keep_linear)
 
 
 def wide_product(x: torch.Tensor, joined: torch.Tensor, rows: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

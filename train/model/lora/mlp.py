@@ -68,7 +68,7 @@ def joined_mlp(
 
 
 @triton_op("lookonce::joined_mlp_gradient", mutates_args=())
-def _gradient(
+def _mlp_gradient(
     gradient: torch.Tensor,
     x: torch.Tensor,
     both: torch.Tensor,
@@ -91,19 +91,19 @@ def _gradient(
     return wide_both @ first[:, :width], outer_of_a(x, of_small), of_a_last, of_b_first, of_b_last
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _keep_mlp(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     x, _, _, first, last, ctx.scale = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, *output[1:], first, last)
 
 
-def _backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-    of_x, of_a_first, of_a_last, of_b_first, of_b_last = _gradient(gradient, *ctx.saved_tensors)
+def _mlp_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    of_x, of_a_first, of_a_last, of_b_first, of_b_last = _mlp_gradient(gradient, *ctx.saved_tensors)
     of_b = [*(of_b_first * ctx.scale).chunk(2), of_b_last * ctx.scale]
     return of_x, [*of_a_first.chunk(2), of_a_last], of_b, None, None, None
 
 
-joined_mlp.register_autograd(_backward, setup_context=_keep)
+joined_mlp.register_autograd(_mlp_backward, setup_context=_keep_mlp)
 
 
 def _gated(both: torch.Tensor) -> torch.Tensor:

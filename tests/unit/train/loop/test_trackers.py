@@ -9,10 +9,9 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.run.folder import RunFolder
+from lookonce.train.loop import trackers as module
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.tracking import trackers as module
-from lookonce.train.loop.tracking.runs import flat
-from lookonce.train.loop.tracking.trackers import EXTRAS, Trackers
+from lookonce.train.loop.trackers import EXTRAS, Trackers, flat
 
 
 @pytest.mark.parametrize("name", EXTRAS)
