@@ -42,10 +42,17 @@ from lookonce.train.loop.session import make_trainer, weights_fit
 from lookonce.train.loop.trackers import Trackers
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.fsdp import is_sharded, shard_frozen
 from lookonce.train.model.linear_attention import linear_layers
-from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower, text_model
-from lookonce.train.model.lora.targets import beyond_targets
+from lookonce.train.model.load import (
+    PRECISIONS,
+    add_lora,
+    is_sharded,
+    load_weights,
+    load_without_tower,
+    shard_frozen,
+    text_model,
+)
+from lookonce.train.model.lora import beyond_targets
 
 
 @dataclass(frozen=True)

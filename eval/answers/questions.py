@@ -47,7 +47,7 @@ from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import CPU
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.model.frozen.choice import model_settings
+from lookonce.train.model.frozen import model_settings
 
 Asked = tuple[Record, int]
 """A record, and the number of the turn that is asked."""

@@ -34,7 +34,7 @@ from lookonce.files import hash_file
 from lookonce.run.folder import RECORD
 from lookonce.run.open import TO_ANSWER, OpenRun, open_run, without_run
 from lookonce.text import Notify, quiet
-from lookonce.train.model.frozen.choice import model_settings
+from lookonce.train.model.frozen import model_settings
 from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
 
 Results = dict[int, Answer | LookonceError]

@@ -26,7 +26,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.sections.train import TrainSection
 from lookonce.text import first_line
 from lookonce.train.loop.trackers import check_trackers
-from lookonce.train.model.frozen.choice import check_run
+from lookonce.train.model.frozen import check_run
 
 NUM_WARMUP, NUM_STEPS = 10, 1000
 """The length of the schedule that is tried; the real one is known once the records are read."""

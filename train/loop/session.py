@@ -30,13 +30,11 @@ from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.log_files import STOCK_PRINTERS
 from lookonce.train.loop.trainer import RunTrainer
-from lookonce.train.model.compile import num_compiled_graphs
-from lookonce.train.model.compile_cache import CompileCache
+from lookonce.train.model.compile import CompileCache, num_compiled_graphs
 from lookonce.train.model.cuda_graphs import Shape, shape_of
-from lookonce.train.model.fsdp import is_sharded
 from lookonce.train.model.gpu_memory import hint, measured_name
 from lookonce.train.model.linear_attention import linear_layers
-from lookonce.train.model.load import text_model
+from lookonce.train.model.load import is_sharded, text_model
 
 COMPILE, CAPTURE = "compile and warm up", "capture CUDA graphs"
 """What the two longest parts of a trial are called among the pieces of work before the first step."""

@@ -51,10 +51,10 @@ from lookonce.train.data.packing import padded_length
 from lookonce.train.data.sampler import MicroBatch
 from lookonce.train.loop.checkpoints import LOSSES, check_undamaged, checkpoint_bytes, delete_old, saving
 from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
-from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.model.gpu_memory import out_of_memory
-from lookonce.train.model.gradient_checkpointing import checkpointed
+from lookonce.train.model.load import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.model.loss import forward_loss
 
 Answer = Callable[[Any], dict[str, float]]

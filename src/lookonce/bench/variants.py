@@ -37,7 +37,7 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.log_files import STOCK_PRINTERS
 from lookonce.train.loop.session import make_trainer
-from lookonce.train.model.frozen.choice import check_frozen
+from lookonce.train.model.frozen import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
 CHECKPOINTING = next(

@@ -75,7 +75,7 @@ class Family:
     has_deepstack: bool = False
     """Whether the tower also returns levels that the first decoder layers add."""
     has_short_last_layer: bool = False
-    """Whether the last decoder layer is computed as in train/model/last_layer.py."""
+    """Whether the last decoder layer is computed as in train/model/loss.py."""
     experts: tuple[str, ...] = ()
     """The tensors of a decoder layer that hold the matrices of all experts, for `lora.experts`."""
     image_token: str = "<|image_pad|>"

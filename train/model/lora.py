@@ -1,9 +1,14 @@
-"""Which modules get LoRA weights: those of the language model that the run file names.
+"""Which modules get LoRA weights, those of the language model that the run file names; and LoRA layers with a scaled B.
 
 Design: the tower is not in memory, so a pattern that matches its modules would match nothing here. But it would add
 untrained adapters to the tower when the result is loaded onto the stock model. So targets are compared with the names
 of the tower's modules: a pattern that matches some is refused, and names that both parts have become a pattern of the
 language model. Targets are linear layers; which matrices are none of these, such as those of experts, is said.
+
+PEFT casts the input of each layer to float32 and multiplies LoRA's output, which is as large as the layer's, by the
+scale alpha / rank. In `scaled_forward` the scale multiplies B, and autocast casts the two matrices; the result is the
+same, to the last bit if the scale is a power of two, as alpha / rank usually is. What PEFT does besides (several
+adapters, DoRA, merged weights, quantised layers) is left to it.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import check_target_module_exists
+from torch.nn.functional import linear
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
@@ -132,3 +138,22 @@ def beyond_targets(layers: torch.nn.ModuleList) -> str | None:
     hint = "; lora.targets: all-linear gives all linear layers some" if linear.total() else ""
     hint += "; lora.experts: true gives the experts some" if left_out.keys() & EXPERTS else ""
     return f"no LoRA weights for {names}: {share:.0%} of the decoder layers' weights{hint}"
+
+
+def scaled_forward(layer: Any, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """As PEFT's forward method."""
+    if not is_plain(layer, x) or args or options:
+        return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
+    (name,) = layer.active_adapters
+    a, b = layer.lora_A[name].weight, layer.lora_B[name].weight * layer.scaling[name]
+    result: torch.Tensor = layer.base_layer(x)
+    return result + linear(linear(layer.lora_dropout[name](x), a), b)
+
+
+def is_plain(layer: Any, x: torch.Tensor) -> bool:
+    """Whether a layer has one LoRA adapter and nothing else, in a precision that needs no cast of the input."""
+    names = layer.active_adapters
+    if len(names) != 1 or names[0] not in layer.lora_A or layer.disable_adapters or layer.merged or layer.lora_variant:
+        return False
+    needs_cast = layer.lora_A[names[0]].weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type)
+    return layer.lora_B[names[0]].bias is None and not needs_cast

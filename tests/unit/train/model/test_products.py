@@ -9,8 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from lookonce.train.model.lora import products
-from lookonce.train.model.lora.products import fewer_passes
+from lookonce.train.model import compile
+from lookonce.train.model.compile import fewer_passes
 
 INPUT = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -84,7 +84,7 @@ def test_a_model_in_another_precision_without_autocast_is_left_to_peft():
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_it_is_undone_and_may_be_nested(monkeypatch, joins):
-    monkeypatch.setattr(products, "text_model", lambda model: model)
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
     model = adapted()
     layer = model.base_model.model[0]
     before, state = layer.base_layer.weight.clone(), set(model.state_dict())

@@ -10,7 +10,7 @@ import pytest
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.model.frozen.choice import check_frozen, model_settings, quantised
+from lookonce.train.model.frozen import check_frozen, model_settings, quantised
 
 
 def run_with(evaluation: dict[str, str] | None = None, **train: str) -> RunFile:

@@ -13,7 +13,7 @@ from torch import nn
 from lookonce.errors import ModelError
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.sections.lora import LoraSection
-from lookonce.train.model.lora.targets import (
+from lookonce.train.model.lora import (
     beyond_targets,
     expert_tensors,
     lora_config,

@@ -9,15 +9,15 @@ import torch
 from support.models.adapted import Layer, adapted, assert_close, computed
 from torch import nn
 
-from lookonce.train.model.lora import joined, mlp, products
-from lookonce.train.model.lora.products import fewer_passes
+from lookonce.train.model import compile, lora_joined
+from lookonce.train.model.compile import fewer_passes
 
 INPUT = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
 def the_model_is_its_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "text_model", lambda model: model)
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
 
 
 def linear() -> tuple[nn.Module, ...]:
@@ -114,11 +114,10 @@ def test_changed_lora_weights_are_used_in_the_next_pass(layers):
     assert_close(found, results(model), 1e-6)
 
 
-@pytest.mark.parametrize("broken", [joined.FIRST, ("up_proj", "gate_proj")])
+@pytest.mark.parametrize("broken", [lora_joined.FIRST, ("up_proj", "gate_proj")])
 def test_the_order_of_the_first_layers_matters(monkeypatch, broken):
-    monkeypatch.setattr(joined, "SAME_INPUT", (broken,))
-    monkeypatch.setattr(joined, "FIRST", broken)
-    monkeypatch.setattr(mlp, "FIRST", broken)
+    monkeypatch.setattr(lora_joined, "SAME_INPUT", (broken,))
+    monkeypatch.setattr(lora_joined, "FIRST", broken)
     model = adapted(Layer())
     expected = results(model)
     with fewer_passes(model, joins=True):
@@ -163,7 +162,7 @@ def test_without_memory_for_copies_the_reason_for_the_end_is_not_hidden(monkeypa
         monkeypatch.setattr(torch.Tensor, "contiguous", full)
         raise ValueError("why it ended")
     monkeypatch.undo()
-    monkeypatch.setattr(products, "text_model", lambda model: model)
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
     assert_close(results(model), expected, 1e-6)
     with fewer_passes(model, joins=True):
         assert_close(results(model), expected, 1e-6)

@@ -13,8 +13,7 @@ from torch import nn
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, UsageError
 from lookonce.run.sections.lora import LoraSection
-from lookonce.train.model.frozen.choice import check_frozen, frozen_of_answers
-from lookonce.train.model.frozen.fp8 import LARGEST, Fp8Linear, rounded
+from lookonce.train.model.frozen import LARGEST, Fp8Linear, check_frozen, frozen_of_answers, rounded
 from lookonce.train.model.load import add_lora, load_without_tower
 
 CPU = torch.device("cpu")
