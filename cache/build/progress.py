@@ -158,7 +158,8 @@ def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]
 
     again = []
     for image in images:
-        news = [(file, stamp) for file, stamp in _stamped(image) if is_news(image, file, stamp)]
+        stamped = itertools.zip_longest(image.files, image.stamps)
+        news = [(file, stamp) for file, stamp in stamped if is_news(image, file, stamp)]
         if news:
             files, stamps = zip(*news, strict=True)
             again.append(replace(image, files=files, stamps=stamps))
@@ -204,10 +205,6 @@ def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = 
         stamp_of=stamp_of,
         former={key: path for key, path in former.items() if key not in path_of},
     )
-
-
-def _stamped(image: PlannedImage) -> Iterable[tuple[str, Stamp | None]]:
-    return itertools.zip_longest(image.files, image.stamps)
 
 
 def unusable_images(folder: Path, fingerprint: str, files: Iterable[Path]) -> dict[Path, str]:

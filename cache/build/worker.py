@@ -251,7 +251,9 @@ class _Build:
         self.stopwatch = Stopwatch()
         self.built: list[Shard] = []
         """The shards that this worker has finished."""
-        self._shards = _rotated(shards, options.worker)
+        number, total = options.worker or (0, 1)
+        first = number % total * len(shards) // total  # a different one for each worker
+        self._shards = shards[first:] + shards[:first]
         self._load: Callable[[], Encoder]
         self._load = lambda: Encoder(files, processor, load_tower(), fingerprint, self.stopwatch)
         self._claimed: dict[str, Claim] = {}
@@ -393,10 +395,3 @@ def _rest_of_shard(batch: EncodedBatch, others: Iterator[EncodedBatch]) -> Itera
     while not batch.is_last:
         batch = next(others)
         yield batch
-
-
-def _rotated(shards: list[Shard], worker: tuple[int, int] | None) -> list[Shard]:
-    """The shards, starting at a different one for each worker."""
-    number, total = worker or (0, 1)
-    first = number % total * len(shards) // total
-    return shards[first:] + shards[:first]

@@ -184,15 +184,11 @@ def _content(folder: Path) -> tuple[int | None, bool, str]:
         plan, finished = read_plan(folder), set(index.shards)
     except (CacheError, OSError, *PARSE_ERRORS) as error:
         return None, False, without_advice(error)
-    if not finished and _has_shards(folder):
+    if not finished and any((folder / SHARDS).glob("*.safetensors")):
         return None, False, f"its receipts are lost; restore them with: {REPAIR_COMMAND}"
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
     return len(index), is_complete, ""
-
-
-def _has_shards(folder: Path) -> bool:
-    return any((folder / SHARDS).glob("*.safetensors"))
 
 
 def _leftovers(folder: Path, expiry_s: float) -> Iterator[tuple[Path, Kind]]:

@@ -174,10 +174,14 @@ def hash_language_model(folder: Path) -> str:
     def hash_one(path: Path) -> str:
         return _hash_weights(path, tower) if path.suffix == ".safetensors" else hash_file(path)
 
-    paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+    paths = _model_files(folder)
     for path, found in zip(paths, threaded_map(hash_one, paths), strict=True):
         digest.update(f"{path.name} {found}\n".encode())
     return digest.hexdigest()
+
+
+def _model_files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in FILES for path in folder.glob(pattern)})
 
 
 def _hash_weights(path: Path, without: tuple[str, ...]) -> str:
@@ -235,8 +239,7 @@ class Source:
     @classmethod
     def of(cls, folder: Path, settings: dict[str, Any]) -> Source:
         """`settings` are all values of the run file that change a fingerprint, except for the model."""
-        files = sorted({path for pattern in FILES for path in folder.glob(pattern)})
-        stamps = {path.name: stamp(path) for path in files}
+        stamps = {path.name: stamp(path) for path in _model_files(folder)}
         code = hashlib.sha256(b"".join(path.read_bytes() for path in code_files()))
         return cls(folder, settings, stamps, library_versions(), code.hexdigest())
 

@@ -136,6 +136,14 @@ def checksum_line(body: bytes) -> str:
 LEN_CHECKSUM_LINE = len(checksum_line(b""))
 
 
+def _read_checked(path: Path, name: str) -> Any:
+    """The JSON of a file that begins with `checksum_line`; raises CacheCorrupt if its content has another checksum."""
+    content = read_limited(path, MAX_RECORDS_BYTES)
+    if content[:LEN_CHECKSUM_LINE] != checksum_line(content[LEN_CHECKSUM_LINE:]).encode():
+        raise CacheCorrupt(f"{name} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
+    return parse_json(content)
+
+
 def read_receipt(folder: Path, shard: str) -> Receipt:
     """The receipt of a shard.
 
@@ -145,11 +153,7 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
     """
     path = receipt_path(folder, shard)
     try:
-        content = read_limited(path, MAX_RECORDS_BYTES)
-        body = content[LEN_CHECKSUM_LINE:]
-        if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
-            raise CacheCorrupt(f"receipt {path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
-        receipt = _receipt(parse_json(content))
+        receipt = _receipt(_read_checked(path, f"receipt {path}"))
     except PARSE_ERRORS as error:
         raise CacheCorrupt(f"receipt {path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
     if receipt.shard != shard:
@@ -399,9 +403,13 @@ def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[
     }
     path = folder / MANIFEST
     if path.exists() or not create_text(path, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"):
-        found = read_manifest(folder)
-        if found != fingerprint:
-            raise CacheMismatch(mismatch_message([found], fingerprint, f"{folder} was made from something else"))
+        check_fingerprint(folder, read_manifest(folder), fingerprint)
+
+
+def check_fingerprint(folder: Path, found: Fingerprint, wanted: Fingerprint) -> None:
+    """Raise CacheMismatch if the cache in a folder has another fingerprint than the wanted one."""
+    if found != wanted:
+        raise CacheMismatch(mismatch_message([found], wanted, f"{folder} was made from something else"))
 
 
 def read_manifest(folder: Path) -> Fingerprint:
@@ -415,7 +423,10 @@ def read_manifest(folder: Path) -> Fingerprint:
         value = read_json(path)
         version = value["format_version"]
         if version == FORMAT_VERSION:
-            return _checked(Fingerprint.from_json(value["fingerprint"]), value.get("sha256"))
+            fingerprint = Fingerprint.from_json(value["fingerprint"])
+            if value.get("sha256") not in (None, fingerprint.sha256):
+                raise ValueError("the sha256 of its fingerprint is not the recorded one")
+            return fingerprint
     except FileNotFoundError:
         where = located(folder)
         raise CacheError(f"{where} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
@@ -425,12 +436,6 @@ def read_manifest(folder: Path) -> Fingerprint:
         f"{folder} has format version {version!r}, this program reads version {FORMAT_VERSION}; "
         f"build a new cache with: {BUILD_COMMAND}"
     )
-
-
-def _checked(fingerprint: Fingerprint, sha256: str | None) -> Fingerprint:
-    if sha256 not in (None, fingerprint.sha256):
-        raise ValueError("the sha256 of its fingerprint is not the recorded one")
-    return fingerprint
 
 
 def plan_path(folder: Path, number: int) -> Path:
@@ -472,11 +477,7 @@ def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, .
         CacheCorrupt: it is damaged.
     """
     try:
-        content = read_limited(path, MAX_RECORDS_BYTES)
-        body = content[LEN_CHECKSUM_LINE:]
-        if content[:LEN_CHECKSUM_LINE] != checksum_line(body).encode():
-            raise CacheCorrupt(f"{path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
-        value = parse_json(content)
+        value = _read_checked(path, str(path))
         again = images_from_json(value["found_again"]) if "found_again" in value else ()
         return tuple(Shard.from_json(shard) for shard in value["shards"]), again
     except PARSE_ERRORS as error:

@@ -85,8 +85,14 @@ class Index:
         failed: dict[str, Failure] = {}
         tables = []
         for number, receipt in enumerate(read_receipts(folder)):
-            _check_origin(folder, receipt, fingerprint)
-            tables.append(_checked_columns(folder, number, receipt))
+            path = receipt_path(folder, receipt.shard)
+            if receipt.fingerprint != fingerprint:
+                other = shown(receipt.fingerprint[:16])
+                raise CacheCorrupt(f"{path} belongs to another cache ({other}); run: {REPAIR_COMMAND}")
+            try:
+                tables.append(_columns(number, receipt))
+            except PARSE_ERRORS as error:  # too many bits, or a checksum that is not hexadecimal
+                raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
             failed |= receipt.failed
             shards.append(receipt.shard)
         columns = _sorted(tables) | _shard_columns(tables, _stamps(found, shards))
@@ -185,14 +191,6 @@ def _metadata(fingerprint: str) -> dict[str, str]:
     return {"format": "lookonce-index", "format_version": str(FORMAT_VERSION), "fingerprint": fingerprint}
 
 
-def _check_origin(folder: Path, receipt: Receipt, fingerprint: str) -> None:
-    if receipt.fingerprint != fingerprint:
-        raise CacheCorrupt(
-            f"{receipt_path(folder, receipt.shard)} belongs to another cache ({shown(receipt.fingerprint[:16])}); "
-            f"run: {REPAIR_COMMAND}"
-        )
-
-
 def _column(content: NDArray[np.uint8], about: dict[str, Any]) -> NDArray[Any]:
     begin, end = about["data_offsets"]
     return content[begin:end].view(DTYPES[about["dtype"]]).reshape(about["shape"])
@@ -200,15 +198,6 @@ def _column(content: NDArray[np.uint8], about: dict[str, Any]) -> NDArray[Any]:
 
 def _text(value: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def _checked_columns(folder: Path, number: int, receipt: Receipt) -> Columns:
-    try:
-        return _columns(number, receipt)
-    except PARSE_ERRORS as error:  # numbers of more bits than the columns have, or a checksum that is not hexadecimal
-        raise CacheCorrupt(
-            f"{receipt_path(folder, receipt.shard)} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}"
-        ) from None
 
 
 def _columns(number: int, receipt: Receipt) -> Columns:

@@ -357,7 +357,7 @@ class BatchMaker:
         return cls(sampler, chat_tokenizer, source, device, pads_to_blocks)
 
     def batch(self, micro_batch: MicroBatch) -> Batch:
-        """The model's inputs, the targets and their weights. A pack has `segment` and `prefix` instead of a mask."""
+        """The model's inputs, the targets and their weights. A pack has `seen_until` instead of a mask."""
         collate = self._pack if self.sampler.batch.has_packs else self._rows
         batch, shown = collate(micro_batch)
         text = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}

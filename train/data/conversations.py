@@ -261,12 +261,14 @@ class ConversationTokenizer:
         records = list({id(record): record for record, _ in asked}.values())
         found = dict(zip(map(id, records), self._usual_tokens(records), strict=True))
         starts = {number: _starts(tokens[1]) for number, tokens in found.items() if tokens}
-        return [
-            _before(tokens[0], starts[id(record)][turn + record.num_given])
-            if (tokens := found[id(record)])
-            else self._chat.prompt(record, turn)
-            for record, turn in asked
-        ]
+
+        def prompt(record: Record, turn: int) -> Tokens:
+            if not (tokens := found[id(record)]):
+                return self._chat.prompt(record, turn)
+            end = starts[id(record)][turn + record.num_given]
+            return tokens[0][:end], np.broadcast_to(np.False_, end)  # neither array takes memory of its own
+
+        return [prompt(record, turn) for record, turn in asked]
 
     def _usual_tokens(self, records: Sequence[Record]) -> list[Tokens | None]:
         """The tokens of each record that has a layout; answers of contexts are supervised as others."""
@@ -311,11 +313,6 @@ class ConversationTokenizer:
         self._ids_of_part |= zip(new, (array("i", encoding.ids).tobytes() for encoding in encodings), strict=True)
         ids_of = self._ids_of_part.__getitem__
         return {text: b"".join(map(ids_of, parts)) for text, parts in parts_of_text.items()}
-
-
-def _before(token_ids: NDArray[np.int32], end: int) -> Tokens:
-    """The tokens before an answer, none of them supervised; neither array takes memory of its own."""
-    return token_ids[:end], np.broadcast_to(np.False_, end)
 
 
 def _without_given(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], num_given: int) -> Tokens:

@@ -49,7 +49,10 @@ def check_scheduler(options: TrainSection) -> None:
     try:
         if unknown:
             raise ValueError(f"unknown {', '.join(unknown)}")
-        _try(options)
+        scheduler = _schedule(options, NUM_WARMUP, NUM_STEPS)
+        for factor in getattr(scheduler, "lr_lambdas", ()):
+            for step in (0, NUM_WARMUP, NUM_STEPS // 2, NUM_STEPS - 1, NUM_STEPS):
+                factor(step)
     except (TypeError, ValueError, ArithmeticError) as error:
         reason = first_line(error).replace("lr_scheduler_kwargs", "train.scheduler_args")
         raise UsageError(
@@ -91,13 +94,6 @@ def _schedule(options: TrainSection, num_warmup: int, num_steps: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Trainer's own call gives the same warnings
         return get_scheduler(options.scheduler, optimizer, num_warmup, num_steps, arguments)
-
-
-def _try(options: TrainSection) -> None:
-    scheduler = _schedule(options, NUM_WARMUP, NUM_STEPS)
-    for factor in getattr(scheduler, "lr_lambdas", ()):
-        for step in (0, NUM_WARMUP, NUM_STEPS // 2, NUM_STEPS - 1, NUM_STEPS):
-            factor(step)
 
 
 def _optimizer(learning_rate: float) -> torch.optim.Optimizer:

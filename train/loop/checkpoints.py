@@ -229,7 +229,7 @@ def damaged_files(checkpoint: Path) -> list[str]:
 
 
 def _recorded_step(checkpoint: Path) -> int | None:
-    """The step after which Trainer wrote a checkpoint, by its state; None if that is no number."""
+    """The step after which Trainer wrote a checkpoint, by its state; None if that is not a number."""
     with contextlib.suppress(OSError, ValueError):
         state = read_json(checkpoint / STATE)
         step = state.get("global_step") if isinstance(state, dict) else None
@@ -406,7 +406,9 @@ def check_extension(folder: RunFolder, run: RunFile) -> None:
         raise RunFolderError(
             f"{folder.checkpoints} holds no complete checkpoint, so the training cannot be extended; {ELSEWHERE}"
         )
-    step, before, wanted = step_of(checkpoint), _num_steps(checkpoint), _wanted_steps(run, checkpoint)
+    step, state = step_of(checkpoint), read_state(checkpoint)
+    before, steps_per_epoch = int(state["max_steps"]), round(state["global_step"] / state["epoch"])
+    wanted = run.train.steps or math.ceil(run.train.epochs * steps_per_epoch)
     cannot = f"{folder.folder} holds a training of {before:,} steps, which cannot be continued to {wanted:,}"
     if wanted < step:
         raise RunFolderError(f"{cannot}: its last checkpoint is after step {step:,}; {ELSEWHERE}")
@@ -426,22 +428,11 @@ def keep_results(folder: RunFolder) -> Path | None:
     found = [folder.folder / name for name in RESULTS if (folder.folder / name).exists()]
     if not found or checkpoint is None:
         return None
-    target = folder.folder / f"steps-{_num_steps(checkpoint)}"
+    target = folder.folder / f"steps-{int(read_state(checkpoint)['max_steps'])}"
     target.mkdir(exist_ok=True)
     for path in found:
         path.rename(target / path.name)
     return target
-
-
-def _num_steps(checkpoint: Path) -> int:
-    """The number of steps of the training that wrote a checkpoint."""
-    return int(read_state(checkpoint)["max_steps"])
-
-
-def _wanted_steps(run: RunFile, checkpoint: Path) -> int:
-    """The number of steps that a run file asks for; the checkpoint says how many are in an epoch."""
-    state = read_state(checkpoint)
-    return run.train.steps or math.ceil(run.train.epochs * round(state["global_step"] / state["epoch"]))
 
 
 class CurrentIntervals(TrainerCallback):

@@ -171,10 +171,8 @@ class StopAfterStep(TrainerCallback):
         control.should_save = control.should_save or self._is_stopping
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._is_stopping:
-            self._stop(state)
-
-    def _stop(self, state: Any) -> None:
+        if not self._is_stopping:
+            return
         self._ranks.wait()  # for the first rank's checkpoint
         self._ranks.disband()
         if not self._ranks.is_first:

@@ -205,8 +205,9 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
         last_layer,
         _inputs_with_gradient(text_model(model)) if compiled else contextlib.nullcontext(),
     ):
-        for layer in _alike(text_model(model).layers) if compiled else ():
-            layer.compile(dynamic=None if is_sharded(model) else True)
+        for layer in text_model(model).layers if compiled else ():
+            if not is_short(layer):  # else it would need a graph of its own, and is a small part of a step
+                layer.compile(dynamic=None if is_sharded(model) else True)
         yield
 
 
@@ -225,11 +226,6 @@ def _inputs_with_gradient(text: Any) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def _alike(layers: Any) -> list[Any]:
-    """The layers that share a graph. The short last one would need another, and is a small part of a step."""
-    return [layer for layer in layers if not is_short(layer)]
 
 
 def _joins(model: Any) -> bool:
