@@ -45,6 +45,8 @@ VERIFY_COMMAND = "lookonce cache verify RUN.yaml"
 
 SCALE_SUFFIX = ".scale"
 """Follows the image key in the name of a tensor of scales in a shard."""
+LEN_SIZE = 8
+"""A safetensors file begins with the length of its header, in that many bytes."""
 
 
 class StoredTensor(NamedTuple):
@@ -136,10 +138,6 @@ STORAGE: dict[DtypeName, Storage] = {
     "float32": Storage("float32", "float32", 4, "F32"),
     "fp8_e4m3": Storage("bfloat16", "float8_e4m3fn", 1, "F8_E4M3"),
 }
-
-
-LEN_SIZE = 8
-"""A safetensors file begins with the length of its header, in that many bytes."""
 
 
 def read_tensor_header(file: BinaryIO) -> tuple[dict[str, Any], int]:

@@ -41,6 +41,10 @@ from lookonce.datasets.images import bytes_key, decode, read_bytes, read_many
 from lookonce.errors import BadImage, ImageError
 
 MAX_WORKERS = 8
+MAX_ON_DEVICE = 2
+"""Tower batches in the device's queue while earlier ones are written and flushed."""
+MAX_UNREAD = 8
+"""At most this many images of a shard may be unreadable before the disk is suspected."""
 
 
 def num_workers(device: torch.device) -> int:
@@ -176,12 +180,6 @@ class DecodeAhead:
 
 def _unchanged(decoded: Any) -> Any:
     return decoded
-
-
-MAX_ON_DEVICE = 2
-"""Tower batches in the device's queue while earlier ones are written and flushed."""
-MAX_UNREAD = 8
-"""At most this many images of a shard may be unreadable before the disk is suspected."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ from lookonce.text import duration, rows, size, table
 
 if TYPE_CHECKING:
     from lookonce.cache.model.pixels import ImageProcessor
+WINDOW_S = 3600
+"""The rate counts shards that were finished within this time."""
+SLOW = 3
+SLOW_S = 60
+"""No worker is reported as slow sooner: its first shard waits for the tower to load."""
 
 
 def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[PlannedImage]:
@@ -224,13 +229,6 @@ def unusable_images(folder: Path, fingerprint: str, files: Iterable[Path]) -> di
         elif not key and str(file) in unread:
             found[file] = unread[str(file)]
     return found
-
-
-WINDOW_S = 3600
-"""The rate counts shards that were finished within this time."""
-SLOW = 3
-SLOW_S = 60
-"""No worker is reported as slow sooner: its first shard waits for the tower to load."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,17 @@ from lookonce.files import is_full
 from lookonce.signals import RESUME, handle_signals
 from lookonce.text import count, duration, size
 
+NUM_NAMED = 5
+"""How many failed images the text of a report names."""
+POLL_S = 5
+"""How often a worker with nothing to claim checks whether others have finished or died."""
+SIGNAL_DELAY_S = 0.2
+"""A signal to the process group may reach this process at most this long after a decoding process."""
+DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
+"""What torch raises when a decoding process has ended: the last three while it hands over pixels."""
+MAX_UNWRITTEN = 2
+"""At most this many tower batches wait for the disk."""
+
 
 class StopSignals:
     """Records the signals that ask to stop; a context manager that restores the previous handlers."""
@@ -80,10 +91,6 @@ class StopSignals:
     def soon(self) -> bool:
         """Whether to start no further shard."""
         return bool(self.name)
-
-
-NUM_NAMED = 5
-"""How many failed images the text of a report names."""
 
 
 @dataclass(frozen=True)
@@ -162,16 +169,6 @@ def report(
         seconds=seconds,
         phases={name: round(value, 3) for name, value in phases.items()},
     )
-
-
-POLL_S = 5
-"""How often a worker with nothing to claim checks whether others have finished or died."""
-SIGNAL_DELAY_S = 0.2
-"""A signal to the process group may reach this process at most this long after a decoding process."""
-DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
-"""What torch raises when a decoding process has ended: the last three while it hands over pixels."""
-MAX_UNWRITTEN = 2
-"""At most this many tower batches wait for the disk."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ BLOCK_BYTES = 8 << 20
 Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
 OnBlock = Callable[[memoryview, int], object]
 """Is called with each block that was read and its offset; may raise to end the reading."""
+NUM_TRIED, SLOW_S = 16, 1e-3
+"""A disk is slow if the first `NUM_TRIED` shards took longer than `SLOW_S` each."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def ignore(block: memoryview, offset: int) -> None:
@@ -227,12 +231,6 @@ def parse_header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
     if name != FORMAT_NAME:
         raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
     return described, metadata, 8 + length
-
-
-NUM_TRIED, SLOW_S = 16, 1e-3
-"""A disk is slow if the first `NUM_TRIED` shards took longer than `SLOW_S` each."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class StoppableThreads:

@@ -60,6 +60,10 @@ KNOWN = re.compile(
 """Matches the files of a cache by their path in it."""
 NUM_FOREIGN = 10
 """How many foreign files a report names."""
+MIN_DIGITS = 8
+"""Digits of a cache's name that are needed to delete it."""
+COMMAND = "lookonce cache gc"
+"""What a claim of this module names."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +200,6 @@ def _leftovers(folder: Path, expiry_s: float) -> Iterator[tuple[Path, Kind]]:
     yield from ((path, "dead claim") for path in dead_claims(folder, expiry_s))
     if finished_shards(folder):  # without any receipt, they are rebuilt from the shards
         yield from ((path, "unfinished shard") for path in unfinished_shards(folder, expiry_s))
-
-
-MIN_DIGITS = 8
-"""Digits of a cache's name that are needed to delete it."""
-COMMAND = "lookonce cache gc"
-"""What a claim of this module names."""
 
 
 @dataclass(frozen=True)

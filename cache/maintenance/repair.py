@@ -63,6 +63,9 @@ from lookonce.errors import CacheCorrupt, CacheError, ImageError
 from lookonce.files import create_text, write_text
 from lookonce.text import count, listed
 
+ImageFiles = dict[str, tuple[Path, Size | None]]
+"""A file and the image size for each image key."""
+
 
 def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receipt:
     """A receipt made from the shard alone, with the checksums of its current bytes.
@@ -184,10 +187,6 @@ def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
 def _known_names(folder: Path) -> set[str]:
     """Names of all shards that have a file or a receipt."""
     return {*finished_shards(folder), *(path.stem for path in (folder / SHARDS).glob("*.safetensors"))}
-
-
-ImageFiles = dict[str, tuple[Path, Size | None]]
-"""A file and the image size for each image key."""
 
 
 def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:

@@ -30,6 +30,12 @@ from lookonce.families.lookup import family_in
 from lookonce.hub import locate
 from lookonce.text import first_line
 
+Shape = tuple[int, ...]
+ONE_EACH = re.compile(r"(.+\.mlp\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
+"""The name of a tensor of one expert."""
+JOINED = re.compile(r".+\.mlp\.experts\.(gate_up_proj|down_proj)")
+"""The name of a tensor of all experts of a layer."""
+
 
 @dataclass(frozen=True)
 class ModelFolder:
@@ -136,13 +142,6 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         raise ModelError(f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors weights")
     with _open_tensors(single) as file:
         return dict.fromkeys(file.keys(), single)
-
-
-Shape = tuple[int, ...]
-ONE_EACH = re.compile(r"(.+\.mlp\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
-"""The name of a tensor of one expert."""
-JOINED = re.compile(r".+\.mlp\.experts\.(gate_up_proj|down_proj)")
-"""The name of a tensor of all experts of a layer."""
 
 
 def missing_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]) -> list[str]:

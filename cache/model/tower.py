@@ -52,6 +52,8 @@ except ImportError:  # before torch 2.10
 Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 NUM_GRIDS = 1024
 """The number of grids whose positions are kept on the device, at most 0.4 MB each."""
+TOKENS_PER_TOWER_BATCH = 8192
+"""The most image tokens of a tower batch on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +208,6 @@ class _PatchProduct(nn.Module):
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         return functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
-
-
-TOKENS_PER_TOWER_BATCH = 8192
-"""The most image tokens of a tower batch on a GPU."""
 
 
 class Tower:

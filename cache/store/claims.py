@@ -59,6 +59,12 @@ CLAIMS = "claims"
 OWNER = "owner.json"
 HANG_S = 1800
 """A worker without progress for this long counts as hanging: its heartbeats stop, and others may take over."""
+USES = "uses"
+UNSEEN_S = 30 * 24 * 3600
+"""How long a note counts if its run folder is not visible and another machine wrote it."""
+SCRATCH_EXPIRY_S = 3600
+"""Long enough for a measurement to load its models between two writes."""
+SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
 
 
 @dataclass(frozen=True)
@@ -204,11 +210,6 @@ def claimed_work(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Wor
             yield work, age(path), not is_dead(path, expiry_s)
 
 
-USES = "uses"
-UNSEEN_S = 30 * 24 * 3600
-"""How long a note counts if its run folder is not visible and another machine wrote it."""
-
-
 @dataclass(frozen=True)
 class Use:
     """A run that has opened a cache."""
@@ -247,11 +248,6 @@ def _is_in_use(use: Use) -> bool:
         return any(Path(use.run).iterdir())
     except FileNotFoundError:
         return use.host != socket.gethostname() and time.time() - use.time < UNSEEN_S
-
-
-SCRATCH_EXPIRY_S = 3600
-"""Long enough for a measurement to load its models between two writes."""
-SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
 
 
 def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 
 FOLDER_DIGITS = 16
+"""Digits of the hash in the name of a cache folder, and of a note."""
+BLOCK_BYTES = 1 << 24
+NOTES = "fingerprints"
 
 
 @dataclass(frozen=True)
@@ -160,9 +163,6 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-BLOCK_BYTES = 1 << 24
-
-
 def hash_language_model(folder: Path) -> str:
     """The xxh3 over names and bytes of a model's files: weights without the vision tower, configurations, tokenizer.
 
@@ -217,10 +217,6 @@ def _blocks(file: Any, offset: int, num_bytes: int) -> Iterator[bytes]:
     while num_bytes > 0 and (block := file.read(min(BLOCK_BYTES, num_bytes))):
         num_bytes -= len(block)
         yield block
-
-
-NOTES = "fingerprints"
-NUM_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,7 @@ class Source:
 
     def _path(self, root: Path) -> Path:
         name = _sha256(json.dumps([self._real_folder, self.settings], sort_keys=True))
-        return root / NOTES / f"{name[:NUM_DIGITS]}.json"
+        return root / NOTES / f"{name[:FOLDER_DIGITS]}.json"
 
 
 def code_files() -> list[Path]:

@@ -54,6 +54,13 @@ from lookonce.threads import threaded_map
 RECEIPTS = "receipts"
 KEY = re.compile("[0-9a-f]{64}")
 """An image key."""
+MAX_IMAGES = 16_384
+"""The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
+SHARD_NAME = re.compile(r"shard-[0-9]{5,18}")
+"""What files of a cache are named after, so no other name is taken from a plan file."""
+MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
+NUM_DIFFERENCES = 8
+"""The most differing fields that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -241,12 +248,6 @@ def read_receipts(folder: Path) -> Iterator[Receipt]:
     return (receipt for receipt in threaded_map(read, finished_shards(folder)) if receipt)
 
 
-MAX_IMAGES = 16_384
-"""The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
-SHARD_NAME = re.compile(r"shard-[0-9]{5,18}")
-"""What files of a cache are named after, so no other name is taken from a plan file."""
-
-
 @dataclass(frozen=True)
 class PlannedImage:
     """An image to encode."""
@@ -380,9 +381,6 @@ def cut(images: Iterable[PlannedImage], max_tokens: int) -> list[tuple[PlannedIm
     return [tuple(group) for group in groups]
 
 
-MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
-
-
 def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
     """Write the manifest, or check that the existing one has this fingerprint.
 
@@ -507,10 +505,6 @@ def read_quarantine(folder: Path) -> dict[str, str]:
         raise CacheCorrupt(
             f"{folder / QUARANTINE} is broken ({shown(repr(error))}); write it again with: {BUILD_COMMAND}"
         ) from None
-
-
-NUM_DIFFERENCES = 8
-"""The most differing fields that a message shows."""
 
 
 def mismatch_message(others: list[Fingerprint], wanted: Fingerprint, what: str) -> str:

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 INDEX, INDEX_CHECKSUM = "index.safetensors", "index.xxh3"
 Columns = dict[str, NDArray[Any]]
 DTYPES = {"U8": np.uint8, "U32": np.uint32, "U64": np.uint64, "I64": np.int64, "F64": np.float64}
+SHARD_COLUMNS = ("shard_bytes", "shard_seconds")
+NUM_OPEN = 128
+"""The most shard files that are kept open, far below the 1,024 that many systems allow a process."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,6 @@ def _columns(number: int, receipt: Receipt) -> Columns:
 
 
 EMPTY = _columns(0, Receipt("", "", 0, 0, "", "", 0.0, 0.0, {}))
-SHARD_COLUMNS = ("shard_bytes", "shard_seconds")
 
 
 def _sorted(tables: list[Columns]) -> Columns:
@@ -258,10 +260,6 @@ def file_stats(folder: Path, suffix: str) -> dict[str, os.stat_result]:
                 with contextlib.suppress(FileNotFoundError):  # removed after it was listed
                     found[entry.name.removesuffix(suffix)] = entry.stat()
     return found
-
-
-NUM_OPEN = 128
-"""The most shard files that are kept open, far below the 1,024 that many systems allow a process."""
 
 
 class VisionCache:

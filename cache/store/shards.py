@@ -54,6 +54,11 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 4096
+SHARDS = "shards"
+FORMAT_NAME = "lookonce-features"
+HEADER_BYTES_PER_TENSOR = 320
+"""An upper bound: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
+NUM_WRITERS = 4
 
 
 class DirectFile:
@@ -149,13 +154,6 @@ class Stopwatch:
             end.synchronize()
             self.add(name, begin.elapsed_time(end) / 1000)
         return dict(self._seconds)
-
-
-SHARDS = "shards"
-FORMAT_NAME = "lookonce-features"
-HEADER_BYTES_PER_TENSOR = 320
-"""An upper bound: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
-NUM_WRITERS = 4
 
 
 @dataclass(frozen=True)

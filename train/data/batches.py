@@ -58,6 +58,18 @@ from lookonce.train.data.packing import Group, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 
+CPU = torch.device("cpu")
+Batch = dict[str, torch.Tensor]
+IGNORED = -100
+"""Target of a position that predicts nothing."""
+Column = NDArray[np.int64]
+NO_TOKEN = -1
+"""Stands before the first token of a conversation without images, which no token predicts."""
+T = TypeVar("T")
+"""What a batch is made of."""
+Item = tuple[Batch, "torch.cuda.Event | None", bool] | Exception | None
+"""A batch, when it is on the device and whether it is its step's last; or an error; or None after the last step."""
+
 
 def prefix_positions(
     token_ids: NDArray[np.int32], image_token_id: int, grids: Sequence[Grid], merge_size: int
@@ -75,10 +87,6 @@ def prefix_positions(
         pieces.append(np.indices((t, h // merge_size, w // merge_size)).reshape(3, -1) + start)
         start += max(h, w) // merge_size
     return np.concatenate(pieces, axis=1), start
-
-
-CPU = torch.device("cpu")
-Batch = dict[str, torch.Tensor]
 
 
 class FeatureSource(Protocol):
@@ -170,10 +178,6 @@ class Pixels:
         return torch.cat([self.processor.read(self.path_of[key])[0] for key in keys]).to(device)
 
 
-IGNORED = -100
-"""Target of a position that predicts nothing."""
-
-
 @dataclass(frozen=True)
 class RowCollator:
     """Makes batches of padded rows."""
@@ -228,11 +232,6 @@ class RowCollator:
 def image_keys(examples: Sequence[Example]) -> list[str]:
     """The keys of the images of some examples, in the order in which the model expects them."""
     return [key for example in examples for key in example.image_keys]
-
-
-Column = NDArray[np.int64]
-NO_TOKEN = -1
-"""Stands before the first token of a conversation without images, which no token predicts."""
 
 
 @dataclass(frozen=True)
@@ -383,12 +382,6 @@ class BatchMaker:
     @cached_property
     def _pack_collator(self) -> PackCollator:
         return PackCollator.of(self.chat_tokenizer, self.source)
-
-
-T = TypeVar("T")
-"""What a batch is made of."""
-Item = tuple[Batch, "torch.cuda.Event | None", bool] | Exception | None
-"""A batch, when it is on the device and whether it is its step's last; or an error; or None after the last step."""
 
 
 class Prefetcher(Generic[T]):

@@ -59,6 +59,11 @@ WORDS = re.compile(r" ?(?:[^ 0-9]+|[0-9])")
 """The parts of a text with single spaces between its words; finding these is faster."""
 NEIGHBOURS = ("lstrip", "rstrip", "single_word")
 """Settings with which finding an added token depends on its neighbours."""
+ID = np.dtype(np.int32)
+MAX_PARTS = 1 << 18
+"""Number of parts of texts above which their tokens are forgotten."""
+CHUNK = 8192
+"""Number of records whose conversations are tokenized at once."""
 
 
 def cutting_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -223,11 +228,6 @@ def _as_bytes(token_ids: list[int]) -> bytes:
     return np.array(token_ids, np.int32).tobytes()
 
 
-ID = np.dtype(np.int32)
-MAX_PARTS = 1 << 18
-"""Number of parts of texts above which their tokens are forgotten."""
-
-
 class ConversationTokenizer:
     """Tokenizes the conversations of many records."""
 
@@ -325,10 +325,6 @@ def _without_given(token_ids: NDArray[np.int32], supervised: NDArray[np.bool_], 
 def _starts(supervised: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Where each answer begins."""
     return np.flatnonzero(np.diff(supervised, prepend=False) & supervised)
-
-
-CHUNK = 8192
-"""Number of records whose conversations are tokenized at once."""
 
 
 def make_examples(

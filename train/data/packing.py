@@ -41,6 +41,11 @@ import numpy as np
 
 from lookonce.train.data.tokenize import Example
 
+BLOCK = 128
+"""Tokens per block of FlexAttention's kernels; on a GPU, packs are padded to whole blocks."""
+GROWTH = 0.01
+"""Share of packs added per attempt, so that a whole validation split, which is one step, takes few attempts."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -168,12 +173,6 @@ def _first_supervised(example: Example) -> int:
     """The index of the first supervised token, or of the last token if none is, as in a question without an answer."""
     first = int(example.supervised.argmax())
     return first if example.supervised[first] else len(example.token_ids) - 1
-
-
-BLOCK = 128
-"""Tokens per block of FlexAttention's kernels; on a GPU, packs are padded to whole blocks."""
-GROWTH = 0.01
-"""Share of packs added per attempt, so that a whole validation split, which is one step, takes few attempts."""
 
 
 @dataclass(frozen=True)

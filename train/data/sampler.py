@@ -44,6 +44,8 @@ from lookonce.train.data.tokenize import Example
 
 NUM_AHEAD = 32
 """Number of chunks that are searched for one that fits, the next one included."""
+ENOUGH_PACKS = 1000
+"""Number of packs whose lengths represent those of a long training."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,6 @@ def _join(groups: Sequence[Group], orders: Sequence[Sequence[int]], chunks: Sequ
     for chunk in chunks:
         members.setdefault(chunk.group, []).extend(orders[chunk.group][member] for member in chunk.members)
     return [groups[number].subset(joined) for number, joined in members.items()]
-
-
-ENOUGH_PACKS = 1000
-"""Number of packs whose lengths represent those of a long training."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 NUM_TEXTS = 1 << 16
 """Number of different texts whose tokens are kept in memory."""
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A header and its lines."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +224,6 @@ def _config(folder: Path, merge_size: int) -> Any:
         return AutoConfig.from_pretrained(folder)
     config_class: Any = CONFIG_MAPPING[DEFAULT.model_type]
     return config_class(vision_config={"spatial_merge_size": merge_size})
-
-
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""A header and its lines."""
 
 
 def findings(stats: TokenStats) -> list[Finding]:

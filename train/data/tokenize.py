@@ -57,6 +57,15 @@ FUNCTIONS = ("namespace", "range")
 
 MAX_SECONDS, MAX_WAIT_S, MAX_BYTES, MAX_CHARACTERS = 5, 60, 1 << 30, 1 << 20
 """What rendering a few words may take: CPU time, time, memory and characters."""
+THINKING = "enable_thinking"
+"""The variable by which chat templates of Qwen know whether the model should think before it answers."""
+EDGE = 8
+"""How many turns at each end of a long conversation have their prompts rendered."""
+Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
+"""Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
+TURN = Turn("question", "answer")
+TRIED = (Record((Path(),), (TURN,)), Record((), (TURN,)), Record((Path(), Path()), (TURN, TURN), "system"))
+"""Conversations with which a chat template is tried; it must render the first one."""
 
 
 def failure_of(render: Callable[[], str]) -> str:
@@ -187,14 +196,6 @@ def _compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-THINKING = "enable_thinking"
-"""The variable by which chat templates of Qwen know whether the model should think before it answers."""
-EDGE = 8
-"""How many turns at each end of a long conversation have their prompts rendered."""
-Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
-"""Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
-
-
 @dataclass(frozen=True)
 class Example:
     """One conversation as tokens, with one placeholder per image."""
@@ -223,11 +224,6 @@ class Example:
         repeats = np.ones(len(self.token_ids), dtype=np.int64)
         repeats[self.token_ids == image_token_id] = self.num_image_tokens
         return np.repeat(self.token_ids, repeats), np.repeat(self.supervised, repeats)
-
-
-TURN = Turn("question", "answer")
-TRIED = (Record((Path(),), (TURN,)), Record((), (TURN,)), Record((Path(), Path()), (TURN, TURN), "system"))
-"""Conversations with which a chat template is tried; it must render the first one."""
 
 
 class ChatTokenizer:

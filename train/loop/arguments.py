@@ -32,6 +32,10 @@ NUM_WARMUP, NUM_STEPS = 10, 1000
 """The length of the schedule that is tried; the real one is known once the records are read."""
 OF_TRAINER = {"self", "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
 """Arguments that Trainer passes itself."""
+FOLLOW_LOSS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+"""Learning rate schedules that depend on what is measured while training."""
+TF32_CAPABILITY = (8, 0)
+"""CUDA capability of the first GPUs with TensorFloat-32 (Ampere)."""
 
 
 def check_scheduler(options: TrainSection) -> None:
@@ -98,12 +102,6 @@ def _schedule(options: TrainSection, num_warmup: int, num_steps: int) -> Any:
 
 def _optimizer(learning_rate: float) -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=learning_rate)
-
-
-FOLLOW_LOSS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
-"""Learning rate schedules that depend on what is measured while training."""
-TF32_CAPABILITY = (8, 0)
-"""CUDA capability of the first GPUs with TensorFloat-32 (Ampere)."""
 
 
 def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> TrainingArguments:

@@ -46,14 +46,33 @@ from lookonce.train.loop.arguments import other_rate
 
 Form = tuple[Callable[[Any], bool], str]
 """Whether a value has the form, and the form in words."""
+LOSSES = "losses"
+"""Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
+COUNT: Form = ((lambda value: type(value) is int and 0 <= value < 1 << 63), "a whole number of 0 or more")
+NUMBER: Form = ((lambda value: type(value) in (int, float) and 0 <= value < math.inf), "a number of 0 or more")
+POSITIVE: Form = ((lambda value: type(value) in (int, float) and 1e-18 < value < 1e18), "a number above 0")
+STEPS: Form = ((lambda value: COUNT[0](value) and value > 0), "a whole number above 0")
+ANY_NUMBER: Form = ((lambda value: type(value) in (int, float)), "a number")
+SWITCH: Form = ((lambda value: isinstance(value, bool)), "true or false")
+TEXT: Form = ((lambda value: isinstance(value, str)), "a text")
+OBJECT: Form = ((lambda value: isinstance(value, dict)), "an object")
+NEEDED_FIELDS = ("global_step", "max_steps", "epoch")
+NEEDED = (STATE, "adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
+"""Files without which no training is resumed."""
+LOADED = ("adapter_*", "*.pt", "*.pth", "*.safetensors", "*.bin")
+"""Files that Trainer, PEFT or PyTorch may load from a checkpoint."""
+OTHER_BYTES = 1_000_000
+"""More than the files of a checkpoint take that are neither weights nor optimizer state."""
+MAKE_ROOM = (
+    "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
+    "lookonce train RUN.yaml --resume"
+)
+RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
+ELSEWHERE = "train from the start, in another `output` or with --restart"
 
 
 def _or_null(form: Form) -> Form:
     return (lambda value: value is None or form[0](value)), f"{form[1]} or null"
-
-
-LOSSES = "losses"
-"""Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
 
 
 def _has_losses(value: Any) -> bool:
@@ -73,14 +92,6 @@ def _is_log(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, dict) for line in value)
 
 
-COUNT: Form = ((lambda value: type(value) is int and 0 <= value < 1 << 63), "a whole number of 0 or more")
-NUMBER: Form = ((lambda value: type(value) in (int, float) and 0 <= value < math.inf), "a number of 0 or more")
-POSITIVE: Form = ((lambda value: type(value) in (int, float) and 1e-18 < value < 1e18), "a number above 0")
-STEPS: Form = ((lambda value: COUNT[0](value) and value > 0), "a whole number above 0")
-ANY_NUMBER: Form = ((lambda value: type(value) in (int, float)), "a number")
-SWITCH: Form = ((lambda value: isinstance(value, bool)), "true or false")
-TEXT: Form = ((lambda value: isinstance(value, str)), "a text")
-OBJECT: Form = ((lambda value: isinstance(value, dict)), "an object")
 FORMS: dict[str, Form] = {
     **{"global_step": STEPS, "max_steps": STEPS, "epoch": POSITIVE},
     **dict.fromkeys(("num_train_epochs", "num_input_tokens_seen"), COUNT),
@@ -91,7 +102,6 @@ FORMS: dict[str, Form] = {
     **{"best_metric": _or_null(ANY_NUMBER), "log_history": (_is_log, "a list of objects")},
     **{"stateful_callbacks": (_has_losses, "an object, with numbers in its losses"), "trial_params": _or_null(OBJECT)},
 }
-NEEDED_FIELDS = ("global_step", "max_steps", "epoch")
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -123,18 +133,6 @@ def _fault(state: Any, step: int) -> str | None:
         if not has_form(state[name]):
             return f"{name} is {shown(repr(state[name]))}, expected {form}"
     return None if state["global_step"] == step else f"global_step is {state['global_step']}, expected {step}"
-
-
-NEEDED = (STATE, "adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
-"""Files without which no training is resumed."""
-LOADED = ("adapter_*", "*.pt", "*.pth", "*.safetensors", "*.bin")
-"""Files that Trainer, PEFT or PyTorch may load from a checkpoint."""
-OTHER_BYTES = 1_000_000
-"""More than the files of a checkpoint take that are neither weights nor optimizer state."""
-MAKE_ROOM = (
-    "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
-    "lookonce train RUN.yaml --resume"
-)
 
 
 def kept(folder: RunFolder) -> str:
@@ -298,10 +296,6 @@ def checkpoint_bytes(model: Any, optimizer: Any = None) -> int:
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     states = [value for state in optimizer.state.values() for value in state.values()] if optimizer else []
     return OTHER_BYTES + sum(int(getattr(value, "nbytes", 0)) for value in (*weights, *states))
-
-
-RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
-ELSEWHERE = "train from the start, in another `output` or with --restart"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from lookonce.signals import handle_signals
 LONGEST_WAIT = timedelta(days=7)
 """How long a rank that has ended its part of an evaluation waits for the others."""
 Found = TypeVar("Found")
+REPEAT_S = 5.0
+RESUME_HINT = "run the same command with --resume to continue"
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,6 @@ class Ranks:
 
 ALONE = Ranks()
 """The only rank."""
-
-
-REPEAT_S = 5.0
-RESUME_HINT = "run the same command with --resume to continue"
 
 
 class StopAfterStep(TrainerCallback):

@@ -48,6 +48,11 @@ MUCH_WAITING = 0.05
 FOR_TRACKERS = ("samples_per_second", "tokens_per_second", "wait_share")
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """Trainer's own printing callbacks, which these lines replace."""
+BEAT_S = 10.0
+FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match"}
+"""Figures of the progress, and their keys in Trainer's logs."""
+WINDOW_BEATS = 6
+"""Number of beats over which the rate is measured."""
 
 
 class MetricsLog(TrainerCallback):
@@ -239,13 +244,6 @@ def _exact_match(curves: Curves) -> list[Panel]:
 
 def _points(curve: Curve) -> list[tuple[float, float]]:
     return list(curve.items())
-
-
-BEAT_S = 10.0
-FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match"}
-"""Figures of the progress, and their keys in Trainer's logs."""
-WINDOW_BEATS = 6
-"""Number of beats over which the rate is measured."""
 
 
 class Heartbeat(TrainerCallback):

@@ -33,6 +33,12 @@ NAME = "lookonce"
 """The project in W&B and the experiment in MLflow, unless the user's environment names another."""
 MAX_MLFLOW_PARAMETER = 500
 """Characters of a setting in MLflow; some servers refuse longer ones."""
+EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
+"""The optional dependencies of the package that each tracker needs; trackers are named as their packages."""
+ADVICE = {"wandb": "set WANDB_MODE=offline to track without an account", "mlflow": "check MLFLOW_TRACKING_URI"}
+"""What to do if a tracker cannot start."""
+RECORD = TypeAdapter(dict[str, str])
+"""What `trackers.json` holds."""
 
 
 @dataclass(frozen=True)
@@ -219,17 +225,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
-
-
-EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
-"""The optional dependencies of the package that each tracker needs; trackers are named as their packages."""
-
-ADVICE = {"wandb": "set WANDB_MODE=offline to track without an account", "mlflow": "check MLFLOW_TRACKING_URI"}
-"""What to do if a tracker cannot start."""
-
-
-RECORD = TypeAdapter(dict[str, str])
-"""What `trackers.json` holds."""
 
 
 class TrackerRun(Protocol):

@@ -80,6 +80,23 @@ from lookonce.train.model.load import base_model, is_sharded, text_model
 from lookonce.train.model.lora import scaled_forward
 from lookonce.train.model.loss import is_short, short_last_layer
 
+COMPILER: dict[str, Any] = {
+    "recompile_limit": 128,
+    "accumulated_recompile_limit": 4096,
+    "fail_on_recompile_limit_hit": True,
+    "specialize_float": True,  # or the LoRA scale and each epsilon are inputs on the CPU, with C++ kernels to compile
+    "optimize_ddp": False,  # would split graphs to exchange gradients earlier; one graph per layer does that already
+}
+AUTOGRAD: dict[str, Any] = {
+    "ban_recompute_materialized_backward": False,  # or the results of norms and SwiGLU are stored for products
+}
+"""Settings that let the backward pass compute cheap results again: a quarter less memory in the same time."""
+SUFFIX = ".compiled"
+MAX_FILES = 64
+"""Number of files that are kept in a folder."""
+CACHE_COUNTERS = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass")
+"""PyTorch's counters of graphs that were found, not found, and not looked up."""
+
 
 @contextlib.contextmanager
 def without_syncs(model: Any) -> Iterator[None]:
@@ -169,19 +186,6 @@ def fewer_passes(model: Any, *, joins: bool) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward
-
-
-COMPILER: dict[str, Any] = {
-    "recompile_limit": 128,
-    "accumulated_recompile_limit": 4096,
-    "fail_on_recompile_limit_hit": True,
-    "specialize_float": True,  # or the LoRA scale and each epsilon are inputs on the CPU, with C++ kernels to compile
-    "optimize_ddp": False,  # would split graphs to exchange gradients earlier; one graph per layer does that already
-}
-AUTOGRAD: dict[str, Any] = {
-    "ban_recompute_materialized_backward": False,  # or the results of norms and SwiGLU are stored for products
-}
-"""Settings that let the backward pass compute cheap results again: a quarter less memory in the same time."""
 
 
 @contextlib.contextmanager
@@ -297,13 +301,6 @@ def check_layers(family: Family, config: Any) -> None:
 def num_compiled_graphs() -> int:
     """The number of graphs that torch.compile has compiled in this process."""
     return int(counters["stats"]["unique_graphs"])
-
-
-SUFFIX = ".compiled"
-MAX_FILES = 64
-"""Number of files that are kept in a folder."""
-CACHE_COUNTERS = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass")
-"""PyTorch's counters of graphs that were found, not found, and not looked up."""
 
 
 class CompileCache:

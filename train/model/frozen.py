@@ -44,6 +44,12 @@ from lookonce.run.sections.train import UNQUANTISED
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
+NOT_QUANTISED = ("lm_head", *{f"model.{family.tower}" for family in FAMILIES.values()})
+"""Modules that keep their precision: the last product, and the tower, in models that have it."""
+FP8_CAPABILITY = (8, 9)
+"""CUDA's compute capability of the first GPUs that multiply in fp8."""
+EXTRAS = {"int8": ("bitsandbytes", "qlora"), "nf4": ("bitsandbytes", "qlora")}
+"""The package that a kind of frozen weights needs, and the extra of lookonce that installs it."""
 
 
 class Fp8:
@@ -121,10 +127,6 @@ def _product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> tor
     return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
-NOT_QUANTISED = ("lm_head", *{f"model.{family.tower}" for family in FAMILIES.values()})
-"""Modules that keep their precision: the last product, and the tower, in models that have it."""
-
-
 class BitsAndBytes:
     """Frozen weights in int8 or nf4."""
 
@@ -164,12 +166,6 @@ class BitsAndBytes:
                 found = weight.quant_state.shape if isinstance(module, self._nf4_layer) else weight.shape
                 if tuple(found) != shape:
                     yield f"{name}.weight", found, shape
-
-
-FP8_CAPABILITY = (8, 9)
-"""CUDA's compute capability of the first GPUs that multiply in fp8."""
-EXTRAS = {"int8": ("bitsandbytes", "qlora"), "nf4": ("bitsandbytes", "qlora")}
-"""The package that a kind of frozen weights needs, and the extra of lookonce that installs it."""
 
 
 class Quantised(Protocol):

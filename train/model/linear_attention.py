@@ -54,6 +54,10 @@ from lookonce.train.model.load import text_model
 Column = NDArray[np.int64]
 SHORT = 60
 """A sequence of at most this many tokens is repeated in front of what continues it. A chunk has 64."""
+FULL, LINEAR = "full_attention", "linear_attention"
+"""transformers' names of these kinds of decoder layers."""
+EPSILON = 1e-6
+"""In the norm of queries and keys, as transformers and flash-linear-attention have it."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,6 @@ def _cut(seen_until: NDArray[np.int32], num_before: int, short: int) -> Iterator
 
 def _on(device: torch.device, numbers: Column | list[int]) -> torch.Tensor:
     return torch.as_tensor(numbers, dtype=torch.long).to(device)
-
-
-FULL, LINEAR = "full_attention", "linear_attention"
-"""transformers' names of these kinds of decoder layers."""
-EPSILON = 1e-6
-"""In the norm of queries and keys, as transformers and flash-linear-attention have it."""
 
 
 @contextlib.contextmanager

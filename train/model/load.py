@@ -53,6 +53,10 @@ from lookonce.train.model.lora import (
     tower_module_names,
 )
 
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""The dtype of the frozen weights for each `train.precision` of a run file."""
+NUM_NAMED = 4
+
 
 class CachedVisionTower(nn.Module):
     """Returns cached features as a vision tower's output. It has no parameters."""
@@ -79,11 +83,6 @@ class CachedVisionTower(nn.Module):
 def replace_tower(model: Any, dtype: torch.dtype) -> None:
     """Put a `CachedVisionTower` in the place of the tower of transformers' model."""
     setattr(model.model, family_of(model.config).tower, CachedVisionTower(model.config, dtype))
-
-
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""The dtype of the frozen weights for each `train.precision` of a run file."""
-NUM_NAMED = 4
 
 
 def load_without_tower(

@@ -53,6 +53,9 @@ if find_spec("triton"):  # PyTorch looks for kernels among the globals, so that 
 
 PADDING = 64
 """Rows and columns of a joined matrix beside the frozen weights, and the largest sum of ranks."""
+FIRST, LAST = ("gate_proj", "up_proj"), "down_proj"
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), FIRST)
+"""Names of layers that stock modules call with the same input."""
 
 
 @triton_op("lookonce::joined_linear", mutates_args=())
@@ -131,9 +134,6 @@ def outer_of_b(wide: torch.Tensor, small: torch.Tensor, sizes: Sequence[int]) ->
         return parts_of_outer(wide, small, sizes, transposed=False).sum(0)
     columns = torch.split(wide[:, : sum(sizes)].float().t(), [*sizes])
     return torch.cat([part @ own for part, own in zip(columns, small.float().chunk(len(sizes), 1), strict=True)])
-
-
-FIRST, LAST = ("gate_proj", "up_proj"), "down_proj"
 
 
 def is_gated(module: Any) -> bool:
@@ -232,10 +232,6 @@ def _gated_gradient(both: torch.Tensor, of_inner: torch.Tensor) -> tuple[torch.T
     share = gate.sigmoid()
     of_gate, of_up = of_inner * up * share * (1 + gate * (1 - share)), of_inner * gate * share
     return pad(torch.cat((of_gate, of_up), 1), (0, PADDING)), silu(gate) * up
-
-
-SAME_INPUT = (("q_proj", "k_proj", "v_proj"), FIRST)
-"""Names of layers that stock modules call with the same input."""
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ COPIED = 1024
 """Numbers that a program copies at a time."""
 FIELDS = 6
 """Integers that describe a copy: two addresses, rows, columns, and the distances of rows."""
+COLUMNS = 1024
+"""Columns of a token that a program computes."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -205,10 +207,6 @@ def padded(rank: int) -> int:
 def _ends(sizes: Sequence[int]) -> tuple[int, int]:
     """The columns at which the first and the second member end."""
     return sizes[0], sum(sizes[:2])
-
-
-COLUMNS = 1024
-"""Columns of a token that a program computes."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

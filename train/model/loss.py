@@ -38,6 +38,10 @@ from lookonce.train.model.load import is_sharded, text_model
 
 Chosen = tuple[torch.Tensor, Mask]
 """Indices `[K]` of the tokens to predict from, and the mask of their attention."""
+LOSS_KEYS = ("targets", "weights")
+"""Keys of a batch that the loss takes, and not the model."""
+MASK_KEY = "seen_until"
+"""The key of a pack that its mask is made of."""
 
 
 @contextlib.contextmanager
@@ -132,12 +136,6 @@ class _Rows(torch.autograd.Function):
         (indices,) = ctx.saved_tensors
         is_row = torch.arange(ctx.length, device=indices.device)[:, None] == indices
         return (is_row.to(gradient.dtype) @ gradient[0])[None], None
-
-
-LOSS_KEYS = ("targets", "weights")
-"""Keys of a batch that the loss takes, and not the model."""
-MASK_KEY = "seen_until"
-"""The key of a pack that its mask is made of."""
 
 
 def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
