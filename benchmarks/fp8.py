@@ -23,8 +23,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.environment import best_device
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.train.data.collate_rows import IGNORED, RowCollator
-from lookonce.train.data.features import CachedFeatures
+from lookonce.train.data.batches import IGNORED, CachedFeatures, RowCollator
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.train.model.loss import weighted_loss
 

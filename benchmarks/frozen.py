@@ -38,9 +38,8 @@ from lookonce.run.sections.train import UNQUANTISED
 from lookonce.selftest.passes import Passes, ieee_float32
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import padded_length
-from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.frozen.choice import check_frozen
-from lookonce.train.model.gradient_checkpointing import checkpointed
+from lookonce.train.model.compile import checkpointed, training_on_packs
+from lookonce.train.model.frozen import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower
 
 KINDS = ("fp8", "int8", "nf4")

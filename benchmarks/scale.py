@@ -23,11 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.index import INDEX, write_index
-from lookonce.cache.store.manifest import ensure_manifest, extend_plan, read_plan
-from lookonce.cache.store.plan import PlannedImage, shard_name
-from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import RECEIPTS, Entry, Receipt, finished_shards, receipt_path, to_text
+from lookonce.cache.store.metadata import (
+    RECEIPTS,
+    Entry,
+    PlannedImage,
+    Receipt,
+    ensure_manifest,
+    extend_plan,
+    finished_shards,
+    read_plan,
+    receipt_path,
+    shard_name,
+    to_text,
+)
+from lookonce.cache.store.reader import INDEX, VisionCache, write_index
 from lookonce.cache.store.shards import SHARDS, shard_path
 
 IMAGES_PER_SHARD, NUM_TOKENS, HEADER_BYTES = 50, 1_280, 20_480

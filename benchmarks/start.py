@@ -23,16 +23,14 @@ from pathlib import Path
 import psutil
 import torch
 
-from lookonce.cache.store.index import read_index, write_index
-from lookonce.cache.store.manifest import read_plan
-from lookonce.cache.store.receipts import has_receipt
+from lookonce.cache.store.metadata import has_receipt, read_plan
+from lookonce.cache.store.reader import read_index, write_index
 from lookonce.cache.store.shards import ShardWriter, StoredImage
 from lookonce.datasets.sample.write import write_sample
 from lookonce.datasets.stamps import TICK_S
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.prefetch import Prefetcher
+from lookonce.train.data.batches import BatchMaker, Prefetcher
 from lookonce.train.train import open_training
 
 ANSWERS = ("yes", "no", "none", "polyp", "2", "upper left", "pink; red", "more than 20")

@@ -38,12 +38,11 @@ from PIL import Image, ImageOps
 from transformers import TextStreamer
 
 from lookonce.cache.build.encode import Encoder, ImageFeatures
-from lookonce.cache.build.planner import planned_tokens
-from lookonce.cache.constants import Grid
+from lookonce.cache.build.progress import planned_tokens
+from lookonce.cache.format import Grid
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import using
-from lookonce.cache.store.manifest import MANIFEST
-from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.metadata import MANIFEST, PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.curriculum.context import NOT_ANSWERED
 from lookonce.datasets.image_suffixes import IMAGE_SUFFIX, SUFFIXES
@@ -59,8 +58,8 @@ from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
 from lookonce.run.open import TO_ANSWER, OpenRun, open_run, without_run
 from lookonce.text import Notify, count, quiet
-from lookonce.train.data.features import CPU
-from lookonce.train.model.frozen.choice import model_settings
+from lookonce.train.data.batches import CPU
+from lookonce.train.model.frozen import model_settings
 from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
 
 Picture = str | Path | Image.Image

@@ -27,21 +27,32 @@ from lookonce.run.startup import Startup
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.checkpoints import checkpoint_bytes, kept, numbers_only
-from lookonce.train.loop.curves_file import CurvesFile
-from lookonce.train.loop.distributed import Ranks
-from lookonce.train.loop.evaluations import Answer, Evaluations, check_can_answer
-from lookonce.train.loop.heartbeat import Heartbeat
-from lookonce.train.loop.metrics_log import MetricsLog
-from lookonce.train.loop.preemption import RESUME_HINT, StopAfterStep
-from lookonce.train.loop.resume import CurrentIntervals, Start, StopIfTakenOver, begin
+from lookonce.train.loop.checkpoints import (
+    CurrentIntervals,
+    Start,
+    StopIfTakenOver,
+    begin,
+    checkpoint_bytes,
+    kept,
+    numbers_only,
+)
+from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
+from lookonce.train.loop.log_files import CurvesFile, Heartbeat, MetricsLog
 from lookonce.train.loop.session import make_trainer, weights_fit
-from lookonce.train.loop.tracking.trackers import Trackers
+from lookonce.train.loop.trackers import Trackers
+from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.fsdp import is_sharded, shard_frozen
 from lookonce.train.model.linear_attention import linear_layers
-from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower, text_model
-from lookonce.train.model.lora.targets import beyond_targets
+from lookonce.train.model.load import (
+    PRECISIONS,
+    add_lora,
+    is_sharded,
+    load_weights,
+    load_without_tower,
+    shard_frozen,
+    text_model,
+)
+from lookonce.train.model.lora import beyond_targets
 
 
 @dataclass(frozen=True)

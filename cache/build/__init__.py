@@ -1,12 +1,7 @@
 """Building a cache.
 
-estimate     what a build will cost, from image headers and a pilot
-planner      which images are stored, planned or missing
-decode       decode images ahead of the tower
-encode       run images through the tower
-worker       claim shards, encode and write them
-preemption   signals that ask to stop
-report       what a build did
-unusable     images that a build could not encode, with the reasons
-status       progress of a cache, and its workers
+progress  which images are stored, planned, missing or unusable; progress of a cache, and its workers
+encode    decode images and run them through the tower
+estimate  what a build will cost, from image headers and a pilot
+worker    claim shards, encode and write them, until done or stopped; what a build did
 """

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lookonce.cache.build.encode import Encoder
-from lookonce.cache.build.planner import Finished, new_shards, pending_shards, planned_images
-from lookonce.cache.constants import DtypeName
+from lookonce.cache.build.progress import Finished, new_shards, pending_shards, planned_images
+from lookonce.cache.format import DtypeName
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import read_plan
-from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.metadata import PlannedImage, Shard, read_plan
 from lookonce.cache.store.shards import ShardWriter
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import existing, free_bytes, with_margin

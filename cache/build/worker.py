@@ -1,48 +1,57 @@
-"""Build a cache: plan it, then build each unfinished shard, beside any number of other workers.
+"""Build a cache: plan it, then build each unfinished shard, beside any number of other workers; report what was done.
 
 Design: the unit of work is a shard, and there is no coordinator. Every worker reads the plan, claims a shard, encodes
 and writes it, writes its receipt, and claims the next. Each starts at a different shard, so they seldom want the same
 one. When nothing is left to claim, a worker waits for the others and takes over from any that dies, so the cache is
 completed as long as one worker lives. A killed worker loses its current shard and at most `MAX_ON_DEVICE` tower batches
 of the next one.
+
+SIGUSR1 announces a stop (`--signal=B:USR1@120`), so the current shard is finished first. SIGTERM means that a kill
+follows within seconds, so the current shard is dropped. A second signal of either kind drops it too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
 from lookonce.cache.build.encode import EncodedBatch, Encoder
-from lookonce.cache.build.planner import Finished, ensure_plan, pending_shards, planned_images
-from lookonce.cache.build.preemption import StopSignals
-from lookonce.cache.build.report import BuildReport, report
+from lookonce.cache.build.progress import Finished, ensure_plan, pending_shards, planned_images
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.claims import Claim, Claims, using
+from lookonce.cache.store.claims import Claim, Claims, sweep, using
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.leftovers import sweep
-from lookonce.cache.store.manifest import ensure_manifest
-from lookonce.cache.store.plan import Shard
-from lookonce.cache.store.receipts import finished_shards, has_receipt
-from lookonce.cache.store.shards import ShardWriter, remove_leftovers
-from lookonce.cache.store.stopwatch import Stopwatch
+from lookonce.cache.store.metadata import (
+    QUARANTINE,
+    Shard,
+    ensure_manifest,
+    finished_shards,
+    has_receipt,
+    write_quarantine,
+)
+from lookonce.cache.store.reader import VisionCache, read_index, write_index
+from lookonce.cache.store.shards import ShardWriter, Stopwatch, remove_leftovers
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import DiskFull, Stopped
 from lookonce.files import is_full
-from lookonce.signals import RESUME
-from lookonce.text import count
+from lookonce.signals import RESUME, handle_signals
+from lookonce.text import count, duration, size
 
+NUM_NAMED = 5
+"""How many failed images the text of a report names."""
 POLL_S = 5
 """How often a worker with nothing to claim checks whether others have finished or died."""
 SIGNAL_DELAY_S = 0.2
@@ -51,6 +60,115 @@ DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
 """What torch raises when a decoding process has ended: the last three while it hands over pixels."""
 MAX_UNWRITTEN = 2
 """At most this many tower batches wait for the disk."""
+
+
+class StopSignals:
+    """Records the signals that ask to stop; a context manager that restores the previous handlers."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        """Name of the first signal; empty if none came."""
+        self._finish_shard = True
+        self._handling = handle_signals(self._record)
+
+    def __enter__(self) -> StopSignals:
+        self._handling.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handling.__exit__(None, None, None)
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._finish_shard = not self.name and number == signal.SIGUSR1
+        self.name = self.name or signal.Signals(number).name
+
+    @property
+    def now(self) -> bool:
+        """Whether to drop the current shard."""
+        return bool(self.name) and not self._finish_shard
+
+    @property
+    def soon(self) -> bool:
+        """Whether to start no further shard."""
+        return bool(self.name)
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What `build_cache` did, and the state of the cache after it."""
+
+    folder: Path
+    num_wanted: int
+    num_encoded: int
+    """Number of images that this worker encoded."""
+    num_by_others: int
+    """Number of images that other workers encoded meanwhile."""
+    num_reused: int
+    """Number of images that were stored before."""
+    num_missing: int
+    """Number of images that other workers are still encoding; 0 if the cache is complete."""
+    quarantined: dict[str, str]
+    """Reasons why wanted images have no features, by key, or by file if the file cannot be read."""
+    num_shards: int
+    size_bytes: int
+    seconds: float
+    phases: dict[str, float]
+    """Busy seconds by kind of work; they overlap."""
+
+    def text(self) -> str:
+        content = f"{count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
+        lines = [f"cache {self.folder}: {self._did()}; {content}; {self._state()}"]
+        if self.quarantined:
+            failed = count(len(self.quarantined), "image")
+            lines.append(f"{failed} could not be encoded (see {self.folder / QUARANTINE}):")
+            lines += [f"  {reason}" for reason in list(self.quarantined.values())[:NUM_NAMED]]
+        return "\n".join(lines)
+
+    def _did(self) -> str:
+        reused = f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused"
+        others = [f"{self.num_by_others:,} by other workers"] if self.num_by_others else []
+        if not self.num_encoded:
+            return ", ".join(["nothing new encoded", *others, reused])
+        encoded = [f"encoded {count(self.num_encoded, 'image')} in {duration(self.seconds)}", *others]
+        return ", ".join([*encoded, reused] if self.num_reused else encoded)
+
+    def _state(self) -> str:
+        if self.num_missing:
+            return f"{count(self.num_missing, 'image')} being encoded by other workers"
+        return f"complete but for {count(len(self.quarantined), 'image')}" if self.quarantined else "complete"
+
+
+def report(
+    folder: Path,
+    fingerprint: Fingerprint,
+    images: ImageIndex,
+    finished: set[str],
+    built: Sequence[Shard],
+    phases: dict[str, float],
+    seconds: float,
+) -> BuildReport:
+    """Report on the shards `built`, and update index and quarantine; the images `finished` were done before."""
+    if built or read_index(folder, fingerprint.sha256) is None:
+        write_index(folder, fingerprint.sha256)
+    cache = VisionCache.open(folder)
+    write_quarantine(folder, cache.failed, images.unusable)
+    encoded = {key for shard in built for key in shard.keys if key in cache}
+    wanted = set(images.path_of)
+    stored = {key for key in wanted if key in cache}
+    failed = {key: cache.failed[key].reason for key in wanted - stored if key in cache.failed}
+    return BuildReport(
+        folder=folder,
+        num_wanted=len(wanted),
+        num_encoded=len(encoded & wanted),
+        num_by_others=len(stored - finished - encoded),
+        num_reused=len(stored & finished - encoded),
+        num_missing=len(wanted - stored - failed.keys()),
+        quarantined=failed | {str(path): reason for path, reason in images.unusable.items()},
+        num_shards=cache.num_shards,
+        size_bytes=cache.size_bytes,
+        seconds=seconds,
+        phases={name: round(value, 3) for name, value in phases.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -130,7 +248,9 @@ class _Build:
         self.stopwatch = Stopwatch()
         self.built: list[Shard] = []
         """The shards that this worker has finished."""
-        self._shards = _rotated(shards, options.worker)
+        number, total = options.worker or (0, 1)
+        first = number % total * len(shards) // total  # a different one for each worker
+        self._shards = shards[first:] + shards[:first]
         self._load: Callable[[], Encoder]
         self._load = lambda: Encoder(files, processor, load_tower(), fingerprint, self.stopwatch)
         self._claimed: dict[str, Claim] = {}
@@ -272,10 +392,3 @@ def _rest_of_shard(batch: EncodedBatch, others: Iterator[EncodedBatch]) -> Itera
     while not batch.is_last:
         batch = next(others)
         yield batch
-
-
-def _rotated(shards: list[Shard], worker: tuple[int, int] | None) -> list[Shard]:
-    """The shards, starting at a different one for each worker."""
-    number, total = worker or (0, 1)
-    first = number % total * len(shards) // total
-    return shards[first:] + shards[:first]

@@ -19,15 +19,15 @@ import torch
 from tqdm import tqdm
 
 from lookonce.cache.build.encode import ImageFeatures, encode_image
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
 from lookonce.cache.maintenance.checks import Problem, without_advice
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import mismatch_message
+from lookonce.cache.store.metadata import check_fingerprint
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_key
-from lookonce.errors import BadImage, CacheCorrupt, CacheMismatch, ImageError
+from lookonce.errors import BadImage, CacheCorrupt, ImageError
 from lookonce.text import count, duration
 
 TOLERANCE: dict[DtypeName, float] = {"float32": 1e-5, "bfloat16": 2e-2, "fp8_e4m3": 6e-2}
@@ -97,10 +97,7 @@ def recompute(
     """
     start = time.perf_counter()
     cache = VisionCache.open(folder)
-    if cache.fingerprint != fingerprint:
-        raise CacheMismatch(
-            mismatch_message([cache.fingerprint], fingerprint, f"{folder} was made from something else")
-        )
+    check_fingerprint(folder, cache.fingerprint, fingerprint)
     stored = [key for key in sorted(files) if key in cache]
     drawn = random.Random(seed).sample(stored, min(num_images, len(stored)))
     errors: dict[str, list[float]] = {}

@@ -1,36 +1,228 @@
 """Repair a damaged cache: restore what can be restored, and remove the rest, which the next build encodes again.
 
 Design: a shard is removed only after each of its images was found again, with the right bytes, in the files of the run
-or in those that the plan names. A repair owns the cache: it is refused while another process uses it. The index is
-removed first and the receipt last: an interrupted repair leaves a receipt without its shard, which the next repair
-finds, and never a damaged shard that looks as if it had only lost its receipt.
+or in those that the plan names, or in other shards. A repair owns the cache: it is refused while another process uses
+it. The index is removed first and the receipt last: an interrupted repair leaves a receipt without its shard, which the
+next repair finds, and never a damaged shard that looks as if it had only lost its receipt.
+
+The header of a shard has the names, shapes, offsets and grids of its images, so a lost or broken receipt can be written
+again, and from receipts the plan. What only the receipt had is lost: which images failed (they are tried again), norms,
+peaks and times. The new checksums are those of the file as it is now, which does not prove that its bytes are intact.
+`is_confirmed` does: it finds the new checksums in what is left of the old receipt.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.constants import BUILD_COMMAND, VERIFY_COMMAND
-from lookonce.cache.maintenance.checks import Problem
-from lookonce.cache.maintenance.damaged import ImageFiles, find_files, images_elsewhere, images_of_shard
-from lookonce.cache.maintenance.rebuild import is_confirmed, rebuild_plan, rebuild_receipt
+from lookonce.cache.format import BUILD_COMMAND, MAX_HEADER_BYTES, PARSE_ERRORS, SCALE_SUFFIX, VERIFY_COMMAND
+from lookonce.cache.maintenance.checks import (
+    Problem,
+    Region,
+    check_header,
+    check_offsets,
+    checksum,
+    parse_header,
+    regions,
+)
 from lookonce.cache.maintenance.verify import Level, check_manifest, check_plan, verify, verify_shard
 from lookonce.cache.store.claims import owning
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, write_index
-from lookonce.cache.store.manifest import MANIFEST, ensure_manifest
-from lookonce.cache.store.plan import Plan, Shard
-from lookonce.cache.store.receipts import Receipt, finished_shards, receipt_path, to_text, write_receipt
+from lookonce.cache.store.metadata import (
+    KEY,
+    MANIFEST,
+    Entry,
+    Plan,
+    PlannedImage,
+    Receipt,
+    Shard,
+    ensure_manifest,
+    finished_shards,
+    natural,
+    plan_path,
+    plan_text,
+    read_plan_file,
+    read_receipt,
+    receipt_path,
+    shard_name,
+    shard_number,
+    to_text,
+    write_receipt,
+)
+from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, write_index
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.claim_file import EXPIRY_S
-from lookonce.datasets.images import ImageIndex
-from lookonce.errors import CacheCorrupt, CacheError
-from lookonce.files import write_text
+from lookonce.datasets.images import ImageIndex, Size, bytes_key, image_size, read_many
+from lookonce.errors import CacheCorrupt, CacheError, ImageError
+from lookonce.files import create_text, write_text
 from lookonce.text import count, listed
+
+ImageFiles = dict[str, tuple[Path, Size | None]]
+"""A file and the image size for each image key."""
+
+
+def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receipt:
+    """A receipt made from the shard alone, with the checksums of its current bytes.
+
+    Raises:
+        CacheCorrupt: the file is not a complete shard of this cache.
+        OSError: it is missing or cannot be read.
+    """
+    path = shard_path(folder, name)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        stat = os.fstat(descriptor)
+        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+        content = os.pread(descriptor, min(8 + length, stat.st_size, MAX_HEADER_BYTES), 0)
+        try:
+            found, metadata, header_bytes = parse_header(content)
+            images = _entries(found, metadata, header_bytes)
+        except PARSE_ERRORS as error:
+            raise CacheCorrupt(f"the header of {path} is broken ({error})") from None
+        receipt = Receipt(
+            shard=name,
+            fingerprint=fingerprint.sha256,
+            size_bytes=stat.st_size,
+            header_bytes=header_bytes,
+            header_xxh3_64=checksum(descriptor, Region("", 0, header_bytes, "")),
+            host="",
+            finished=round(stat.st_mtime, 3),
+            seconds=0.0,
+            images=images,
+        )
+        problems = [*check_offsets(receipt), *check_header(content, receipt, fingerprint)]
+        if problems:
+            raise CacheCorrupt(f"{path} is not a complete shard of this cache ({problems[0].what})")
+        digest_of = {region.key: checksum(descriptor, region) for region in regions(receipt)}
+    finally:
+        os.close(descriptor)
+    return replace(receipt, images={key: replace(entry, xxh3_64=digest_of[key]) for key, entry in images.items()})
+
+
+def _entries(found: dict[str, Any], metadata: dict[str, Any], header_bytes: int) -> dict[str, Entry]:
+    entries = {}
+    for name, about in sorted(found.items()):
+        if name.endswith(SCALE_SUFFIX):
+            continue
+        if not KEY.fullmatch(name):
+            raise ValueError(f"{name!r} is not an image key")
+        begin, _ = about["data_offsets"]
+        _, end = found.get(name + SCALE_SUFFIX, about)["data_offsets"]
+        grid_t, grid_h, grid_w = metadata["grid_thw"][name]
+        entries[name] = Entry(
+            natural(header_bytes + begin),
+            natural(end - begin),
+            natural(about["shape"][0]),
+            (natural(grid_t), natural(grid_h), natural(grid_w)),
+            "",
+        )
+    return entries
+
+
+def is_confirmed(receipt: Receipt, broken: bytes) -> bool:
+    """Whether the broken receipt has all checksums of the rebuilt one, each with at most one wrong digit.
+
+    Then only the receipt is damaged: the checksum of a changed image would differ in about 15 of 16 digits.
+    """
+    return all(_is_nearly_in(region.xxh3_64.encode(), broken) for region in regions(receipt))
+
+
+def _is_nearly_in(digits: bytes, content: bytes) -> bool:
+    if digits in content:
+        return True
+    return any(re.search(digits[:at] + b"." + digits[at + 1 :], content, re.DOTALL) for at in range(len(digits)))
+
+
+def rebuild_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
+    """Write broken and lost plan files again from the receipts; returns their paths. No worker may be alive.
+
+    Plan files keep their numbers, and shards theirs. Shards without a receipt get no images; the next build that wants
+    these plans them again. `file_of` maps image keys to files, as far as they are known.
+    """
+    plan_files = list(_plan_files(folder))
+    rebuilt, first = [], 0
+    for number, (path, shards) in enumerate(plan_files):
+        if shards:
+            first = shard_number(shards[-1].name) + 1
+        elif shards is None:
+            after = [later[0].name for _, later in plan_files[number + 1 :] if later]
+            end = shard_number(after[0]) if after else max(map(shard_number, _known_names(folder)), default=-1) + 1
+            if first < end or after or path.exists():
+                names = map(shard_name, range(first, end))
+                text = plan_text(_planned(folder, name, file_of) for name in names)
+                write_text(path, text) if path.exists() else create_text(path, text)
+                rebuilt.append(path)
+            first = max(first, end)
+    return rebuilt
+
+
+def _plan_files(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]:
+    """The plan's files and the path of one more, with their shards; None for files that are broken or missing."""
+    matches = (re.fullmatch(r"plan-(\d{5})", path.stem) for path in folder.glob("plan-*.json"))
+    for number in range(max((int(match[1]) for match in matches if match), default=0) + 2):
+        path = plan_path(folder, number)
+        try:
+            yield path, read_plan_file(path)[0]
+        except (FileNotFoundError, CacheCorrupt, *PARSE_ERRORS):
+            yield path, None
+
+
+def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
+    """A shard of the plan, from its receipt."""
+    try:
+        receipt = read_receipt(folder, name)
+    except (FileNotFoundError, CacheCorrupt):
+        return Shard(name, ())
+    tokens_of = {key: entry.num_tokens for key, entry in receipt.images.items()} | dict.fromkeys(receipt.failed, 0)
+    files = {key: (str(file_of[key]),) for key in tokens_of if key in file_of}
+    return Shard(name, tuple(PlannedImage(key, number, files.get(key, ())) for key, number in tokens_of.items()))
+
+
+def _known_names(folder: Path) -> set[str]:
+    """Names of all shards that have a file or a receipt."""
+    return {*finished_shards(folder), *(path.stem for path in (folder / SHARDS).glob("*.safetensors"))}
+
+
+def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
+    """The images of a shard by its receipt, or else all that it may have by plan or header; None if unknown."""
+    with contextlib.suppress(CacheCorrupt, OSError, *PARSE_ERRORS):
+        return set(read_receipt(folder, planned.name).images)
+    if planned.images:
+        return set(planned.keys)
+    with contextlib.suppress(OSError, ValueError), shard_path(folder, planned.name).open("rb") as file:
+        tensors, _, _ = parse_header(file.read(MAX_HEADER_BYTES))
+        return {name.partition(".")[0] for name in tensors}
+    return None
+
+
+def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles:
+    """Files that still have the bytes of these images: those of the run first, then those of the plan."""
+    found: ImageFiles = {}
+    of_run = {images.path_of[key] for key in keys if key in images.path_of}
+    of_plan = {Path(file) for image in planned.images for file in image.files}
+    for paths in (of_run, of_plan - of_run):
+        if keys <= found.keys():
+            break
+        for path, data in read_many(sorted(paths)):
+            if not isinstance(data, ImageError) and (key := bytes_key(data)) in keys:
+                found.setdefault(key, (path, image_size(data)))
+    return found
+
+
+def images_elsewhere(folder: Path, damaged: set[str]) -> set[str]:
+    """The images of all shards except the `damaged` ones."""
+    keys: set[str] = set()
+    for name in finished_shards(folder):
+        if name not in damaged:
+            with contextlib.suppress(CacheCorrupt, FileNotFoundError, *PARSE_ERRORS):
+                keys |= read_receipt(folder, name).images.keys()
+    return keys
 
 
 @dataclass

@@ -16,12 +16,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND, Grid
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND, Grid
 from lookonce.cache.maintenance.checks import Region, checksum
-from lookonce.cache.store.manifest import read_plan
-from lookonce.cache.store.plan import Plan
+from lookonce.cache.store.metadata import Entry, Plan, read_plan, read_receipt
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Entry, read_receipt
 from lookonce.cache.store.shards import shard_path
 from lookonce.datasets.images import image_key
 from lookonce.errors import ImageError, UsageError

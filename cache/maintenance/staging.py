@@ -18,20 +18,25 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import Problem, check_shard
-from lookonce.cache.maintenance.scan import StoppableThreads
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.maintenance.checks import Problem, StoppableThreads, check_shard
 from lookonce.cache.store.claims import Claim, Claims, using
-from lookonce.cache.store.direct_io import write_all
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.index import Index, write_index
-from lookonce.cache.store.manifest import MANIFEST, QUARANTINE, mismatch_message, plan_path, read_manifest
-from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Receipt, read_receipt, receipt_path
-from lookonce.cache.store.shards import remove_leftovers, shard_path
+from lookonce.cache.store.metadata import (
+    MANIFEST,
+    QUARANTINE,
+    Receipt,
+    check_fingerprint,
+    plan_path,
+    read_manifest,
+    read_receipt,
+    receipt_path,
+)
+from lookonce.cache.store.reader import Index, VisionCache, write_index
+from lookonce.cache.store.shards import remove_leftovers, shard_path, write_all
 from lookonce.claim_file import Process
 from lookonce.disk_space import check_room, disk_full
-from lookonce.errors import CacheError, CacheMismatch
+from lookonce.errors import CacheError
 from lookonce.files import create_text, flush, follow_umask, is_full, temporary_name, write_text
 from lookonce.text import Notify, count, duration, first_line, quiet, size
 
@@ -143,9 +148,7 @@ def copy_small_files(source: Path, folder: Path, fingerprint: Fingerprint) -> No
         CacheMismatch: the folder holds another cache.
     """
     if not create_text(folder / MANIFEST, (source / MANIFEST).read_text()):
-        found = read_manifest(folder)
-        if found != fingerprint:
-            raise CacheMismatch(mismatch_message([found], fingerprint, f"{folder} was made from something else"))
+        check_fingerprint(folder, read_manifest(folder), fingerprint)
     number = 0
     while (path := plan_path(source, number)).exists():
         create_text(plan_path(folder, number), path.read_text())

@@ -19,15 +19,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lookonce.cache.constants import PARSE_ERRORS, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import OnBlock, Problem, check_shard, ignore, without_advice
-from lookonce.cache.maintenance.rebuild import shard_number
-from lookonce.cache.maintenance.scan import Scan
+from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND
+from lookonce.cache.maintenance.checks import OnBlock, Problem, Scan, check_shard, ignore, without_advice
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.index import INDEX, read_index
-from lookonce.cache.store.manifest import MANIFEST, plan_path, read_manifest, read_plan
-from lookonce.cache.store.plan import Plan
-from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt
+from lookonce.cache.store.metadata import (
+    MANIFEST,
+    Plan,
+    Receipt,
+    finished_shards,
+    plan_path,
+    read_manifest,
+    read_plan,
+    read_receipt,
+    shard_number,
+)
+from lookonce.cache.store.reader import INDEX, read_index
 from lookonce.cache.store.shards import SHARDS
 from lookonce.errors import CacheCorrupt
 from lookonce.files import read_json

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from lookonce.cache.constants import Backend, Grid
+from lookonce.cache.format import Backend, Grid
 from lookonce.datasets.images import decode, read_bytes
 from lookonce.errors import BadImage, ModelError, explain_os_error
 from lookonce.text import first_line

@@ -1,4 +1,4 @@
-"""The claim files of a cache: which worker is building which shard, and which processes use the whole cache.
+"""Who uses a cache: the claims of workers and commands, the runs that read it, and what killed processes left behind.
 
 Design: a shard is claimed by the worker that builds it, so workers need no coordinator. Correctness does not depend on
 these claims: if two workers build the same shard, because one was suspended for longer than `expiry_s`, they build the
@@ -7,11 +7,26 @@ same features, and one of them writes the receipt.
 What removes files needs the cache for itself: repair and garbage collection *own* it, every other command that writes
 or reads for long *uses* it, together with any number of others. Both write their claim file first and then look for
 those of the other kind, in the same folder, so of two that start at once at least one sees the other and is refused.
+
+Garbage collection keeps what a run needs: training writes a note when it opens the cache. The note counts while the run
+folder exists and is not empty; deleting or moving that folder ends the use. So a killed run has nothing to clean up. A
+run folder noted by another machine may be on that machine's own disk; if it is not visible here, the note counts for
+30 days.
+
+Of what killed processes leave, this may be removed:
+
+- a temporary file whose process has ended on this machine, or that was not written to for longer than a claim lasts;
+- a claim whose worker is dead;
+- a shard without a receipt that no living worker has claimed;
+- the scratch folder of a measurement, beside the caches, whose process has ended, or wrote nothing for an hour.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
+import socket
 import threading
 import time
 import uuid
@@ -19,6 +34,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import psutil
+
+from lookonce.cache.store.metadata import finished_shards
+from lookonce.cache.store.shards import SHARDS
 from lookonce.claim_file import (
     EXPIRY_S,
     IN_USE,
@@ -34,11 +53,18 @@ from lookonce.claim_file import (
     remove_if_dead,
 )
 from lookonce.errors import CacheError
+from lookonce.files import SCRATCH, TEMPORARY_MARK, read_json, write_json, writer_host
 
 CLAIMS = "claims"
 OWNER = "owner.json"
 HANG_S = 1800
 """A worker without progress for this long counts as hanging: its heartbeats stop, and others may take over."""
+USES = "uses"
+UNSEEN_S = 30 * 24 * 3600
+"""How long a note counts if its run folder is not visible and another machine wrote it."""
+SCRATCH_EXPIRY_S = 3600
+"""Long enough for a measurement to load its models between two writes."""
+SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
 
 
 @dataclass(frozen=True)
@@ -182,3 +208,99 @@ def claimed_work(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Wor
         with contextlib.suppress(FileNotFoundError):
             work = read_work(path) or Work(path.stem, Process("unknown", "", 0, "", 0.0, ""))
             yield work, age(path), not is_dead(path, expiry_s)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A run that has opened a cache."""
+
+    run: str
+    """The absolute path of the run folder."""
+    host: str
+    time: float
+    """When the run last opened the cache, in seconds since 1970."""
+
+
+def note_use(folder: Path, run_folder: Path) -> None:
+    """Note in a cache folder that a run reads it; does nothing if the folder is read-only."""
+    use = Use(str(run_folder.absolute()), socket.gethostname(), round(time.time(), 3))
+    with contextlib.suppress(OSError):
+        write_json(use_path(folder, run_folder), asdict(use))
+
+
+def use_path(folder: Path, run_folder: Path) -> Path:
+    return folder / USES / f"{hashlib.sha256(str(run_folder.absolute()).encode()).hexdigest()[:16]}.json"
+
+
+def uses(folder: Path) -> list[Use]:
+    """The uses of a cache whose run folder still exists, sorted by that folder."""
+    found = []
+    for path in (folder / USES).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # removed or broken: not a use
+            use = Use(**read_json(path))
+            if _is_in_use(use):
+                found.append(use)
+    return sorted(found, key=lambda use: use.run)
+
+
+def _is_in_use(use: Use) -> bool:
+    try:
+        return any(Path(use.run).iterdir())
+    except FileNotFoundError:
+        return use.host != socket.gethostname() and time.time() - use.time < UNSEEN_S
+
+
+def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
+    """Temporary files whose writer has ended."""
+    claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
+    for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
+        name, _, writer = path.name.partition(TEMPORARY_MARK)
+        if path.is_dir() or (path.parent.name == SHARDS and name.split(".")[0] in claimed):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if _has_ended(writer) or age(path) > expiry_s:
+                yield path
+
+
+def dead_claims(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
+    """The files of dead claims."""
+    for path in sorted((folder / CLAIMS).glob("*.json")):
+        with contextlib.suppress(FileNotFoundError):
+            if is_dead(path, expiry_s):
+                yield path
+
+
+def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
+    """Shard files without a receipt that no living worker has claimed."""
+    known = set(finished_shards(folder)) | {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
+    return (path for path in sorted((folder / SHARDS).glob("*.safetensors")) if path.stem not in known)
+
+
+def scratch_folders(root: Path) -> Iterator[Path]:
+    """Scratch folders below a folder of caches whose process has ended or wrote nothing for `SCRATCH_EXPIRY_S`."""
+    for path in sorted(root.glob(f"{SCRATCH}*")):
+        name = SCRATCH_NAME.fullmatch(path.name)
+        if name and path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):
+                if _has_ended(name[1]) or _idle_s(path) > SCRATCH_EXPIRY_S:
+                    yield path
+
+
+def _idle_s(folder: Path) -> float:
+    """Seconds since anything in a folder was modified."""
+    written = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    return age(folder) - (written - folder.stat().st_mtime)
+
+
+def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
+    """Remove the temporary files and claims of dead workers."""
+    for path in temporary_files(folder, expiry_s):
+        path.unlink(missing_ok=True)
+    for path in dead_claims(folder, expiry_s):
+        remove_if_dead(path, expiry_s)
+
+
+def _has_ended(writer: str) -> bool:
+    """Whether the process in a temporary name (HOST-PID-RANDOM) ran on this machine and has ended."""
+    host, _, rest = writer.rpartition("-")[0].rpartition("-")
+    return host == writer_host() and rest.isdigit() and not psutil.pid_exists(int(rest))

@@ -1,26 +1,55 @@
-"""The fingerprint of a cache: everything that changes features, and nothing else.
+"""The fingerprint of a cache: everything that changes features, and nothing else; recorded once it is computed.
 
 Design: the tower is identified by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path: a moved or
 renamed model folder keeps its fingerprint, one with a retrained tower gets another. What changes only the rounding (GPU
 model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The configuration
 of the tower is hashed as transformers resolves it, with defaults filled in; a release that adds a field or changes a
-default needs a new cache, which is the safe side. The cost is reading the tower once per run: 1.2 GB and about a
-second for Qwen3-VL-8B.
+default needs a new cache, which is the safe side.
+
+Computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU time, more
+from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and settings,
+libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its files,
+because a version number would have to be raised by hand. Files of the model are compared by their stamps, as images are
+(datasets/stamps.py). Builds compute the fingerprint from the tower all the same. There is one small file for each model
+and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
+
+A run recognises the model that it was trained on by a hash of the language model: of all but the tower, whose tensors
+training never reads. Computing it reads all weights (16 GB for 8B), several files at a time, once for each training of
+a study; loading them afterwards is served from the page cache. It is recorded in the same way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lookonce.cache.constants import FORMAT_VERSION, DtypeName
-from lookonce.cache.store.dtypes import STORAGE, Storage, StoredTensor
+import xxhash
+
+import lookonce.families
+from lookonce.cache.format import (
+    FORMAT_VERSION,
+    PARSE_ERRORS,
+    STORAGE,
+    DtypeName,
+    Storage,
+    StoredTensor,
+    read_tensor_header,
+)
+from lookonce.datasets.stamps import Stamp, stamp
 from lookonce.differences import Difference, differences
-from lookonce.families.lookup import family_of_tower
+from lookonce.environment import library_versions
+from lookonce.errors import ModelError
+from lookonce.families.lookup import family_in, family_of_tower
+from lookonce.files import hash_file, read_json, write_json
+from lookonce.hub import FILES
+from lookonce.text import shown
+from lookonce.threads import threaded_map
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +58,11 @@ if TYPE_CHECKING:
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
 
+
 FOLDER_DIGITS = 16
+"""Digits of the hash in the name of a cache folder, and of a note."""
+BLOCK_BYTES = 1 << 24
+NOTES = "fingerprints"
 
 
 @dataclass(frozen=True)
@@ -128,3 +161,142 @@ def _number(text: str) -> float:
     """10000.0 as 10000: equal numbers must have the same hash."""
     value = float(text)
     return int(value) if value.is_integer() else value
+
+
+def hash_language_model(folder: Path) -> str:
+    """The xxh3 over names and bytes of a model's files: weights without the vision tower, configurations, tokenizer.
+
+    Raises:
+        ModelError: a file of weights is broken, or the model's family is not known.
+    """
+    tower, digest = family_in(folder).tower_prefixes, xxhash.xxh3_128()
+
+    def hash_one(path: Path) -> str:
+        return _hash_weights(path, tower) if path.suffix == ".safetensors" else hash_file(path)
+
+    paths = _model_files(folder)
+    for path, found in zip(paths, threaded_map(hash_one, paths), strict=True):
+        digest.update(f"{path.name} {found}\n".encode())
+    return digest.hexdigest()
+
+
+def _model_files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in FILES for path in folder.glob(pattern)})
+
+
+def _hash_weights(path: Path, without: tuple[str, ...]) -> str:
+    """The xxh3 over names, types, shapes and bytes of a file's tensors whose names do not begin with `without`."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        try:
+            for name, about, begin, end in _tensors(file):
+                if not name.startswith(without):
+                    digest.update(about.encode())
+                    for block in _blocks(file, begin, end - begin):
+                        digest.update(block)
+        except PARSE_ERRORS as error:
+            raise ModelError(f"cannot read {path}: {shown(repr(error))}; copy or download it again") from None
+    return digest.hexdigest()
+
+
+def _tensors(file: BinaryIO) -> list[tuple[str, str, int, int]]:
+    """The tensors in the order of their data: name, a text that describes it, and where it begins and ends."""
+    header, start = read_tensor_header(file)
+    found = []
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = map(int, tensor["data_offsets"])
+            if not 0 <= begin <= end < 1 << 62:
+                raise ValueError(f"the tensor {name} cannot lie from {begin} to {end}")
+            found.append((begin, name, end, json.dumps([name, tensor["dtype"], tensor["shape"]])))
+    return [(name, about, start + begin, start + end) for begin, name, end, about in sorted(found)]
+
+
+def _blocks(file: Any, offset: int, num_bytes: int) -> Iterator[bytes]:
+    file.seek(offset)
+    while num_bytes > 0 and (block := file.read(min(BLOCK_BYTES, num_bytes))):
+        num_bytes -= len(block)
+        yield block
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a fingerprint is computed from; taken before the model is read."""
+
+    folder: Path
+    """The model folder."""
+    settings: dict[str, Any]
+    stamps: dict[str, Stamp | None]
+    """For each file of the model; None if it was changed just now."""
+    libraries: dict[str, str | None]
+    code: str
+    """The sha256 of the modules that compute fingerprints."""
+
+    @classmethod
+    def of(cls, folder: Path, settings: dict[str, Any]) -> Source:
+        """`settings` are all values of the run file that change a fingerprint, except for the model."""
+        stamps = {path.name: stamp(path) for path in _model_files(folder)}
+        code = hashlib.sha256(b"".join(path.read_bytes() for path in code_files()))
+        return cls(folder, settings, stamps, library_versions(), code.hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        stamps = {name: list(one) if one else None for name, one in self.stamps.items()}  # as JSON has them
+        return asdict(self) | {"folder": self._real_folder, "stamps": stamps}
+
+    def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
+        """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
+        if self.read_note(root) != fingerprint:
+            self._write(root, {"fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256})
+
+    def read_note(self, root: Path) -> Fingerprint | None:
+        """The fingerprint recorded for exactly this source; None if there is none."""
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            if value := self._read(root):
+                found = Fingerprint.from_json(value["fingerprint"])
+                is_whole = found.sha256 == value["sha256"] and found.format_version == FORMAT_VERSION
+                return found if is_whole else None
+        return None
+
+    def language_model_hash(self, root: Path) -> str:
+        """The hash of the model without its tower: as recorded below `root`, else computed, and recorded there.
+
+        Raises:
+            ModelError: a file of weights is broken.
+        """
+        own = replace(self, settings={"hash": "hash_language_model"})
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            if (value := own._read(root)) and value["sha256"] == _sha256(value["hash"]):
+                return str(value["hash"])
+        found = hash_language_model(self.folder)
+        own._write(root, {"hash": found, "sha256": _sha256(found)})
+        return found
+
+    def _read(self, root: Path) -> dict[str, Any] | None:
+        """What was recorded for exactly this source; raises OSError or one of PARSE_ERRORS."""
+        value: dict[str, Any] = read_json(self._path(root))
+        return value if value["source"] == self.to_json() and all(self.stamps.values()) else None
+
+    def _write(self, root: Path, values: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a read-only folder, or one without access
+            if root.is_dir() and all(self.stamps.values()):
+                write_json(self._path(root), {"source": self.to_json()} | values)
+
+    @property
+    def _real_folder(self) -> str:
+        """One path for all links to a model; resolved at each use, so a link that was moved fits no stamps."""
+        return str(self.folder.resolve())
+
+    def _path(self, root: Path) -> Path:
+        name = _sha256(json.dumps([self._real_folder, self.settings], sort_keys=True))
+        return root / NOTES / f"{name[:FOLDER_DIGITS]}.json"
+
+
+def code_files() -> list[Path]:
+    """The modules that compute fingerprints: a change to any of them may change the result."""
+    cache, families = Path(__file__).parents[1], Path(lookonce.families.__file__).parent
+    folders = (cache / "model", families)
+    return [cache / "format.py", Path(__file__), *(path for folder in folders for path in sorted(folder.glob("*.py")))]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,31 +1,44 @@
-"""Shards: features on disk as plain safetensors files. FORMAT.md specifies them.
+"""Shards: features on disk as plain safetensors files. ../FORMAT.md specifies them.
 
 Design: images are appended to a shard as they leave the tower, by several threads; the header is written last, into
 space reserved at the beginning of the file. So a shard of any size needs no memory and writing overlaps with encoding,
 whereas safetensors' own `save_file` needs all tensors at once. That library reads the result (there is a test).
 Features begin at a multiple of 4,096 bytes. The checksum of an image (xxh3, 64 bits) is computed from memory before
 writing, so reading detects any damage on the way to the disk and back.
+
+Features are written once and read hours later, often by another machine, so writes bypass the page cache where the
+filesystem supports it: copying them there costs memory bandwidth, evicts what other processes have in it, and leaves
+the disk idle until the flush at the end. On the local disk of an H200 machine one file was written and flushed at
+2.2 GB/s directly and at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are
+multiples of 4,096. Features of real models have these (a token has 16 or 32 kB); everything else is written through the
+page cache.
+
+The seconds of a build are always measured: two clock readings per image or tower batch. GPU operations are timed by
+events that are read only when the sums are asked for, so measuring causes no host-device sync.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
-from lookonce.cache.constants import FORMAT_VERSION, Grid
-from lookonce.cache.model.tensor_header import read_tensor_header
-from lookonce.cache.store.direct_io import ALIGNMENT, DirectFile, write_all
+from lookonce.cache.format import FORMAT_VERSION, Grid, read_tensor_header
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.store.receipts import (
+from lookonce.cache.store.metadata import (
     Entry,
     Failure,
     Receipt,
@@ -34,17 +47,113 @@ from lookonce.cache.store.receipts import (
     to_text,
     write_receipt,
 )
-from lookonce.cache.store.stopwatch import Stopwatch
 from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
 
 if TYPE_CHECKING:
     import torch
 
+
+ALIGNMENT = 4096
 SHARDS = "shards"
 FORMAT_NAME = "lookonce-features"
 HEADER_BYTES_PER_TENSOR = 320
 """An upper bound: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
 NUM_WRITERS = 4
+
+
+class DirectFile:
+    """A new file that any number of threads may write at any offset."""
+
+    def __init__(self, path: Path, *, direct: bool = True) -> None:
+        """Create `path`.
+
+        Raises:
+            OSError: the file exists, or cannot be created.
+        """
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._direct: int | None = None
+        if direct and hasattr(os, "O_DIRECT"):
+            with contextlib.suppress(OSError):  # the filesystem does not support it
+                self._direct = os.open(path, os.O_RDWR | os.O_DIRECT)
+
+    def write(self, content: memoryview, offset: int) -> None:
+        """Write all of `content`; returns when it is on the disk or in the page cache."""
+        if self._direct is not None and _is_aligned(content, offset):
+            try:
+                return write_all(self._direct, content, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # EINVAL: this filesystem needs an alignment of more than 4,096
+                    raise
+        write_all(self.descriptor, content, offset)
+
+    def flush(self) -> None:
+        """Wait until everything is on the disk."""
+        os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        for descriptor in (self.descriptor, self._direct):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def write_all(descriptor: int, content: memoryview, offset: int) -> None:
+    """Call `os.pwrite` until all is written: one call writes at most 2 GiB."""
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written
+
+
+def _is_aligned(content: memoryview, offset: int) -> bool:
+    address = np.frombuffer(content, np.uint8).ctypes.data if content else 0
+    return (offset | len(content) | address) % ALIGNMENT == 0
+
+
+class Stopwatch:
+    """Sums up seconds by operation; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, Any, Any]] = []
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Measure a block of this thread."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    @contextlib.contextmanager
+    def measure_device(self, name: str, device: torch.device) -> Iterator[None]:
+        """Measure what a block launches on the device's current stream."""
+        if device.type != "cuda":
+            with self.measure(name):
+                yield
+            return
+        import torch
+
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        with self._lock:
+            self._events.append((name, begin, end))
+
+    def add(self, name: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each operation so far; waits for the device."""
+        with self._lock:
+            events, self._events = self._events, []
+        for name, begin, end in events:
+            end.synchronize()
+            self.add(name, begin.elapsed_time(end) / 1000)
+        return dict(self._seconds)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.collate_rows import RowCollator
+from lookonce.train.data.batches import RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS, base_model

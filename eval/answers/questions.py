@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from lookonce.cache.build.encode import ImageFeatures, encode_patches
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.datasets.curriculum.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.majority import Majority, MajorityInContext
@@ -42,9 +42,9 @@ from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment, RunFolder
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.features import CPU
+from lookonce.train.data.batches import CPU
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.model.frozen.choice import model_settings
+from lookonce.train.model.frozen import model_settings
 
 Asked = tuple[Record, int]
 """A record, and the number of the turn that is asked."""

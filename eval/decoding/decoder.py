@@ -40,7 +40,7 @@ from lookonce.eval.decoding.passes import (
     rows_of_block,
 )
 from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLayout, state_rows
-from lookonce.train.data.features import Batch, FeatureSource
+from lookonce.train.data.batches import Batch, FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.cuda_graphs import Capture, cuda_graph_capture

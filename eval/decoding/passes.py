@@ -51,10 +51,8 @@ from lookonce.eval.decoding.waves import (
     attends,
     state_rows,
 )
-from lookonce.train.data.collate_packs import PackCollator
-from lookonce.train.data.features import Batch, FeatureSource, image_inputs
+from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import BLOCK, padded_length
-from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, shared_prefix_attention
 from lookonce.train.model.compile import other_attention, training_on_packs

@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.train.data.groups import Group, group_examples
-from lookonce.train.data.packing import Pack, pack_step
+from lookonce.train.data.packing import Group, Pack, group_examples, pack_step
 
 
 class Needed(NamedTuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lookonce.eval.answerer import Answerer
     from lookonce.eval.decoding.dialogue import Answer
     from lookonce.run.config import RunFile, read_run_file
-    from lookonce.train.model.cached_tower import CachedVisionTower
+    from lookonce.train.model.load import CachedVisionTower
 
 __all__ = [
     "__version__",
@@ -43,7 +43,7 @@ __all__ = [
 _HOME = {
     "Answer": "lookonce.eval.decoding.dialogue",
     "Answerer": "lookonce.eval.answerer",
-    "CachedVisionTower": "lookonce.train.model.cached_tower",
+    "CachedVisionTower": "lookonce.train.model.load",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",
     "RunFile": "lookonce.run.config",

@@ -2,8 +2,8 @@
 
 SIGTERM, SIGUSR1 (which Slurm sends before a time limit or a preemption) and SIGHUP (a closed terminal or ssh session)
 end a command with exit code 75 (EX_TEMPFAIL): not finished, run me again. Ctrl-C ends it with 130. The command line
-sets this up once for all commands; what a build and a training finish first is in cache/build/preemption.py and
-train/loop/preemption.py. Under nohup SIGHUP is ignored, and stays so.
+sets this up once for all commands; what a build and a training finish first is in cache/build/worker.py and
+train/loop/distributed.py. Under nohup SIGHUP is ignored, and stays so.
 """
 
 from __future__ import annotations

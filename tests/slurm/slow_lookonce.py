@@ -40,7 +40,7 @@ if sys.argv[1] == "train" and Path(sys.argv[2]).name == knobs.get("breaks"):
     sys.exit(7)
 
 if sys.argv[1] == "train":
-    from lookonce.train.loop.metrics_log import MetricsLog
+    from lookonce.train.loop.log_files import MetricsLog
 
     begin = MetricsLog.on_step_begin
 

@@ -15,11 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lookonce.cache.build.report import BuildReport
-from lookonce.cache.build.worker import BuildOptions, build_cache
+from lookonce.cache.build.worker import BuildOptions, BuildReport, build_cache
+from lookonce.cache.format import STORAGE
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.claims import CLAIMS, Claim, Claims
-from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.reader import VisionCache
 from lookonce.claim_file import Process

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lookonce.cache.store.claims import CLAIMS
-from lookonce.cache.store.index import write_index
-from lookonce.cache.store.receipts import LEN_CHECKSUM_LINE, checksum_line
+from lookonce.cache.store.metadata import LEN_CHECKSUM_LINE, checksum_line
+from lookonce.cache.store.reader import write_index
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import pytest
 import torch
 import xxhash
 
-from lookonce.cache.constants import Grid
-from lookonce.cache.store.dtypes import SCALE_SUFFIX, STORAGE
+from lookonce.cache.format import SCALE_SUFFIX, STORAGE, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.store.receipts import Failure, Receipt, read_receipt
+from lookonce.cache.store.metadata import Failure, Receipt, read_receipt
 from lookonce.cache.store.shards import ShardWriter, StoredImage, shard_path
 from lookonce.files import write_json
 

@@ -20,8 +20,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import ieee_float32
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower

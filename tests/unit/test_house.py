@@ -36,7 +36,7 @@ LAYERS = (
 """Layers from the bottom up; folders of one layer may import each other. Shared modules are below all. What turns
 records into batches is below an open run, which has it, and the keys of a run file are below both."""
 ROOMS = {
-    "cache": ("constants", "model", "store", "build", "maintenance"),
+    "cache": ("format", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
     "eval": tuple("statistics scores decoding answers answerer predict join compare submission run".split()),
 }
@@ -162,7 +162,7 @@ def test_no_module_imports_itself_through_others(root):
         ("train", "from lookonce.eval.run import evaluate"),
         ("train", "import lookonce.bench.step_time as bench"),
         ("run", "from lookonce.train.model import load"),
-        ("", "from lookonce.cache.constants import FORMAT_VERSION"),
+        ("", "from lookonce.cache.format import FORMAT_VERSION"),
     ],
 )
 def test_the_guard_of_layers_recognises_every_kind_of_import(package, line):

@@ -1,20 +1,331 @@
-"""Turn micro-batches into batches on the device: the tensors of their texts and the features of their images."""
+"""From micro-batches to batches on the device: the features of images, and texts as padded rows or as packs.
+
+Training reads cached features. `Pixels` does what stock training does: it decodes and preprocesses every image of every
+batch, for a model with its tower. It serves as the baseline in tests and in `lookonce bench step`.
+
+Design: only positions whose next token is a target go through the language model's head: `logits_to_keep` lists the
+columns where at least one row has a target, and `targets` and `weights` have those columns only. With a vocabulary of
+151,936 this saves most of the memory of a batch with short answers. The batch holds the target weights (sampler.py).
+
+Rows, one per example, are for `separate` mode, for comparisons and for generation. Images follow one another without
+padding. Text is padded on the right for training and on the left for generation.
+
+A pack is one row: each group's prefix once, then its branches. The positions of a branch continue from the end of its
+prefix, so each token has the position that it has in a conversation of its own. A branch that shares its first tokens
+with the one before it adds the others only, so the pack is a tree in depth-first order: the tokens that continue a
+token are those behind it, up to where it is closed. If the first own token of a branch is a target, it is predicted
+from the last token before it, which may be in the prefix. Several branches may do so, and `logits_to_keep` then lists
+that index several times.
+
+mRoPE positions are as Qwen3-VL defines them: time, height and width of each token. Text tokens count up on all three
+axes. An image's tokens lie on a grid that starts at the next text position; the text after the image starts behind the
+longer side of that grid. Source: `get_rope_index` of transformers' models/qwen3_vl/modeling_qwen3_vl.py, which takes a
+whole batch and the model. `prefix_positions` takes a prefix only. That is all that a pack needs, since the positions of
+a branch count up from the end of its prefix.
+
+One thread prefetches: it reads features (with the cache's own threads, straight into page-locked memory), collates them
+and, on a GPU, copies them to the device on a stream of its own, a bounded number of micro-batches ahead. A thread
+serves as well as processes would: its work releases the GIL almost all the time, no data is copied between processes,
+and one host cache of features serves all. The time that training waits for batches is counted; it is the cost of a slow
+disk.
+
+Shapes: `B` rows, `T` tokens per row with padding, `L` tokens of a pack with padding, `K` columns or targets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn.functional import pad
 
+from lookonce.cache.format import Grid
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.reader import VisionCache
 from lookonce.run.sections.batch import BatchSection
-from lookonce.train.data.collate_packs import PackCollator
-from lookonce.train.data.collate_rows import RowCollator, image_keys
-from lookonce.train.data.features import Batch, FeatureSource, image_inputs
-from lookonce.train.data.packing import padded_length
+from lookonce.train.data.packing import Group, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
+
+CPU = torch.device("cpu")
+Batch = dict[str, torch.Tensor]
+IGNORED = -100
+"""Target of a position that predicts nothing."""
+Column = NDArray[np.int64]
+NO_TOKEN = -1
+"""Stands before the first token of a conversation without images, which no token predicts."""
+T = TypeVar("T")
+"""What a batch is made of."""
+Item = tuple[Batch, "torch.cuda.Event | None", bool] | Exception | None
+"""A batch, when it is on the device and whether it is its step's last; or an error; or None after the last step."""
+
+
+def prefix_positions(
+    token_ids: NDArray[np.int32], image_token_id: int, grids: Sequence[Grid], merge_size: int
+) -> tuple[NDArray[np.int64], int]:
+    """Positions `[3, N]` of `N` tokens, placeholders expanded, and the position of the token after them.
+
+    `token_ids` has one placeholder per image; `grids` are in patches, of which `merge_size` squared make one token.
+    """
+    placeholders = np.flatnonzero(token_ids == image_token_id)
+    pieces, start, done = [], 0, 0
+    for end, (t, h, w) in zip([*placeholders, len(token_ids)], [*grids, (0, 0, 0)], strict=True):
+        num_text = int(end) - done
+        pieces.append(np.broadcast_to(np.arange(start, start + num_text), (3, num_text)))
+        start, done = start + num_text, int(end) + 1
+        pieces.append(np.indices((t, h // merge_size, w // merge_size)).reshape(3, -1) + start)
+        start += max(h, w) // merge_size
+    return np.concatenate(pieces, axis=1), start
+
+
+class FeatureSource(Protocol):
+    """Provides the model's `pixel_values`, and the patch grid of each image."""
+
+    has_tower: ClassVar[bool]
+    """Whether the model has its tower, which needs the grids on the device. Otherwise grids stay on the CPU, where
+    reading them forces no host-device sync."""
+
+    def grid_thw(self, key: str) -> Grid:
+        """An image's patch grid: time, height, width."""
+        ...
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        """The images one after another, without padding, on a device.
+
+        Shapes: features `[num_tokens, num_levels, hidden]`, patches `[num_patches, patch_dim]`.
+        """
+        ...
+
+
+def image_inputs(source: FeatureSource, keys: Sequence[str], device: torch.device = CPU) -> Batch:
+    """The model's inputs for these images; empty if there are none."""
+    if not keys:
+        return {}
+    grids = torch.tensor([source.grid_thw(key) for key in keys], device=device if source.has_tower else CPU)
+    return {"pixel_values": source.load(keys, device), "image_grid_thw": grids}
+
+
+class CachedFeatures:
+    """Features from the cache, for a model with `CachedVisionTower`.
+
+    The most recently used images stay in memory, up to `max_bytes`; for a GPU this is page-locked memory. Each image of
+    a batch is read once, however often it occurs there.
+    """
+
+    has_tower: ClassVar[bool] = False
+
+    def __init__(self, cache: VisionCache, max_bytes: int = 0) -> None:
+        self.cache, self.max_bytes = cache, max_bytes
+        self.bytes_read = 0
+        """Number of bytes read from disk so far."""
+        self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._num_kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def grid_thw(self, key: str) -> Grid:
+        return self.cache.grid_thw(key)
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        with self._lock:
+            features = self._features(list(dict.fromkeys(keys)), pin=device.type == "cuda")
+        on_device = {key: tensor.to(device, non_blocking=True) for key, tensor in features.items()}
+        return torch.cat([on_device[key] for key in keys])
+
+    def _features(self, keys: list[str], pin: bool) -> dict[str, torch.Tensor]:
+        missing = [key for key in keys if key not in self._kept]
+        read = dict(zip(missing, self.cache.get_many(missing, pin=pin), strict=True))
+        self.bytes_read += sum(tensor.nbytes for tensor in read.values())
+        found = {key: read[key] if key in read else self._kept[key] for key in keys}
+        self._keep(found)
+        return found
+
+    def _keep(self, features: Mapping[str, torch.Tensor]) -> None:
+        for key, tensor in features.items():
+            if key not in self._kept:
+                self._num_kept_bytes += tensor.nbytes
+            self._kept[key] = tensor
+            self._kept.move_to_end(key)
+        while self._num_kept_bytes > self.max_bytes:
+            self._num_kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+
+class Pixels:
+    """Patches made from the image files every time, for a stock model."""
+
+    has_tower: ClassVar[bool] = True
+
+    def __init__(self, processor: ImageProcessor, path_of: Mapping[str, Path]) -> None:
+        self.processor, self.path_of = processor, path_of
+        self._grids: dict[str, Grid] = {}
+
+    def grid_thw(self, key: str) -> Grid:
+        if key not in self._grids:
+            self._grids[key] = self.processor.read(self.path_of[key])[1]
+        return self._grids[key]
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        return torch.cat([self.processor.read(self.path_of[key])[0] for key in keys]).to(device)
+
+
+@dataclass(frozen=True)
+class RowCollator:
+    """Makes batches of padded rows."""
+
+    source: FeatureSource
+    image_token_id: int
+    pad_token_id: int
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        """A training batch with images, whose loss is the mean over its targets."""
+        num_targets = sum(example.num_targets for example in examples)
+        return self.text_batch(examples, [1 / max(num_targets, 1)] * len(examples)) | self._images(examples)
+
+    def text_batch(self, examples: Sequence[Example], target_weights: Sequence[float]) -> Batch:
+        """A training batch without images. `target_weights` has one weight per example, for each of its targets.
+
+        `input_ids`, `attention_mask`, `mm_token_type_ids` `[B, T]`; `logits_to_keep` `[K]`: columns to predict from;
+        `targets`, `weights` `[B, K]`: the tokens to predict there (`IGNORED` where there is none) and their weights.
+        """
+        rows = [example.expanded(self.image_token_id) for example in examples]
+        input_ids = self._pad([ids for ids, _ in rows], self.pad_token_id)
+        supervised = self._pad([flags for _, flags in rows], 0).bool()
+        targets = torch.where(supervised, input_ids, IGNORED)[:, 1:]
+        columns = (targets != IGNORED).any(dim=0).nonzero().flatten()
+        batch = self._text(input_ids, self._pad([np.ones_like(ids) for ids, _ in rows], 0))
+        batch["logits_to_keep"], batch["targets"] = columns, targets[:, columns]
+        row_weights = torch.tensor(target_weights, dtype=torch.float32)[:, None]
+        return batch | {"weights": (batch["targets"] != IGNORED) * row_weights}
+
+    def prompts(self, examples: Sequence[Example]) -> Batch:
+        """A batch to generate from, with images: prompts `[B, T]`, padded on the left."""
+        rows = [example.expanded(self.image_token_id)[0] for example in examples]
+        input_ids = self._pad(rows, self.pad_token_id, left=True)
+        attention_mask = self._pad([np.ones_like(ids) for ids in rows], 0, left=True)
+        return self._text(input_ids, attention_mask) | self._images(examples)
+
+    def _images(self, examples: Sequence[Example]) -> Batch:
+        return image_inputs(self.source, image_keys(examples))
+
+    def _text(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Batch:
+        is_image = (input_ids == self.image_token_id).int()
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "mm_token_type_ids": is_image}
+
+    @staticmethod
+    def _pad(rows: Sequence[np.ndarray], value: int, left: bool = False) -> torch.Tensor:
+        length = max(len(row) for row in rows)
+        sides = [(length - len(row), 0) if left else (0, length - len(row)) for row in rows]
+        tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+        return torch.stack([pad(tensor, side, value=value) for tensor, side in zip(tensors, sides, strict=True)])
+
+
+def image_keys(examples: Sequence[Example]) -> list[str]:
+    """The keys of the images of some examples, in the order in which the model expects them."""
+    return [key for example in examples for key in example.image_keys]
+
+
+@dataclass(frozen=True)
+class PackCollator:
+    """Makes batches of packs."""
+
+    image_token_id: int
+    pad_token_id: int
+    merge_size: int
+    source: FeatureSource
+
+    @classmethod
+    def of(cls, chat: ChatTokenizer, source: FeatureSource) -> PackCollator:
+        """The collator of a model's tokens, whose images a source has."""
+        return cls(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source)
+
+    def __call__(
+        self, groups: Sequence[Group], examples: Sequence[Example], target_weights: Sequence[float], length: int
+    ) -> Batch:
+        """The batch of one pack, padded to `length` tokens.
+
+        `target_weights` has one weight per example, in the order of `groups`, for each of the example's targets.
+
+        `input_ids` `[1, L]`; `position_ids` `[3, 1, L]`; `seen_until` `[L]`: the index before which later tokens attend
+        to each token; `logits_to_keep` `[K]`: indices of the tokens to predict from; `targets`, `weights` `[1, K]`: the
+        tokens to predict there and their weights.
+        """
+        pack = _PackBuilder(length, self.pad_token_id)
+        weights = iter(target_weights)
+        for group in groups:
+            self._add(pack, group, examples, [next(weights) for _ in group.examples])
+        return pack.batch()
+
+    def _add(self, pack: _PackBuilder, group: Group, examples: Sequence[Example], weights: Sequence[float]) -> None:
+        first = examples[group.examples[0]]
+        prefix_ids = first.token_ids[: group.len_prefix]
+        grids = [self.source.grid_thw(key) for key in first.image_keys]
+        positions, start = prefix_positions(prefix_ids, self.image_token_id, grids, self.merge_size)
+        repeats = np.ones(len(prefix_ids), dtype=np.int64)
+        repeats[prefix_ids == self.image_token_id] = first.num_image_tokens
+        prefix = pack.add(np.repeat(prefix_ids, repeats), positions)
+        path = np.append(NO_TOKEN, prefix)[-1:]  # what a branch continues: the last token of the prefix, and its own
+        branches = zip(
+            group.examples, group.branch_tokens, chain(group.shared_tokens, repeat(0)), weights, strict=False
+        )
+        for index, num_tokens, shared, weight in branches:
+            rest = examples[index].token_ids[group.len_prefix :]
+            pack.close(path[1 + shared :])
+            own = pack.add(rest[shared:num_tokens], np.arange(start + shared, start + num_tokens))
+            path = np.concatenate([path[: 1 + shared], own])
+            targets = np.flatnonzero(examples[index].supervised[group.len_prefix :])
+            pack.add_targets(path[targets], rest[targets], weight)
+        pack.close(path[1:])
+        pack.close(prefix)
+
+
+class _PackBuilder:
+    """The columns of a pack while tokens are added. What is not added is padding, which attends to padding alone."""
+
+    def __init__(self, length: int, pad_token_id: int) -> None:
+        self._num_tokens = 0
+        self._token_ids = np.full(length, pad_token_id, dtype=np.int64)
+        self._positions = np.zeros((3, length), dtype=np.int64)
+        self._seen_until = np.full(length, length, dtype=np.int32)
+        self._predict_from: list[Column] = []
+        self._targets: list[Column] = []
+        self._weights: list[NDArray[np.float32]] = []
+
+    def add(self, tokens: NDArray[np.int32], positions: Column) -> Column:
+        """Add tokens and return their indices."""
+        start, self._num_tokens = self._num_tokens, self._num_tokens + len(tokens)
+        assert self._num_tokens <= len(self._token_ids), (self._num_tokens, len(self._token_ids))
+        added = slice(start, self._num_tokens)
+        self._token_ids[added], self._positions[:, added] = tokens, positions
+        return np.arange(start, self._num_tokens)
+
+    def close(self, indices: Column) -> None:
+        """Let no token that is added from now on attend to these."""
+        self._seen_until[indices] = self._num_tokens
+
+    def add_targets(self, predict_from: Column, targets: NDArray[np.int32], weight: float) -> None:
+        self._predict_from.append(predict_from)
+        self._targets.append(targets.astype(np.int64))
+        self._weights.append(np.full(len(targets), weight, dtype=np.float32))
+
+    def batch(self) -> Batch:
+        return {
+            "input_ids": torch.from_numpy(self._token_ids)[None],
+            "position_ids": torch.from_numpy(self._positions)[:, None],
+            "seen_until": torch.from_numpy(self._seen_until),
+            "logits_to_keep": torch.from_numpy(np.concatenate(self._predict_from)),
+            "targets": torch.from_numpy(np.concatenate(self._targets))[None],
+            "weights": torch.from_numpy(np.concatenate(self._weights))[None],
+        }
 
 
 @dataclass(frozen=True)
@@ -45,7 +356,7 @@ class BatchMaker:
         return cls(sampler, chat_tokenizer, source, device, pads_to_blocks)
 
     def batch(self, micro_batch: MicroBatch) -> Batch:
-        """The model's inputs, the targets and their weights. A pack has `segment` and `prefix` instead of a mask."""
+        """The model's inputs, the targets and their weights. A pack has `seen_until` instead of a mask."""
         collate = self._pack if self.sampler.batch.has_packs else self._rows
         batch, shown = collate(micro_batch)
         text = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
@@ -71,3 +382,85 @@ class BatchMaker:
     @cached_property
     def _pack_collator(self) -> PackCollator:
         return PackCollator.of(self.chat_tokenizer, self.source)
+
+
+class Prefetcher(Generic[T]):
+    """Makes the batches of steps, `num_ahead` of them before they are asked for."""
+
+    def __init__(
+        self,
+        steps: Iterator[list[T]],
+        make: Callable[[T], Batch],
+        device: torch.device,
+        num_ahead: int,
+    ) -> None:
+        self.wait_seconds = 0.0
+        """Time spent waiting for batches so far."""
+        self._steps, self._make, self._device = steps, make, device
+        self._queue: queue.Queue[Item] = queue.Queue(num_ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def step(self) -> Iterator[tuple[Batch, bool]]:
+        """The next step's batches, each with whether it is the step's last. Empty after the last step.
+
+        The batches of the previous step must have been used up.
+        """
+        is_last = False
+        while not is_last:
+            item = self._next()
+            if item is None:
+                return
+            if isinstance(item, Exception):
+                raise item
+            batch, ready, is_last = item
+            if ready is not None:
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(ready)
+                for tensor in batch.values():
+                    if tensor.is_cuda:
+                        tensor.record_stream(stream)
+            yield batch, is_last
+
+    def close(self) -> None:
+        """End the thread and drop the batches that are ready."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _next(self) -> Item:
+        start = time.perf_counter()
+        item = self._queue.get()
+        self.wait_seconds += time.perf_counter() - start
+        return item
+
+    def _run(self) -> None:
+        try:
+            for batches in map(self._batches, self._steps):
+                for item in batches:
+                    self._queue.put(item)
+                    if self._closed.is_set():
+                        return
+            self._queue.put(None)
+        except Exception as error:  # raised by `step`, where the batch is asked for
+            self._queue.put(error)
+
+    def _batches(self, step: list[T]) -> Iterator[Item]:
+        for number, micro_batch in enumerate(step, start=1):
+            yield *self._on_device(micro_batch), number == len(step)
+
+    def _on_device(self, micro_batch: T) -> tuple[Batch, torch.cuda.Event | None]:
+        if self._device.type != "cuda":
+            return self._make(micro_batch), None
+        stream = self._stream()
+        with torch.cuda.stream(stream):
+            return self._make(micro_batch), stream.record_event()
+
+    def _stream(self) -> torch.cuda.Stream:
+        if not hasattr(self, "_own_stream"):
+            self._own_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._own_stream

@@ -1,30 +1,107 @@
-"""Trainer's settings from the run file.
+"""Trainer's settings from the run file, and its learning rate schedule.
 
-Design: what cannot work is refused here, before anything is read. Trainer's trackers are not set here: they are
-callbacks that a training adds (tracking), so that a measurement of training never tracks. Neither is the number of
-checkpoints: RunTrainer deletes old ones itself (checkpoints.py).
+Design: what cannot work is refused here, before anything is read or written. Trainer makes the schedule after the model
+is loaded and the run folder is claimed. So the same function makes it here for one weight, and a few steps of it are
+computed, as some errors appear only after the warm-up.
+
+Trainer's trackers are not set here: they are callbacks that a training adds (trackers.py), so that a measurement of
+training never tracks. Neither is the number of checkpoints: RunTrainer deletes old ones itself (checkpoints.py).
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
+from lookonce.run.sections.train import TrainSection
 from lookonce.text import first_line
-from lookonce.train.loop.scheduler import check_scheduler
-from lookonce.train.loop.tracking.trackers import check_trackers
-from lookonce.train.model.frozen.choice import check_run
+from lookonce.train.loop.trackers import check_trackers
+from lookonce.train.model.frozen import check_run
 
+NUM_WARMUP, NUM_STEPS = 10, 1000
+"""The length of the schedule that is tried; the real one is known once the records are read."""
+OF_TRAINER = {"self", "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+"""Arguments that Trainer passes itself."""
 FOLLOW_LOSS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 """Learning rate schedules that depend on what is measured while training."""
 TF32_CAPABILITY = (8, 0)
 """CUDA capability of the first GPUs with TensorFloat-32 (Ampere)."""
+
+
+def check_scheduler(options: TrainSection) -> None:
+    """Check `train.scheduler` and `train.scheduler_args`.
+
+    Raises:
+        UsageError: transformers has no such schedule, or cannot make it with these arguments.
+    """
+    name, arguments = options.scheduler, options.scheduler_args
+    names = [kind.value for kind in SchedulerType]
+    if name not in names:
+        raise UsageError(f"`train.scheduler` {name!r} is unknown; allowed: {', '.join(names)}")
+    allowed = _arguments_of(SchedulerType(name))
+    unknown = [key for key in arguments if key not in allowed]
+    try:
+        if unknown:
+            raise ValueError(f"unknown {', '.join(unknown)}")
+        scheduler = _schedule(options, NUM_WARMUP, NUM_STEPS)
+        for factor in getattr(scheduler, "lr_lambdas", ()):
+            for step in (0, NUM_WARMUP, NUM_STEPS // 2, NUM_STEPS - 1, NUM_STEPS):
+                factor(step)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        reason = first_line(error).replace("lr_scheduler_kwargs", "train.scheduler_args")
+        raise UsageError(
+            f"`train.scheduler_args` {arguments} does not fit `train.scheduler: {name}`: {reason}; "
+            f"allowed: {', '.join(allowed) or 'none'}"
+        ) from None
+
+
+def other_rate(options: TrainSection, num_steps: int, other_num_steps: int, first: int) -> str:
+    """Which of the `first` steps has another learning rate in a training of another length; empty if none has."""
+    pairs = zip(_factors(options, num_steps, first), _factors(options, other_num_steps, first), strict=True)
+    for step, (one, other) in enumerate(pairs, start=1):
+        if one != other:
+            return f"step {step:,}: {one * options.learning_rate:.4g} or {other * options.learning_rate:.4g}"
+    return ""
+
+
+def _factors(options: TrainSection, num_steps: int, first: int) -> list[float]:
+    """What the learning rate is multiplied with in the `first` steps of a training of `num_steps`.
+
+    All of them are NaN, which equals nothing, for a schedule that follows the validation loss.
+    """
+    warmup = int(options.warmup) if options.warmup >= 1 else math.ceil(num_steps * options.warmup)  # as Trainer does
+    factors = getattr(_schedule(options, warmup, num_steps), "lr_lambdas", [lambda step: math.nan])
+    return [float(factors[0](step)) for step in range(first)]
+
+
+def _arguments_of(kind: SchedulerType) -> list[str]:
+    """The arguments that a schedule takes from the run file."""
+    function: Any = TYPE_TO_SCHEDULER_FUNCTION[kind]
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):  # passes all to a class
+        parameters = inspect.signature(type(function(_optimizer(1.0)))).parameters
+    return [name for name in parameters if name not in OF_TRAINER]
+
+
+def _schedule(options: TrainSection, num_warmup: int, num_steps: int) -> Any:
+    optimizer, arguments = _optimizer(options.learning_rate), dict(options.scheduler_args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Trainer's own call gives the same warnings
+        return get_scheduler(options.scheduler, optimizer, num_warmup, num_steps, arguments)
+
+
+def _optimizer(learning_rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=learning_rate)
 
 
 def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> TrainingArguments:

@@ -1,30 +1,62 @@
-"""Checkpoints that are whole: written with checksums, compared before they are loaded, deleted by their step.
+"""Checkpoints: written whole, compared before they are loaded, deleted by their step; how a run begins or continues.
 
 Design: Trainer writes a checkpoint file by file into the folder that it stays in. `checksums.json` there is empty at
 first, and is written when all other files are on the disk: a checkpoint without its content was interrupted and is
 ignored, and one whose files no longer agree with it is damaged and passed over. Trainer would delete old checkpoints
 before the new one is on the disk, and the newest one first if the clock was set back, so they are deleted here.
+The cost: an fsync a file, and reading each file once after it was written (from memory) and once before it is loaded;
+half a second a gigabyte, and what the disk takes.
 
-Cost: an fsync a file, and reading each file once after it was written (from memory) and once before it is loaded; half
-a second a gigabyte, and what the disk takes.
+Checksums find damage, and not an author who wrote them too. Trainer hands the fields of its own state to a class, so a
+field too many, or a value of another type, would end as an error of Python somewhere later. So each field has its form
+here; one that a later version of transformers adds may be anything.
+
+A training that is extended must end like a longer one from the start. What a step trains does not depend on the steps
+that follow, but its learning rate may. So the rates of all steps that the checkpoint contains are compared for both
+lengths: they are equal with `constant`, and with `constant_with_warmup` after a number of warm-up steps, but not with
+schedules that fall until the last step. The best checkpoint is chosen at the end of a training, so a run with
+`train.best` is not extended. What the shorter training gave is moved to `steps-N/` in the run folder, the files that
+mark a run as finished first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from transformers import TrainerCallback, TrainerState
+
+from lookonce.cache.store.claims import note_use, temporary_files
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
+from lookonce.run.claim import RunClaim
+from lookonce.run.config import LENGTH, RunFile
 from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunFolder, is_complete, step_of
-from lookonce.text import Notify, listed, shown
-from lookonce.train.loop.trainer_state import read_state
+from lookonce.run.open import OpenRun
+from lookonce.run.start_adapter import check_same_model, find_start
+from lookonce.text import Notify, count, listed, quiet, shown
+from lookonce.train.loop.arguments import other_rate
 
+Form = tuple[Callable[[Any], bool], str]
+"""Whether a value has the form, and the form in words."""
+LOSSES = "losses"
+"""Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
+COUNT: Form = ((lambda value: type(value) is int and 0 <= value < 1 << 63), "a whole number of 0 or more")
+NUMBER: Form = ((lambda value: type(value) in (int, float) and 0 <= value < math.inf), "a number of 0 or more")
+POSITIVE: Form = ((lambda value: type(value) in (int, float) and 1e-18 < value < 1e18), "a number above 0")
+STEPS: Form = ((lambda value: COUNT[0](value) and value > 0), "a whole number above 0")
+ANY_NUMBER: Form = ((lambda value: type(value) in (int, float)), "a number")
+SWITCH: Form = ((lambda value: isinstance(value, bool)), "true or false")
+TEXT: Form = ((lambda value: isinstance(value, str)), "a text")
+OBJECT: Form = ((lambda value: isinstance(value, dict)), "an object")
+NEEDED_FIELDS = ("global_step", "max_steps", "epoch")
 NEEDED = (STATE, "adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
 """Files without which no training is resumed."""
 LOADED = ("adapter_*", "*.pt", "*.pth", "*.safetensors", "*.bin")
@@ -35,6 +67,72 @@ MAKE_ROOM = (
     "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
     "lookonce train RUN.yaml --resume"
 )
+RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
+ELSEWHERE = "train from the start, in another `output` or with --restart"
+
+
+def _or_null(form: Form) -> Form:
+    return (lambda value: value is None or form[0](value)), f"{form[1]} or null"
+
+
+def _has_losses(value: Any) -> bool:
+    """Whether it is an object, whose losses have their form if it has any."""
+    if not isinstance(value, dict) or LOSSES not in value:
+        return isinstance(value, dict)
+    losses, numbers = value[LOSSES], ("logged", "not_logged")
+    return (
+        isinstance(losses, dict)
+        and losses.keys() == {"num_steps", "last_logged_step", *numbers}
+        and all(type(losses[name]) is float for name in numbers)
+        and all(COUNT[0](losses[name]) for name in losses.keys() - {*numbers})
+    )
+
+
+def _is_log(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(line, dict) for line in value)
+
+
+FORMS: dict[str, Form] = {
+    **{"global_step": STEPS, "max_steps": STEPS, "epoch": POSITIVE},
+    **dict.fromkeys(("num_train_epochs", "num_input_tokens_seen"), COUNT),
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "total_flos"), NUMBER),
+    **dict.fromkeys(("train_batch_size", "best_global_step"), _or_null(COUNT)),
+    **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), SWITCH),
+    **dict.fromkeys(("best_model_checkpoint", "trial_name"), _or_null(TEXT)),
+    **{"best_metric": _or_null(ANY_NUMBER), "log_history": (_is_log, "a list of objects")},
+    **{"stateful_callbacks": (_has_losses, "an object, with numbers in its losses"), "trial_params": _or_null(OBJECT)},
+}
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """How far Trainer was, and how far it had to go, when it wrote a checkpoint.
+
+    Raises:
+        RunFolderError: Trainer cannot have written it; names the file and the field.
+    """
+    path = checkpoint / STATE
+    try:
+        state = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} is broken ({shown(repr(error))}); {AGAIN}") from None
+    if wrong := _fault(state, step_of(checkpoint)):
+        raise RunFolderError(f"{path} is broken: {wrong}; {AGAIN}")
+    return dict(state)
+
+
+def _fault(state: Any, step: int) -> str | None:
+    """What Trainer cannot have written, in words; None if all fields have their form."""
+    if not isinstance(state, dict):
+        return f"it holds {shown(repr(state))}, expected an object"
+    if absent := [name for name in NEEDED_FIELDS if name not in state]:
+        return f"it lacks {absent[0]}"
+    if unknown := sorted(state.keys() - {field.name for field in fields(TrainerState)}):
+        return f"Trainer has no field {shown(repr(unknown[0]))}"
+    for name in FORMS.keys() & state.keys():
+        has_form, form = FORMS[name]
+        if not has_form(state[name]):
+            return f"{name} is {shown(repr(state[name]))}, expected {form}"
+    return None if state["global_step"] == step else f"global_step is {state['global_step']}, expected {step}"
 
 
 def kept(folder: RunFolder) -> str:
@@ -129,7 +227,7 @@ def damaged_files(checkpoint: Path) -> list[str]:
 
 
 def _recorded_step(checkpoint: Path) -> int | None:
-    """The step after which Trainer wrote a checkpoint, by its state; None if that does not name one."""
+    """The step after which Trainer wrote a checkpoint, by its state; None if that is not a number."""
     with contextlib.suppress(OSError, ValueError):
         state = read_json(checkpoint / STATE)
         step = state.get("global_step") if isinstance(state, dict) else None
@@ -198,3 +296,161 @@ def checkpoint_bytes(model: Any, optimizer: Any = None) -> int:
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     states = [value for state in optimizer.state.values() for value in state.values()] if optimizer else []
     return OTHER_BYTES + sum(int(getattr(value, "nbytes", 0)) for value in (*weights, *states))
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a training starts."""
+
+    is_finished: bool = False
+    """Whether the run is trained and evaluated, so that nothing is left to do."""
+    is_trained: bool = False
+    """Whether the adapter is already trained, so that only its evaluation is left."""
+    checkpoint: Path | None = None
+    """The checkpoint to resume from, or the last one of a trained adapter; None to start at the first step."""
+    other: RunFolder | None = None
+    """The run with whose adapter the first step starts; None for a new adapter, or to resume."""
+
+    @classmethod
+    def of(cls, opened: OpenRun, identity: dict[str, Any], resume: bool, restart: bool) -> Start:
+        """Where the training of an open run starts; `identity` is what it depends on.
+
+        Raises:
+            RunFolderError: the folder holds another run, this one unfinished and `resume` is false, or one that cannot
+                be extended; its adapter has changed, or with `train.best` the best checkpoint so far is missing.
+            UsageError: the run to start from was trained on another model.
+        """
+        folder, run = opened.folder, opened.run
+        if not restart and _is_finished(opened, identity, resume):
+            folder.check_adapter()
+            return cls(is_finished=True)
+        if not restart and folder.trained.exists() and not folder.has_other_length(run):
+            folder.check_adapter()
+            return cls(is_trained=True, checkpoint=folder.last_checkpoint)
+        checkpoint = None if restart else find_checkpoint(folder, opened.notify)
+        if checkpoint:
+            if run.train.best:
+                best_checkpoint(checkpoint)  # raises if it is not there
+            return cls(checkpoint=checkpoint)
+        other = find_start(run)
+        if other:
+            check_same_model(other, identity)
+        return cls(other=other)
+
+    def notes(self, run: RunFile) -> Iterator[str]:
+        """What a user should know of the start; nothing for a new adapter."""
+        if self.is_trained:
+            yield "adapter already trained; running evaluation"
+        elif self.checkpoint:
+            yield f"resuming from {self.checkpoint.name}"
+        elif self.other:
+            theirs = self.other.read_run().train.frozen
+            other_weights = f" (trained with train.frozen: {theirs})" if theirs != run.train.frozen else ""
+            adapter = f"the adapter of {self.other.folder}{other_weights}"
+            if not run.train.has_steps:
+                yield f"nothing is trained: {adapter} answers as it is"
+                return
+            num_steps = self.other.read_trained().num_steps
+            yield (
+                f"training starts with {adapter}, as it is after its {count(num_steps, 'step')}, and continues as an "
+                "adapter of its own, with a new optimizer and schedule; that run stays as it is, and nothing is merged"
+            )
+
+
+def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> bool:
+    """Whether the folder holds this run, finished; with `resume`, a run of another length is not."""
+    folder, run = opened.folder, opened.run
+    if resume and folder.has_other_length(run):
+        folder.check(run, identity, may_differ=LENGTH)
+        check_extension(folder, run)
+        return False
+    folder.check(run, identity)
+    if folder.is_finished:
+        return True
+    found = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
+    if found and not resume:
+        raise RunFolderError(
+            f"{folder.folder} holds this run, unfinished, with {found}; "
+            "add --resume to continue from it, or --restart to start again"
+        )
+    return False
+
+
+def begin(opened: OpenRun, identity: dict[str, Any], restart: bool) -> None:
+    """Record this run in its folder; `restart` first moves the run in it away."""
+    owner, folder, run = opened.owner, opened.folder, opened.run
+    if restart and (moved := owner.move_away()):
+        opened.notify(f"moved the previous run to {moved}")
+    owner.check()
+    for path in temporary_files(owner.folder):  # of killed processes
+        path.unlink(missing_ok=True)
+    if folder.has_other_length(run) and (kept := keep_results(folder)):
+        opened.notify(f"moved the results of the shorter training to {kept}")
+    folder.claim(run, identity, may_differ=LENGTH)
+    note_use(opened.cache_folder, owner.folder)
+
+
+def check_extension(folder: RunFolder, run: RunFile) -> None:
+    """Check that the training in a folder can be continued to the length that `run` asks for.
+
+    Raises:
+        RunFolderError: there is no checkpoint, or a training of that length would have begun in another way.
+    """
+    checkpoint = find_checkpoint(folder, quiet)
+    if checkpoint is None:
+        raise RunFolderError(
+            f"{folder.checkpoints} holds no complete checkpoint, so the training cannot be extended; {ELSEWHERE}"
+        )
+    step, state = step_of(checkpoint), read_state(checkpoint)
+    before, steps_per_epoch = int(state["max_steps"]), round(state["global_step"] / state["epoch"])
+    wanted = run.train.steps or math.ceil(run.train.epochs * steps_per_epoch)
+    cannot = f"{folder.folder} holds a training of {before:,} steps, which cannot be continued to {wanted:,}"
+    if wanted < step:
+        raise RunFolderError(f"{cannot}: its last checkpoint is after step {step:,}; {ELSEWHERE}")
+    if run.train.best:
+        raise RunFolderError(f"{cannot}: with train.best: {run.train.best} it chose among its steps; {ELSEWHERE}")
+    if found := other_rate(run.train, before, wanted, step):
+        raise RunFolderError(
+            f"{cannot}: with train.scheduler: {run.train.scheduler} and train.warmup: {run.train.warmup:g} the "
+            f"learning rate of a step depends on the number of all steps ({found}); {ELSEWHERE}. A training with "
+            "`constant`, or with `constant_with_warmup` and a whole number of warm-up steps, can be continued"
+        )
+
+
+def keep_results(folder: RunFolder) -> Path | None:
+    """Move the results of a shorter training to `steps-N/`; returns that folder, or None if there are none."""
+    checkpoint = find_checkpoint(folder, quiet)
+    found = [folder.folder / name for name in RESULTS if (folder.folder / name).exists()]
+    if not found or checkpoint is None:
+        return None
+    target = folder.folder / f"steps-{int(read_state(checkpoint)['max_steps'])}"
+    target.mkdir(exist_ok=True)
+    for path in found:
+        path.rename(target / path.name)
+    return target
+
+
+class CurrentIntervals(TrainerCallback):
+    """Applies `logging_steps`, `eval_steps` and `save_steps` of the run file; a checkpoint restores its own ones.
+
+    So it does with the path of the best checkpoint, which Trainer ignores if it leads nowhere and follows if it leads
+    into the folder of another run: it becomes that of this run folder.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)
+        if args.load_best_model_at_end and state.global_step:
+            best = best_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            state.best_model_checkpoint = str(best) if best else None
+
+
+class StopIfTakenOver(TrainerCallback):
+    """Ends a training whose run folder another process has taken over; the first callback, so it writes nothing."""
+
+    def __init__(self, owner: RunClaim) -> None:
+        self._owner = owner
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._owner.check()
+
+    on_step_end = on_log = on_evaluate = on_epoch_end = on_train_begin

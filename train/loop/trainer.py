@@ -1,4 +1,4 @@
-"""transformers' Trainer, set up from the run file.
+"""transformers' Trainer, set up from the run file, and what is measured while training.
 
 Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and resuming. We override:
 
@@ -21,6 +21,11 @@ Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and r
 Design: to Trainer, one item of data is a whole optimizer step, so that a step has exactly `samples_per_step` samples in
 any number of forward passes. A step follows from the seed and its number alone, so a resumed training continues without
 reading the steps before, and batches are prefetched across epochs.
+
+Trainer decides when the validation loss is due, and the callback `Evaluations` when answers are. Both are measured in
+Trainer's evaluation, which comes before a checkpoint that is due at the same step, so a resumed training lacks no
+measurement. Answering changes neither the weights nor the random state, so a training has the same numbers with and
+without it. It costs the time in which the questions are answered, which is logged.
 """
 
 from __future__ import annotations
@@ -28,32 +33,84 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from lookonce.errors import TrainingError
+from lookonce.errors import TrainingError, UsageError
+from lookonce.run.config import RunFile
 from lookonce.run.folder import step_of
 from lookonce.run.sections.train import Checkpointing
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch, BatchMaker, Prefetcher
 from lookonce.train.data.packing import padded_length
-from lookonce.train.data.prefetch import Prefetcher
 from lookonce.train.data.sampler import MicroBatch
-from lookonce.train.loop.checkpoints import check_undamaged, checkpoint_bytes, delete_old, saving
-from lookonce.train.loop.evaluations import Evaluations
-from lookonce.train.loop.trainer_state import LOSSES
+from lookonce.train.loop.checkpoints import LOSSES, check_undamaged, checkpoint_bytes, delete_old, saving
 from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
-from lookonce.train.model.fsdp import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.model.gpu_memory import out_of_memory
-from lookonce.train.model.gradient_checkpointing import checkpointed
+from lookonce.train.model.load import average_gradients, broadcast_trained, is_sharded
 from lookonce.train.model.loss import forward_loss
+
+Answer = Callable[[Any], dict[str, float]]
+"""Lets a model answer this rank's share of the questions; returns the numbers `right` and `questions`."""
+
+
+class Evaluations(TrainerCallback):
+    """Asks Trainer for an evaluation when answers are due, and says what the evaluation measures.
+
+    It must come before callbacks that stop a training, because what is due is measured first.
+    """
+
+    def __init__(self, every: int | Literal["epoch"] | None = None, answer: Answer | None = None) -> None:
+        """Answers are due after `every` epoch or number of steps, and after the last step."""
+        self._every, self._answer = every, answer
+        self.validates, self.answers = True, False
+        """What the next evaluation measures: the validation loss, and the exact match."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note(control, self._answer is not None and self._is_due(state))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note(control, False)  # the epoch's last step has ended before
+
+    def _is_due(self, state: Any) -> bool:
+        if state.global_step >= state.max_steps:
+            return True
+        return bool(state.epoch.is_integer() if self._every == "epoch" else state.global_step % self._every == 0)
+
+    def _note(self, control: Any, answers: bool) -> None:
+        self.validates, self.answers = control.should_evaluate, answers
+        control.should_evaluate = control.should_evaluate or answers
+
+    def exact_match(self, model: Any, add_up: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """The exact match of a model's answers, over all ranks; `add_up` gives the sums of all ranks' numbers."""
+        assert self._answer
+        began = time.perf_counter()
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            counted = self._answer(model)
+        right, questions = add_up(torch.tensor([counted["right"], counted["questions"]])).tolist()
+        seconds = round(time.perf_counter() - began, 3)
+        return {"eval_exact_match": right / questions, "eval_num_questions": questions, "eval_seconds": seconds}
+
+
+def check_can_answer(run: RunFile, num_ranks: int) -> None:
+    """Check that a training can answer questions, if it is asked to.
+
+    Raises:
+        UsageError: its weights are sharded, so no rank has all of them.
+    """
+    if run.eval.every and run.train.fsdp and num_ranks > 1:
+        raise UsageError(
+            "eval.every cannot answer questions with weights that train.fsdp shards over several ranks; set "
+            "train.fsdp: false if the model fits on one GPU, or eval.every: null and run after training: lookonce eval "
+            f"{run.output}"
+        )
 
 
 class RunTrainer(Trainer):

@@ -1,4 +1,4 @@
-"""Set up the decoder layers for training on packs: their attention, and torch.compile.
+"""Set up the decoder layers for training on packs: attention, fewer passes, torch.compile, gradient checkpointing.
 
 Design: transformers' layers are used unchanged and compiled one by one (regional compilation), so that one graph serves
 all layers and compiling takes seconds. For that the first layer's input gets a gradient like those of all others, which
@@ -8,35 +8,77 @@ This costs at most two percent of the time of a graph for one length. By default
 happen to be equal are always equal ("duck shapes"), and would compile a special graph if the first pack is as long as
 the model is wide; so duck shapes are off. Beyond its recompilation limit PyTorch would continue uncompiled, and has
 been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871). So the limit is set out of reach, and
-reaching it is an error.
+reaching it is an error. Sharded layers (FSDP2) are compiled for the first length, and then for all lengths. PyTorch
+treats the integer attributes of such a module as inputs. With dynamic shapes from the start, the size of an attention
+head would be dynamic too, and FlexAttention cannot be compiled for that.
 
-Sharded layers (FSDP2) are compiled for the first length, and then for all lengths. PyTorch treats the integer
-attributes of such a module as inputs. With dynamic shapes from the start, the size of an attention head would be
-dynamic too, and FlexAttention cannot be compiled for that.
+Compiled code is kept for later processes, in a folder that processes on all machines may share. What torch.compile made
+or used in a process, as `torch.compiler.save_cache_artifacts` gives it, is one file. Its name begins with a hash of the
+GPU, the versions and the model, by which others are not read, and ends with the checksum of its content, by which a
+damaged one is found and removed. Within a file PyTorch finds code by the graph, the GPU, the settings and its own
+source, so code that does not fit is not found. A file gets its name when it is whole, and is never changed, so any
+number of processes can write. PyTorch's own folder (TORCHINDUCTOR_CACHE_DIR) has no checksums; it is left where it is,
+by default on the machine's own disk, and gets what the files have. The cost: each file has all that its process used,
+some megabytes, also what others have. The newest files are kept. They hold pickled objects and machine code, so those
+of other users, or that others may write to, are not read.
+
+LoRA: a GPU spends more time on reading and writing what LoRA adds to a layer's output than on LoRA's small products. So
+on a GPU each frozen weight and its LoRA matrices become one matrix (lora_joined.py), where they can; elsewhere, and
+with quantised or sharded weights or dropout, LoRA's scale is part of its matrix B (lora.py). Only PEFT's forward method
+is replaced, and only within the block.
+
+Host-device syncs: Boolean indexing, count checks and `.tolist()` force one, after which the GPU is idle until the CPU
+has launched new kernels. transformers' model has about ten per forward pass: where it finds the image tokens, where it
+splits features into images, and in each DeepStack level. `without_syncs` computes the same values without: the counts
+are known when the pack is made, and features are added as a tensor that is zero elsewhere. Two methods of the stock
+model are replaced. A test checks that they exist and that no bit of the result changes. The cost is an addition over
+the whole pack in each DeepStack level, a tenth of a millisecond.
+
+Gradient checkpointing computes activations again in the backward pass instead of storing them. PyTorch's checkpoint is
+inside of a compiled layer, where the compiler only notes what not to store. So a layer stays one graph, its passes can
+be captured as CUDA graphs, and dropout is the same in both passes, since its seed is stored. The same operations are
+computed again, so loss and gradients do not change; those that no gradient needs are left out, such as a layer's last
+product. `train.gradient_checkpointing: true` is for whole layers. `selective` is for MLPs, which have half of a layer's
+products and most of its activations; attention is stored. With dropout a compiled layer that is checkpointed as a whole
+draws other random numbers than one that is not: the compiler numbers the draws of each graph by itself. The gradients
+are those of its own loss. Layers that are not compiled keep and set random states, so their passes cannot be captured.
+With FSDP, the hooks that gather and free a layer's weights are outside of its forward method, as they must be.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
+import xxhash
+from peft.tuners.lora.layer import Linear
 from torch._dynamo.utils import counters
 from torch._functorch import config as autograd_config
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental import _config as fx_config
+from torch.utils.checkpoint import checkpoint
 
+from lookonce.environment import device_name, library_version
 from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import family_of
+from lookonce.files import atomic_write, open_regular
+from lookonce.run.sections.train import Checkpointing
+from lookonce.text import Notify, first_line, size
 from lookonce.train.model.attention import NAME
-from lookonce.train.model.fsdp import is_sharded
-from lookonce.train.model.last_layer import is_short, short_last_layer
 from lookonce.train.model.linear_attention import states_of_branches
-from lookonce.train.model.load import base_model, text_model
-from lookonce.train.model.lora.products import fewer_passes
-from lookonce.train.model.sync_free import without_syncs
+from lookonce.train.model.load import base_model, is_sharded, text_model
+from lookonce.train.model.lora import scaled_forward
+from lookonce.train.model.loss import is_short, short_last_layer
 
 COMPILER: dict[str, Any] = {
     "recompile_limit": 128,
@@ -49,6 +91,101 @@ AUTOGRAD: dict[str, Any] = {
     "ban_recompute_materialized_backward": False,  # or the results of norms and SwiGLU are stored for products
 }
 """Settings that let the backward pass compute cheap results again: a quarter less memory in the same time."""
+SUFFIX = ".compiled"
+MAX_FILES = 64
+"""Number of files that are kept in a folder."""
+CACHE_COUNTERS = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass")
+"""PyTorch's counters of graphs that were found, not found, and not looked up."""
+
+
+@contextlib.contextmanager
+def without_syncs(model: Any) -> Iterator[None]:
+    """Replace the methods of a model that sync when they add images to text. `model` is without PEFT's wrapper."""
+    inner, text = model.model, model.model.language_model
+    image_token_id: int = inner.config.image_token_id
+
+    def placeholders(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        return (input_ids == image_token_id)[..., None], None
+
+    replaced = ((inner, "get_placeholder_mask", placeholders), (text, "_deepstack_process", add_features))
+    used = [(owner, name, method) for owner, name, method in replaced if hasattr(owner, name)]
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in used]
+    for owner, name, method in used:
+        setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        for owner, name, outer in before:
+            if outer:  # within another block
+                setattr(owner, name, outer)
+            else:
+                delattr(owner, name)
+
+
+def add_features(hidden_states: torch.Tensor, is_image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """`hidden_states` `[B, L, H]` plus `features` `[N, H]` at the `N` true positions of `is_image` `[B, L]`."""
+    scattered = torch.zeros_like(hidden_states).masked_scatter(is_image[..., None], features.to(hidden_states.dtype))
+    return hidden_states + scattered
+
+
+class InputsAreStored(CustomGraphPass):
+    """Unmarks inputs of a graph that torch 2.11 would compute again, which fails: the sizes of random tensors."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for node in graph.find_nodes(op="placeholder"):
+            node.meta.pop("recompute", None)
+
+    def uuid(self) -> str:
+        return type(self).__qualname__
+
+
+@contextlib.contextmanager
+def checkpointed(model: Any, how: Checkpointing) -> Iterator[None]:
+    """Compute activations of the decoder layers again in the backward pass within the block.
+
+    Those of the last layer are stored, as its backward pass comes first.
+    """
+    layers = text_model(model).layers[:-1] if how else []
+    parts = [layer.mlp if how == "selective" else layer for layer in layers]
+    before = [vars(part).get("forward") for part in parts]
+    for part in parts:
+        part.stored_forward, part.forward = part.forward, MethodType(_forward, part)
+    try:
+        with inductor_config.patch(joint_custom_post_pass=InputsAreStored() if how else None):
+            yield
+    finally:
+        for part, forward in zip(parts, before, strict=True):
+            del part.stored_forward, part.forward
+            if forward:
+                part.forward = forward
+
+
+def _forward(part: Any, *args: Any, **options: Any) -> Any:
+    """A module's forward method, checkpointed."""
+    forward = partial(part.stored_forward, **options)
+    return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)
+
+
+@contextlib.contextmanager
+def fewer_passes(model: Any, *, joins: bool) -> Iterator[None]:
+    """Compute the LoRA layers of a model with fewer passes through memory within the block.
+
+    If it `joins`, frozen weights become parts of joined matrices where they can.
+    """
+    layers: list[Any] = [one for one in model.modules() if type(one) is Linear and "forward" not in vars(one)]
+    for layer in layers:
+        layer.forward = MethodType(scaled_forward, layer)
+    try:
+        if joins:
+            from lookonce.train.model.lora_joined import joined_layers  # here, as it looks for Triton
+
+            with joined_layers(text_model(model), layers):
+                yield
+        else:
+            yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 @contextlib.contextmanager
@@ -72,8 +209,9 @@ def training_on_packs(model: Any, *, compiled: bool, attention: str = NAME) -> I
         last_layer,
         _inputs_with_gradient(text_model(model)) if compiled else contextlib.nullcontext(),
     ):
-        for layer in _alike(text_model(model).layers) if compiled else ():
-            layer.compile(dynamic=None if is_sharded(model) else True)
+        for layer in text_model(model).layers if compiled else ():
+            if not is_short(layer):  # else it would need a graph of its own, and is a small part of a step
+                layer.compile(dynamic=None if is_sharded(model) else True)
         yield
 
 
@@ -92,11 +230,6 @@ def _inputs_with_gradient(text: Any) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def _alike(layers: Any) -> list[Any]:
-    """The layers that share a graph. The short last one would need another, and is a small part of a step."""
-    return [layer for layer in layers if not is_short(layer)]
 
 
 def _joins(model: Any) -> bool:
@@ -168,3 +301,83 @@ def check_layers(family: Family, config: Any) -> None:
 def num_compiled_graphs() -> int:
     """The number of graphs that torch.compile has compiled in this process."""
     return int(counters["stats"]["unique_graphs"])
+
+
+class CompileCache:
+    """The compiled code of one model on one kind of GPU, with one set of versions."""
+
+    def __init__(self, folder: Path, model_config: Path, notify: Notify) -> None:
+        """`model_config` is the model's configuration file."""
+        self._folder, self._notify = folder, notify
+        about = (device_name(), torch.__version__, torch.version.cuda, library_version("triton"))
+        self._prefix = xxhash.xxh3_64_hexdigest(repr(about).encode() + model_config.read_bytes())
+        self._loaded: set[str] = set()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Use what is kept within the block, and then keep what is new."""
+        self.load()
+        yield
+        self.save()
+
+    def load(self) -> None:
+        """Give the compiler what earlier processes have kept; a file that cannot be used is said and left out."""
+        for path in self._folder.glob(f"{self._prefix}-*{SUFFIX}"):
+            try:
+                self._load(path)
+            except FileNotFoundError:  # another process has removed it
+                continue
+            except Exception as error:  # of PyTorch, whose code for this must not end a training
+                self._notify(f"cannot use {path} ({first_line(error)}); compiling what it has")
+
+    def _load(self, path: Path) -> None:
+        with open_regular(path) as file:
+            if not _is_only_ours(os.fstat(file.fileno())):
+                return
+            content = file.read()
+        if path != self._path(content):
+            path.unlink()
+            self._notify(f"removed {path}, which is damaged; compiling what it had")
+        elif found := torch.compiler.load_cache_artifacts(content):
+            self._loaded |= names_of(found.artifacts.values())
+
+    def save(self) -> None:
+        """Keep what the compiler has made or used, unless all of it was loaded; says how many graphs were found."""
+        saved = torch.compiler.save_cache_artifacts()
+        if saved is None:
+            return
+        content, made = saved
+        hits, *others = (counters["aot_autograd"][name] for name in CACHE_COUNTERS)
+        self._notify(f"compiled graphs: {hits + sum(others)}, {hits} of them from earlier processes")
+        if names_of(made.artifacts.values()) <= self._loaded:
+            return
+        try:
+            self._write(content)
+        except OSError as error:
+            self._notify(f"compiled code is not kept in {self._folder} ({error.strerror}); see train.compile_cache")
+
+    def _write(self, content: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self._path(content)) as temporary:
+            temporary.write_bytes(content)
+        path = self._path(content)
+        path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))  # else it would not be read
+        self._notify(f"kept {size(len(content))} of compiled code in {self._folder}")
+        with contextlib.suppress(FileNotFoundError):  # another process removes them too
+            everything = self._folder.glob(f"*{SUFFIX}*")  # also what killed processes left
+            newest = sorted(everything, key=lambda path: -path.stat().st_mtime)
+            for path in newest[MAX_FILES:]:
+                path.unlink()
+
+    def _path(self, content: bytes) -> Path:
+        return self._folder / f"{self._prefix}-{xxhash.xxh3_128_hexdigest(content)}{SUFFIX}"
+
+
+def _is_only_ours(found: os.stat_result) -> bool:
+    """Whether a file belongs to this user and no other user may write to it."""
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def names_of(artifacts: Iterable[Iterable[str]]) -> set[str]:
+    """The keys of artifacts of all types, which are hashes."""
+    return {key for keys in artifacts for key in keys}

@@ -19,7 +19,7 @@ import torch
 
 from lookonce.errors import TrainingError
 from lookonce.text import first_line
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch
 from lookonce.train.data.packing import padded_length
 
 MIN_TARGETS = 64

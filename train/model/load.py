@@ -1,8 +1,19 @@
-"""Load the model without its vision tower, and add LoRA to its language model.
+"""Load the model without its vision tower, add LoRA to its language model, and shard its frozen weights over the ranks.
 
 Design: `from_pretrained` builds models on the meta device. The tower is replaced right after the model's `__init__`, so
 it never takes memory, and its tensors are skipped when the checkpoint is read. Every other tensor of the model must be
 in the checkpoint, with its shape: a random one would be trained on without a word. LoRA is PEFT's.
+
+The input of `CachedVisionTower` is features where the tower's is patches, and its output is the tower's. The rest of
+the model is stock: it embeds text, scatters level 0 over the image tokens and adds the DeepStack levels in its first
+layers (https://github.com/huggingface/transformers, models/qwen3_vl/modeling_qwen3_vl.py), so generate, PEFT and
+Trainer work unchanged.
+
+Sharding (FSDP2) is for models that do not fit one GPU. The trained weights are small, so they stay whole on every rank
+and only their gradients are exchanged. The frozen weights are sharded: a decoder layer is gathered when it is needed
+and freed afterwards. Checkpoints, optimizer and adapter are the same as without sharding. accelerate's FSDP2 would also
+shard the trained weights, sum their gradients in half precision, and does not run on CPUs (`AcceleratorState`). The
+cost is that the whole model is communicated twice per micro-batch, which a pack of some thousand tokens hides.
 """
 
 from __future__ import annotations
@@ -16,21 +27,24 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedConfig
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from lookonce.cache.model.expert_tensors import misshapen_expert_tensors, missing_expert_tensors
-from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.model_folder import ModelFolder, misshapen_expert_tensors, missing_expert_tensors
 from lookonce.environment import best_device, limit_cpu_threads
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.families.kernels import restrict_kernels
+from lookonce.families.lookup import family_of
 from lookonce.run.config import RunFile
 from lookonce.run.folder import ADAPTER_FILES, AGAIN
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import count, first_line, listed, shown
-from lookonce.train.model.cached_tower import replace_tower
-from lookonce.train.model.frozen.choice import frozen_of_answers, quantised
-from lookonce.train.model.lora.targets import (
+from lookonce.train.model.frozen import frozen_of_answers, quantised
+from lookonce.train.model.lora import (
     expert_tensors,
     leave_experts_uncompiled,
     lora_config,
@@ -42,6 +56,33 @@ from lookonce.train.model.lora.targets import (
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtype of the frozen weights for each `train.precision` of a run file."""
 NUM_NAMED = 4
+
+
+class CachedVisionTower(nn.Module):
+    """Returns cached features as a vision tower's output. It has no parameters."""
+
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+        """`config` is the model's. The model casts features to `dtype` before it passes them here."""
+        super().__init__()
+        family: Any = family_of(config)
+        self.spatial_merge_size: int = config.vision_config.spatial_merge_size
+        self.dtype = dtype
+        self._with_deepstack = family.load("BaseModelOutputWithDeepstackFeatures") if family.has_deepstack else None
+
+    def forward(
+        self, hidden_states: torch.Tensor, grid_thw: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """`hidden_states` `[num_tokens, num_levels, hidden]` are the features of all images of the batch."""
+        merged, *deepstack = hidden_states.unbind(dim=1)
+        if self._with_deepstack is None:
+            return BaseModelOutputWithPooling(pooler_output=merged)
+        output: BaseModelOutputWithPooling = self._with_deepstack(pooler_output=merged, deepstack_features=deepstack)
+        return output
+
+
+def replace_tower(model: Any, dtype: torch.dtype) -> None:
+    """Put a `CachedVisionTower` in the place of the tower of transformers' model."""
+    setattr(model.model, family_of(model.config).tower, CachedVisionTower(model.config, dtype))
 
 
 def load_without_tower(
@@ -243,3 +284,40 @@ def head_size(config: Any) -> int:
 def base_model(model: Any) -> Any:
     """transformers' model, inside PEFT's if there is an adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def shard_frozen(model: Any, device: torch.device) -> Any:
+    """Move the trained weights and this rank's shards of the frozen weights to `device`; returns the model.
+
+    The model moves from the CPU layer by layer, so a GPU never holds all of it.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.data = weight.data.to(device)
+    broadcast_trained(model)
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    for module in (*text_model(model).layers, model):
+        fully_shard(module, mesh=mesh, ignored_params=set(trained))
+    return model
+
+
+def broadcast_trained(model: Any) -> None:
+    """Copy the first rank's trained weights to all ranks."""
+    for weight in model.parameters():
+        if weight.requires_grad:
+            distributed.broadcast(weight.data, src=0)
+
+
+def is_sharded(model: Any) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def average_gradients(model: Any) -> None:
+    """Replace the gradients of trained weights by their means over all ranks, in one message."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(together)
+    together /= distributed.get_world_size()
+    averages = torch.split(together, [gradient.numel() for gradient in gradients])
+    for gradient, averaged in zip(gradients, averages, strict=True):
+        gradient.copy_(averaged.view_as(gradient))

@@ -24,14 +24,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from lookonce.bench.matmul import matmul_flops_per_second, synchronize
-from lookonce.cache.build.planner import planned_images
+from lookonce.cache.build.progress import planned_images
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.direct_io import DirectFile
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.store.plan import PlannedImage, cut
-from lookonce.cache.store.shards import NUM_WRITERS
+from lookonce.cache.store.metadata import PlannedImage, cut
+from lookonce.cache.store.shards import NUM_WRITERS, DirectFile
 from lookonce.datasets.images import ImageIndex, read_bytes
 from lookonce.disk_space import existing
 from lookonce.errors import ImageError, UsageError

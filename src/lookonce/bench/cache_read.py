@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from lookonce.cache.constants import BUILD_COMMAND
+from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import Linear
 
-from lookonce.train.data.groups import Group
+from lookonce.train.data.packing import Group
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import head_size, text_model

@@ -32,13 +32,12 @@ from lookonce.run.open import OpenRun
 from lookonce.run.sections.train import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
 from lookonce.text import Notify
-from lookonce.train.data.collate_rows import IGNORED, RowCollator
-from lookonce.train.data.features import Batch, CachedFeatures, FeatureSource, Pixels
+from lookonce.train.data.batches import IGNORED, Batch, CachedFeatures, FeatureSource, Pixels, RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.metrics_log import STOCK_PRINTERS
+from lookonce.train.loop.log_files import STOCK_PRINTERS
 from lookonce.train.loop.session import make_trainer
-from lookonce.train.model.frozen.choice import check_frozen
+from lookonce.train.model.frozen import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
 CHECKPOINTING = next(

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from lookonce.cache.store.dtypes import STORAGE
+from lookonce.cache.format import STORAGE
 from lookonce.checks.images import CheckedImages
 from lookonce.checks.model import CheckedModel
 from lookonce.checks.report import Result

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lookonce.cache.build.planner import index_from_plan, planned_tokens
-from lookonce.cache.constants import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.build.progress import index_from_plan, planned_tokens
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import MANIFEST, read_manifest, read_plan
+from lookonce.cache.store.metadata import MANIFEST, read_manifest, read_plan
 from lookonce.cache.store.reader import VisionCache
 from lookonce.checks.model import CheckedModel
 from lookonce.checks.records import CheckedRecords

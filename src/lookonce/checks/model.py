@@ -86,10 +86,9 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
 
 
 def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
-    from lookonce.train.model.cached_tower import replace_tower
     from lookonce.train.model.compile import check_layers
-    from lookonce.train.model.load import add_lora, text_model
-    from lookonce.train.model.lora.targets import beyond_targets
+    from lookonce.train.model.load import add_lora, replace_tower, text_model
+    from lookonce.train.model.lora import beyond_targets
 
     if model.model_folder is None:
         return

@@ -79,10 +79,9 @@ def _packages(run: RunFile) -> Iterator[Result]:
 
 
 def _training(run: RunFile) -> Iterator[Result]:
-    from lookonce.train.loop.arguments import training_arguments
-    from lookonce.train.loop.scheduler import check_scheduler
-    from lookonce.train.loop.tracking.trackers import check_trackers
-    from lookonce.train.model.frozen.choice import check_run
+    from lookonce.train.loop.arguments import check_scheduler, training_arguments
+    from lookonce.train.loop.trackers import check_trackers
+    from lookonce.train.model.frozen import check_run
 
     sections = {
         "train": run.train.model_copy(update=PLAIN_TRAINING),

@@ -128,10 +128,10 @@ def audit(
     stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, thinks, batch) if tokenizer else None
     sections, texts, tokens = [], [], {}
     if stats:
-        from lookonce.train.data import token_report
+        from lookonce.train.data import token_stats
 
-        report = report.with_findings(token_report.findings(stats))
-        sections, texts = [token_report.section(stats)], [token_report.to_text(stats)]
+        report = report.with_findings(token_stats.findings(stats))
+        sections, texts = [token_stats.section(stats)], [token_stats.to_text(stats)]
         tokens = {"tokens": stats.to_json()}
     if html:
         from lookonce.datasets.audit.contact_sheet import draw_contact_sheet

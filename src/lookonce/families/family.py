@@ -2,7 +2,7 @@
 
 Design: a description is data. transformers' classes are named and not imported, so that commands that import neither
 torch nor transformers can read it. What all families have alike is not here: a model in two parts, the tower and
-`model.language_model`; a tower that takes patches and `grid_thw`; mRoPE's positions (train/data/mrope.py); Qwen2-VL's
+`model.language_model`; a tower that takes patches and `grid_thw`; mRoPE's positions (train/data/batches.py); Qwen2-VL's
 image processor (cache/model/pixels.py); and a chat template in the model folder. A family that lacks one of these needs
 another field, and code that asks for it.
 """
@@ -75,7 +75,7 @@ class Family:
     has_deepstack: bool = False
     """Whether the tower also returns levels that the first decoder layers add."""
     has_short_last_layer: bool = False
-    """Whether the last decoder layer is computed as in train/model/last_layer.py."""
+    """Whether the last decoder layer is computed as in train/model/loss.py."""
     experts: tuple[str, ...] = ()
     """The tensors of a decoder layer that hold the matrices of all experts, for `lora.experts`."""
     image_token: str = "<|image_pad|>"

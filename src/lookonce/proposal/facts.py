@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.build.planner import planned_tokens
-from lookonce.cache.store.dtypes import STORAGE
+from lookonce.cache.build.progress import planned_tokens
+from lookonce.cache.format import STORAGE
 from lookonce.checks.template import without_thinking
 from lookonce.datasets.images import count_images, image_size, read_many
 from lookonce.datasets.records import Record

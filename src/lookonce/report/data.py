@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.prepare.journal import REPORT
 from lookonce.datasets.records import Record

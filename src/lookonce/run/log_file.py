@@ -1,4 +1,4 @@
-"""`log.jsonl` as curves by step. metrics_log.py writes the file, one object per line.
+"""`log.jsonl` as curves by step. log_files.py writes the file, one object per line.
 
 Design: a line that is broken is left out, because a killed process may have written half of its last one, and a
 training may be writing while the file is read. Of several values for one step the last counts. Costs 5 ms per 1,000

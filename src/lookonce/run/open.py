@@ -20,9 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
-from lookonce.cache.constants import BUILD_COMMAND
-from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.fingerprint_notes import Source
+from lookonce.cache.format import BUILD_COMMAND
+from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.images import ImageIndex
@@ -52,13 +51,12 @@ from lookonce.text import Notify, quiet, shell
 
 if TYPE_CHECKING:
     from lookonce.cache.build.estimate import Estimate
-    from lookonce.cache.build.report import BuildReport
-    from lookonce.cache.build.status import StatusReport
+    from lookonce.cache.build.progress import StatusReport
+    from lookonce.cache.build.worker import BuildReport
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
     from lookonce.cache.model.tower import Tower
-    from lookonce.train.data.collate_rows import RowCollator
-    from lookonce.train.data.features import FeatureSource
+    from lookonce.train.data.batches import FeatureSource, RowCollator
     from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 Found = TypeVar("Found")
@@ -218,20 +216,20 @@ class OpenRun:
     @cached_property
     def features(self) -> FeatureSource:
         """The features of the cache, with `train.host_cache_gb` of them kept in memory; `changed` may give others."""
-        from lookonce.train.data.features import CachedFeatures
+        from lookonce.train.data.batches import CachedFeatures
 
         return CachedFeatures(self.cache, int(self.run.train.host_cache_gb * 1e9))
 
     def row_collator(self, source: FeatureSource | None = None) -> RowCollator:
         """What makes batches of padded rows, with features of the cache or of another `source`."""
-        from lookonce.train.data.collate_rows import RowCollator
+        from lookonce.train.data.batches import RowCollator
 
         chat = self.chat_tokenizer
         return RowCollator(source or self.features, chat.image_token_id, chat.tokenizer.pad_token_id)
 
     def examples(self, split: str) -> tuple[list[Example], int]:
         """The examples of a split, and how many records were left out as too long."""
-        from lookonce.train.data.examples import make_examples
+        from lookonce.train.data.conversations import make_examples
 
         batch = self.run.batch
         return make_examples(
@@ -247,7 +245,7 @@ class OpenRun:
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
-        from lookonce.train.data.chat.conversations import ConversationTokenizer
+        from lookonce.train.data.conversations import ConversationTokenizer
 
         shown = []
         for tokens, (record, _) in zip(ConversationTokenizer(self.chat_tokenizer).prompts(asked), asked, strict=True):
@@ -287,7 +285,7 @@ class OpenRun:
 
     def status(self) -> StatusReport:
         """How much of this run's cache is built."""
-        from lookonce.cache.build.status import status
+        from lookonce.cache.build.progress import status
 
         return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
 
@@ -309,9 +307,9 @@ class OpenRun:
 
     def write_plan(self) -> None:
         """Write the plan, so that workers need not hash the images."""
-        from lookonce.cache.build.planner import ensure_plan, planned_images
+        from lookonce.cache.build.progress import ensure_plan, planned_images
         from lookonce.cache.store.claims import using
-        from lookonce.cache.store.manifest import ensure_manifest
+        from lookonce.cache.store.metadata import ensure_manifest
 
         with using(self.cache_folder, "lookonce cache plan", self.run.cache.claim_s):
             ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())

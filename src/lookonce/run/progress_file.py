@@ -1,4 +1,4 @@
-"""The progress of a training: `progress.json` in the run folder. heartbeat.py writes it, `lookonce status` reads it."""
+"""The progress of a training: `progress.json` in the run folder. log_files.py writes it, `lookonce status` reads it."""
 
 from __future__ import annotations
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from lookonce.cache.build.planner import index_from_plan
-from lookonce.cache.build.unusable import unusable_images
-from lookonce.cache.constants import BUILD_COMMAND
+from lookonce.cache.build.progress import index_from_plan, unusable_images
+from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
+from lookonce.cache.store.metadata import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
 from lookonce.datasets.curriculum.context import counted, without_some
 from lookonce.datasets.curriculum.folds import hold_out

@@ -18,8 +18,8 @@ from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections.lora import LoraSection
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.questions import IDS, VOCABULARY
-from lookonce.train.model.cached_tower import replace_tower
-from lookonce.train.model.lora.targets import lora_config
+from lookonce.train.model.load import replace_tower
+from lookonce.train.model.lora import lora_config
 
 LORA_STD = 0.1
 """Standard deviation of the matrices B of the adapter."""

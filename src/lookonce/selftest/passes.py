@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.cuda_graphs import Capture, CapturedPasses, cuda_graph_capture
 from lookonce.train.model.load import text_model

@@ -18,11 +18,9 @@ import numpy as np
 import torch
 
 from lookonce.bench.variants import StockCollator
-from lookonce.cache.constants import Grid
+from lookonce.cache.format import Grid
 from lookonce.run.sections.batch import BatchSection
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import CPU, Batch
+from lookonce.train.data.batches import CPU, Batch, BatchMaker, RowCollator
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lookonce.cache.build.status import StatusReport, WorkerStatus, workers_table
+from lookonce.cache.build.progress import StatusReport, WorkerStatus, workers_table
 from lookonce.eval.scores.prediction import Score
 from lookonce.text import count, duration, rows, size
 

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.build.planner import Finished, index_from_plan, new_shards, pending_shards
-from lookonce.cache.build.status import status
-from lookonce.cache.constants import REPAIR_COMMAND
-from lookonce.cache.store.manifest import QUARANTINE, read_plan
-from lookonce.cache.store.plan import Plan, PlannedImage
-from lookonce.cache.store.receipts import read_receipts
+from lookonce.cache.build.progress import Finished, index_from_plan, new_shards, pending_shards, status
+from lookonce.cache.format import REPAIR_COMMAND
+from lookonce.cache.store.metadata import QUARANTINE, Plan, PlannedImage, read_plan, read_receipts
 from lookonce.cache.store.shards import SHARDS
 from lookonce.claim_file import age
 from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_many

@@ -31,8 +31,7 @@ from lookonce.study.file import StudyRun, expand, read_study
 from lookonce.study.pool import Job, schedule
 from lookonce.study.state import RoutedRun, find_outdated, in_chains, read_state, routed_runs
 from lookonce.text import count, duration, listed, rows, table
-from lookonce.train.data.sampler import Sampler
-from lookonce.train.data.steps import num_steps
+from lookonce.train.data.sampler import Sampler, num_steps
 from lookonce.train.data.token_stats import TokenCounter
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.gpu_memory import measured_name, peak_gb

@@ -28,7 +28,7 @@ from lookonce.run.startup import Startup
 from lookonce.status.summary import Summary, summarise
 from lookonce.text import Notify, first_line, quiet, shell
 from lookonce.train.loop.checkpoints import OTHER_BYTES, kept
-from lookonce.train.model.frozen.choice import frozen_of_answers
+from lookonce.train.model.frozen import frozen_of_answers
 from lookonce.train.model.load import load_trained
 from lookonce.train.train import Training, open_training
 from lookonce.workflow.selftest import check_exact

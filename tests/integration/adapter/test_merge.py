@@ -18,7 +18,7 @@ from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merge import Merged, merge
-from lookonce.cache.model.content_hash import hash_language_model
+from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError
 from lookonce.families.family import Family

@@ -22,7 +22,7 @@ from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merge import Merged, merge
 from lookonce.adapter.merged_folder import MergeFolder
-from lookonce.cache.model.content_hash import hash_language_model
+from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.run.config import RunFile

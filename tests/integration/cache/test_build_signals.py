@@ -14,11 +14,11 @@ from lookonce.run.open import TO_BUILD, open_run
 
 SLOW_BUILD = """
 import time
-from lookonce.cache.build import decode
+from lookonce.cache.build import encode
 from lookonce.cache.model.tower import Tower
 from lookonce.cli import main
 
-decode.num_workers = lambda device: 2  # as with a GPU
+encode.num_workers = lambda device: 2  # as with a GPU
 encode = Tower.encode
 
 def slowly(self, *arguments):

@@ -14,8 +14,8 @@ from lookonce.bench import cache_build, cache_read, matmul
 from lookonce.bench.cache_build import CacheBench, bench_cache
 from lookonce.bench.cache_read import ReadBench, bench_read
 from lookonce.bench.matmul import matmul_flops_per_second
-from lookonce.cache.store.direct_io import DirectFile
 from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.shards import DirectFile
 from lookonce.cli import main
 from lookonce.run.open import TO_BUILD, open_run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lookonce.cache.store.claims import USES
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.uses import USES
 from lookonce.cli import main
 from lookonce.datasets.records import Record, Turn, write_records
 

@@ -16,9 +16,8 @@ from lookonce.cache.maintenance.gc import collect_garbage
 from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.claims import CLAIMS, OWNER
+from lookonce.cache.store.claims import CLAIMS, OWNER, USES
 from lookonce.cache.store.shards import shard_path
-from lookonce.cache.store.uses import USES
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.errors import CacheError
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -26,7 +25,7 @@ from lookonce.workflow.train import train
 
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",
-    "plan": "lookonce.cache.build.planner.ensure_plan",
+    "plan": "lookonce.cache.build.progress.ensure_plan",
     "stage from": "lookonce.cache.maintenance.staging:_Staging.run",
     "stage to": "lookonce.cache.maintenance.staging:_Staging.run",
     "train": "lookonce.train.train._notes",

@@ -21,10 +21,8 @@ from PIL import Image
 from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.store.claims import CLAIMS, claimed_work
 from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.manifest import read_plan
-from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.metadata import Shard, read_plan, read_receipts
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import read_receipts
 from lookonce.claim_file import EXPIRY_S
 from lookonce.files import TEMPORARY_MARK
 

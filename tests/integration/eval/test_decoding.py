@@ -23,8 +23,7 @@ from lookonce.eval.decoding.waves import Room, plan_waves
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import Pixels
+from lookonce.train.data.batches import Pixels, RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import load_with_tower, load_without_tower

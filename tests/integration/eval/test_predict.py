@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from lookonce.cache.model import content_hash
 from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.fingerprint import hash_language_model as real_hash
 from lookonce.cli import main
 from lookonce.datasets.images import image_key
 from lookonce.datasets.records import read_records, write_records
@@ -299,13 +299,13 @@ def test_starting_reads_the_weights_for_their_hash_once(trained, sample, tmp_pat
     shutil.copytree(trained.cache.dir, settings.cache.dir)
     shutil.rmtree(settings.cache.dir / "fingerprints", ignore_errors=True)
     (tmp_path / "run.yaml").write_text(settings.to_yaml())
-    hashed, real = [], content_hash.hash_language_model
+    hashed, real = [], real_hash
 
     def hash_language_model(folder: Path) -> str:
         hashed.append(folder)
         return real(folder)
 
-    monkeypatch.setattr("lookonce.cache.store.fingerprint_notes.hash_language_model", hash_language_model)
+    monkeypatch.setattr("lookonce.cache.store.fingerprint.hash_language_model", hash_language_model)
     words = ["--image", str(next((sample / "images").iterdir())), "--question", "Is there text?"]
     for command in (
         ["predict", *words],

@@ -27,8 +27,7 @@ from lookonce.eval.scores.prediction import read_predictions
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import Pixels
+from lookonce.train.data.batches import Pixels, RowCollator
 from lookonce.train.model.load import load_with_tower, load_without_tower
 from lookonce.workflow.train import train
 

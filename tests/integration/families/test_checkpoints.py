@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
+from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.errors import ModelError
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.sections.lora import LoraSection

@@ -16,7 +16,7 @@ from support.trainings import SIZES, Step, batches, gradients, records, step
 
 from lookonce.datasets.records import write_records
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.train.data.collate_rows import IGNORED
+from lookonce.train.data.batches import IGNORED
 from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model import compile
 from lookonce.train.model.load import load_with_tower, load_without_tower

@@ -22,7 +22,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.status.status import find_training
 from lookonce.train.loop.checkpoints import find_checkpoint
-from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}

@@ -13,8 +13,8 @@ import pytest
 
 from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.cache.store.fingerprint_notes import NOTES
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.fingerprint import NOTES
+from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lookonce.cache.maintenance.staging import stage
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets import images as images_module
 from lookonce.errors import FeaturesMissing
 from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, open_run

@@ -14,12 +14,9 @@ import pytest
 from support.fuzzing import cases, mutations
 from support.small_caches import SmallCache
 
-from lookonce.cache.build.planner import index_from_plan
-from lookonce.cache.store.index import Index
-from lookonce.cache.store.manifest import read_manifest, read_plan, read_quarantine
-from lookonce.cache.store.plan import shard_name
-from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import checksum_line
+from lookonce.cache.build.progress import index_from_plan
+from lookonce.cache.store.metadata import checksum_line, read_manifest, read_plan, read_quarantine, shard_name
+from lookonce.cache.store.reader import Index, VisionCache
 from lookonce.errors import LookonceError
 
 

@@ -16,7 +16,7 @@ from lookonce.files import read_json
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import STATE
 from lookonce.settings import MAX_DEPTH, MAX_YAML_BYTES, load_values
-from lookonce.train.loop.trainer_state import read_state
+from lookonce.train.loop.checkpoints import read_state
 
 STEP = 8
 SPECIAL = (

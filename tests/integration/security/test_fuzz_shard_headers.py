@@ -9,10 +9,10 @@ from random import Random
 from support.fuzzing import cases, mutations
 from support.small_caches import SmallCache
 
-from lookonce.cache.maintenance.rebuild import rebuild_receipt
-from lookonce.cache.model.content_hash import _hash_weights
-from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, read_index, write_index
-from lookonce.cache.store.plan import shard_name
+from lookonce.cache.maintenance.repair import rebuild_receipt
+from lookonce.cache.store.fingerprint import _hash_weights
+from lookonce.cache.store.metadata import shard_name
+from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, read_index, write_index
 from lookonce.cache.store.shards import shard_path
 from lookonce.files import hash_file
 

@@ -17,8 +17,8 @@ from PIL import Image
 from pyarrow import parquet
 from support.fuzzing.cases import memory_mb, reset_peak
 
+from lookonce.cache.format import read_tensor_header
 from lookonce.cache.model.pixels import decode
-from lookonce.cache.model.tensor_header import read_tensor_header
 from lookonce.datasets.archives import read_members
 from lookonce.datasets.images import image_size, read_bytes
 from lookonce.datasets.prepare.lookup import ImageFinder

@@ -130,7 +130,7 @@ def templated(sample: Path, tmp_path: Path, make_cached_run: Any, monkeypatch: p
     """A copy of the sample's model, in `model`, and a run of it, run.yaml; rendering has a second."""
     shutil.copytree(sample / "model", tmp_path / "model")
     (tmp_path / "run.yaml").write_text(make_cached_run(model={"path": str(tmp_path / "model")}).to_yaml())
-    monkeypatch.setattr("lookonce.train.data.chat.template.MAX_SECONDS", 1)
+    monkeypatch.setattr("lookonce.train.data.tokenize.MAX_SECONDS", 1)
     return tmp_path
 
 

@@ -14,7 +14,7 @@ from lookonce.selftest.model_checks import ModelChecks
 from lookonce.selftest.questions import Questions, make_batches
 from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.selftest.ways import ON_CPU
-from lookonce.train.data import collate_packs
+from lookonce.train.data import batches
 from lookonce.train.model import attention, cuda_graphs, loss
 from lookonce.train.model.cuda_graphs import FEATURES, GRIDS, CapturedPasses, shape_of_batch
 
@@ -76,8 +76,8 @@ def test_wrong_positions_are_found(small, monkeypatch):
         positions, start = prefix_positions(*arguments)
         return positions, start + 1
 
-    prefix_positions = collate_packs.prefix_positions
-    monkeypatch.setattr(collate_packs, "prefix_positions", shifted)
+    prefix_positions = batches.prefix_positions
+    monkeypatch.setattr(batches, "prefix_positions", shifted)
     assert passed(small)[1] is False
 
 

@@ -10,7 +10,7 @@ import pytest
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import hash_file
 from lookonce.run.folder import RunFolder
-from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}

@@ -13,8 +13,8 @@ from lookonce.selftest.questions import Questions, make_batches
 from lookonce.train.model import attention
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
-from lookonce.train.model.last_layer import inputs_of
 from lookonce.train.model.load import text_model
+from lookonce.train.model.loss import inputs_of
 
 CPU = torch.device("cpu")
 COMPILE = torch.nn.Module.compile

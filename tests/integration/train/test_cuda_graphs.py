@@ -13,8 +13,7 @@ from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs

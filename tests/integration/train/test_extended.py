@@ -7,7 +7,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}

@@ -15,7 +15,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import RunFolderError
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.sampler import Sampler
-from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow.train import train
 
 MODES = ["shared", "separate"]

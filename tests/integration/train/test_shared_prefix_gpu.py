@@ -26,8 +26,7 @@ from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.selftest.questions import stock_rows
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs

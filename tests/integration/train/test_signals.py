@@ -12,9 +12,9 @@ import torch
 
 from lookonce.errors import Stopped
 from lookonce.train import train as run_module
-from lookonce.train.loop import preemption as stopping
-from lookonce.train.loop.metrics_log import MetricsLog
-from lookonce.train.loop.preemption import RESUME_HINT
+from lookonce.train.loop import distributed as stopping
+from lookonce.train.loop.distributed import RESUME_HINT
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.train import Training
 from lookonce.workflow.train import train
 

@@ -57,7 +57,7 @@ def tracked(make_run, built):
 
 def stop_after(run, step, notify):
     """Train until a step, after which the first part of the training is stopped with a checkpoint."""
-    from lookonce.train.loop.metrics_log import MetricsLog
+    from lookonce.train.loop.log_files import MetricsLog
 
     class Stopping(MetricsLog):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -93,7 +93,7 @@ KILLED = """
 import os, signal
 from peft import PeftModel
 from lookonce.cli import main
-from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow import train as workflow
 
 def kill(*args, **options):

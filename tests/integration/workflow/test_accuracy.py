@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from lookonce.errors import Stopped
-from lookonce.train.loop.metrics_log import MetricsLog
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}

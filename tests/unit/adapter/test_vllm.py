@@ -10,7 +10,7 @@ from peft import LoraConfig
 
 from lookonce.adapter.vllm import RANKS, Check, rules_for, serve_command
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.train.model.lora.targets import lora_config
+from lookonce.train.model.lora import lora_config
 
 LAYER = "base_model.model.model.language_model.layers.0"
 NAMES = [f"{LAYER}.{module}.lora_{part}.weight" for module in ("self_attn.q_proj", "mlp.down_proj") for part in "AB"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lookonce.bench.flops import num_pairs
-from lookonce.train.data.groups import Group
+from lookonce.train.data.packing import Group
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from lookonce.cache.constants import FORMAT_VERSION
-from lookonce.cache.model.content_hash import hash_language_model
+from lookonce.cache.format import FORMAT_VERSION
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.fingerprint_notes import NOTES, Source, code_files
+from lookonce.cache.store.fingerprint import NOTES, Fingerprint, Source, code_files, hash_language_model
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_model, open_run, source_of
 
@@ -176,7 +174,7 @@ def test_the_hash_of_a_model_is_known_while_its_files_have_not_changed(run, chan
         calls.append(folder)
         return hash_language_model(folder)
 
-    monkeypatch.setattr("lookonce.cache.store.fingerprint_notes.hash_language_model", hash_again)
+    monkeypatch.setattr("lookonce.cache.store.fingerprint.hash_language_model", hash_again)
     found = source_of(changed).language_model_hash(run.cache.dir)
     assert found == hash_language_model(Path(changed.model.path)) and (not calls) is (change in HASH_IS_KNOWN)
 

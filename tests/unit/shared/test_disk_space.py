@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lookonce import disk_space as space
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.metadata import read_plan
 from lookonce.disk_space import check_room, disk_full, existing, with_margin
 from lookonce.errors import DiskFull
 

@@ -10,8 +10,8 @@ from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.cache import CacheSection
 from lookonce.run.sections.train import TrainSection
 from lookonce.run.startup import Startup
+from lookonce.train.loop.checkpoints import Start
 from lookonce.train.loop.distributed import ALONE
-from lookonce.train.loop.resume import Start
 from lookonce.train.train import _make_examples
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lookonce.cache.constants import Backend, DtypeName
+from lookonce.cache.format import Backend, DtypeName
 from lookonce.run.sections.numbers import NumPixels
 from lookonce.run.sections.paths import StagePath, UserPath
 from lookonce.settings import Free, Same, Section

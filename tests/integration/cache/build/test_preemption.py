@@ -16,7 +16,7 @@ from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import Claims
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.metadata import read_plan
 from lookonce.claim_file import Process
 from lookonce.cli import main
 from lookonce.errors import Stopped

@@ -11,8 +11,7 @@ import pytest
 
 from lookonce.cache.build import worker as build_module
 from lookonce.cache.store.claims import Claims
-from lookonce.cache.store.manifest import read_plan
-from lookonce.cache.store.receipts import has_receipt
+from lookonce.cache.store.metadata import has_receipt, read_plan
 from lookonce.cache.store.shards import remove_leftovers
 from lookonce.claim_file import Process
 from lookonce.files import TEMPORARY_MARK

@@ -8,7 +8,7 @@ import pytest
 
 from lookonce.cache.maintenance.checks import regions
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.receipts import finished_shards, read_receipt
+from lookonce.cache.store.metadata import finished_shards, read_receipt
 from lookonce.cache.store.shards import shard_path
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

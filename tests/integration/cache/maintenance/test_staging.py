@@ -9,8 +9,8 @@ import pytest
 from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.fingerprint import raw_bytes
+from lookonce.cache.store.metadata import finished_shards
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import finished_shards
 
 
 def features(folder):

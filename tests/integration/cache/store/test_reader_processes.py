@@ -17,9 +17,8 @@ import torch
 import xxhash
 
 from lookonce.cache.store import reader
-from lookonce.cache.store.index import write_index
-from lookonce.cache.store.reader import NUM_OPEN, VisionCache, find_cache
-from lookonce.cache.store.receipts import Entry, Receipt, receipt_path, to_text
+from lookonce.cache.store.metadata import Entry, Receipt, receipt_path, to_text
+from lookonce.cache.store.reader import NUM_OPEN, VisionCache, find_cache, write_index
 from lookonce.cache.store.shards import shard_path
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -9,10 +9,9 @@ from statistics import mean
 
 import pytest
 
-from lookonce.train.data import packing, steps
-from lookonce.train.data.groups import Group
-from lookonce.train.data.packing import Pack, pack_step
-from lookonce.train.data.steps import epoch_steps
+from lookonce.train.data import packing, sampler
+from lookonce.train.data.packing import Group, Pack, pack_step
+from lookonce.train.data.sampler import epoch_steps
 
 
 def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
@@ -65,7 +64,7 @@ def imbalance(ranks: list[list[Pack]]) -> float:
 def test_looking_ahead_saves_the_prefixes_that_the_docstring_states(monkeypatch, samples, in_order, looking_ahead):
     groups = kvasir()
     assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == looking_ahead
-    monkeypatch.setattr(steps, "NUM_AHEAD", 1)
+    monkeypatch.setattr(sampler, "NUM_AHEAD", 1)
     assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == in_order
 
 

@@ -11,7 +11,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.eval.answers.questions import Questions
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
-from lookonce.train.model.frozen.fp8 import Fp8Linear
+from lookonce.train.model.frozen import Fp8Linear
 from lookonce.train.model.load import load_trained
 from lookonce.workflow.train import train
 

@@ -16,7 +16,7 @@ from lookonce.bench.flops import num_flops
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.run.sections.lora import LoraSection
-from lookonce.train.data.groups import Group
+from lookonce.train.data.packing import Group
 from lookonce.train.model.load import add_lora, load_with_tower, load_without_tower, text_model
 
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")

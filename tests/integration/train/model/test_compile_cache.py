@@ -13,7 +13,7 @@ import json, sys
 from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
-from lookonce.train.model.compile_cache import CompileCache
+from lookonce.train.model.compile import CompileCache
 
 folder, notes = Path(sys.argv[1]), []
 cache = CompileCache(folder / "compiler", folder / "config.json", notes.append)

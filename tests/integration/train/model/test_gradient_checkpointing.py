@@ -17,8 +17,7 @@ from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.selftest.passes import Passes
 from lookonce.train.data.batches import BatchMaker
-from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.gradient_checkpointing import checkpointed
+from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.load import load_without_tower
 from lookonce.workflow.train import train
 

@@ -15,10 +15,9 @@ from lookonce.selftest.attention import Heads
 from lookonce.selftest.model import ModelSize, small_model
 from lookonce.selftest.passes import Outcome, Passes
 from lookonce.selftest.questions import MERGE_SIZE, Questions, make_batches
-from lookonce.train.data.features import Batch
-from lookonce.train.model.compile import training_on_packs
+from lookonce.train.data.batches import Batch
+from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
-from lookonce.train.model.gradient_checkpointing import checkpointed
 
 pytestmark = COMPILED_ON_GPU
 

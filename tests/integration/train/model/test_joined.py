@@ -8,14 +8,13 @@ from support.models.adapted import Layer, adapted, assert_close, computed
 from torch import nn
 from torch._dynamo.utils import counters
 
-from lookonce.train.model.compile import for_all_lengths
-from lookonce.train.model.lora import products
-from lookonce.train.model.lora.products import fewer_passes
+from lookonce.train.model import compile
+from lookonce.train.model.compile import fewer_passes, for_all_lengths
 
 
 @pytest.fixture(autouse=True)
 def the_model_is_its_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "text_model", lambda model: model)
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
 
 
 def test_one_graph_of_all_layers_and_lengths_computes_what_peft_computes():

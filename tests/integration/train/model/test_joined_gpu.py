@@ -8,8 +8,8 @@ from support.models.adapted import Layer, adapted, assert_close, computed
 from support.trainings import COMPILED_ON_GPU
 from torch import nn
 
-from lookonce.train.model.lora import products
-from lookonce.train.model.lora.products import fewer_passes
+from lookonce.train.model import compile
+from lookonce.train.model.compile import fewer_passes
 
 pytestmark = COMPILED_ON_GPU
 
@@ -18,7 +18,7 @@ NUM_TOKENS, WIDTH, OUT = 300, 200, 136
 
 @pytest.fixture(autouse=True)
 def the_model_is_its_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "text_model", lambda model: model)
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
 
 
 @pytest.mark.parametrize("rank", [1, 8, 20, 64])
@@ -49,9 +49,9 @@ def test_layers_that_share_a_matrix_and_mlps_compute_what_pefts_do(rank, num_tok
 
 
 def test_on_a_gpu_with_less_shared_memory_kernels_read_fewer_parts_ahead(monkeypatch):
-    from lookonce.train.model.lora import kernels
+    from lookonce.train.model import lora_kernels
 
-    monkeypatch.setattr(kernels, "_shared_memory", lambda device: 65_536)
+    monkeypatch.setattr(lora_kernels, "_shared_memory", lambda device: 65_536)
     model = adapted(Layer(WIDTH, OUT, 40, 328), r=21).cuda()
     x = torch.randn(1, NUM_TOKENS, WIDTH).cuda()
     expected = computed(model, model, x)

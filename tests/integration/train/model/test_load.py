@@ -14,8 +14,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, RunFolderError
 from lookonce.run.sections.lora import LoraSection
-from lookonce.train.model.cached_tower import CachedVisionTower
-from lookonce.train.model.load import add_lora, load_trained, load_with_tower, load_without_tower
+from lookonce.train.model.load import CachedVisionTower, add_lora, load_trained, load_with_tower, load_without_tower
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookonce.cache.build import decode as module
-from lookonce.cache.build.decode import DecodeAhead, DecodedBatch, Request
-from lookonce.cache.store.plan import PlannedImage
+from lookonce.cache.build import encode as module
+from lookonce.cache.build.encode import DecodeAhead, DecodedBatch, Request
+from lookonce.cache.store.metadata import PlannedImage
 from lookonce.datasets.images import image_key
 from lookonce.errors import ImageError
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lookonce.cache.build.encode import MAX_ON_DEVICE, Encoder
-from lookonce.cache.build.planner import planned_images
-from lookonce.cache.store.plan import Shard
+from lookonce.cache.build.progress import planned_images
+from lookonce.cache.store.metadata import Shard
 from lookonce.cache.store.reader import VisionCache
 
 DTYPES = ["float32", "bfloat16", "fp8_e4m3"]

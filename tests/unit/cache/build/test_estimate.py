@@ -13,7 +13,7 @@ from PIL import Image
 
 from lookonce.cache.build import estimate as module
 from lookonce.cache.build.estimate import Estimate, Pilot, estimate, histogram, tokens_of_busiest
-from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.metadata import PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import check_room, with_margin

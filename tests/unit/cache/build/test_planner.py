@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.build import planner
-from lookonce.cache.build.planner import Finished, ensure_plan, index_from_plan, new_shards, pending_shards
-from lookonce.cache.store.manifest import plan_path, read_plan
-from lookonce.cache.store.plan import Plan, PlannedImage
-from lookonce.cache.store.receipts import Entry, Failure, Receipt, write_receipt
+from lookonce.cache.build import progress
+from lookonce.cache.build.progress import Finished, ensure_plan, index_from_plan, new_shards, pending_shards
+from lookonce.cache.store.metadata import (
+    Entry,
+    Failure,
+    Plan,
+    PlannedImage,
+    Receipt,
+    plan_path,
+    read_plan,
+    write_receipt,
+)
 from lookonce.datasets.images import ImageIndex
 
 TOKENS_PER_SHARD = 10
@@ -140,7 +147,7 @@ def test_workers_that_plan_at_once_agree(cache, monkeypatch):
             barrier.wait()
         return plan
 
-    monkeypatch.setattr(planner, "read_plan", read_together)
+    monkeypatch.setattr(progress, "read_plan", read_together)
     with ThreadPoolExecutor(8) as threads:
         plans = list(threads.map(lambda _: cache.plan_for(pictures("abcde")), range(8)))
     assert plans == [["ab", "cd", "e"]] * 8
@@ -156,7 +163,7 @@ def test_workers_of_different_runs_that_plan_at_once_plan_all_images(cache, monk
             waited.once = barrier.wait()
         return plan
 
-    monkeypatch.setattr(planner, "read_plan", read_together)
+    monkeypatch.setattr(progress, "read_plan", read_together)
     runs = ["abc", "bcd", "xyz", "a"]
     with ThreadPoolExecutor(4) as threads:
         plans = list(threads.map(lambda names: cache.plan_for(pictures(names)), runs))
@@ -169,7 +176,7 @@ def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache
     """Receipts are read one after the other, and more of them appear meanwhile."""
     cache.plan_for(pictures("abcdef"))
     cache.finish(0)
-    read, finished = planner.read_receipts, iter([1, 2])
+    read, finished = progress.read_receipts, iter([1, 2])
 
     def read_while_others_finish(folder: Path):
         receipts = list(read(folder))
@@ -177,7 +184,7 @@ def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache
             cache.finish(number)
         return receipts
 
-    monkeypatch.setattr(planner, "read_receipts", read_while_others_finish)
+    monkeypatch.setattr(progress, "read_receipts", read_while_others_finish)
     assert cache.plan_for(pictures("abcdef")) == ["ab", "cd", "ef"]
 
 
@@ -208,7 +215,7 @@ def test_a_planned_shard_is_built_without_changed_images_unless_these_are_most(
 def stamped(monkeypatch):
     """Gives files the stamp `STAMP`, or another one by name."""
     stamp_of = {}
-    monkeypatch.setattr(planner, "stamps", lambda paths: {path: stamp_of.get(path.stem, STAMP) for path in paths})
+    monkeypatch.setattr(progress, "stamps", lambda paths: {path: stamp_of.get(path.stem, STAMP) for path in paths})
     return stamp_of
 
 
@@ -267,7 +274,7 @@ def test_an_image_that_is_planned_again_from_an_index_of_the_plan_keeps_its_size
         cache.finish(number, retry="abcd")
     index = index_from_plan(cache.plan, [Path(f"/{name}.jpg") for name in "abcd"])
     assert index
-    again = planner.planned_images(index, site.processor)
+    again = progress.planned_images(index, site.processor)
     new = new_shards(cache.plan, Finished.read(cache.folder), again, cache.fingerprint, cache.shard_bytes)
     assert letters(Plan(new)) == ["ab", "cd"]
     assert [image.num_tokens for shard in new for image in shard.images] == [5] * 4
@@ -281,7 +288,7 @@ def test_images_are_planned_with_tokens_from_headers_and_all_their_files(site):
         size_of={"1": (96, 64), "2": None, "3": (10_000, 10)},
         stamp_of={paths["c"]: STAMP},
     )
-    assert planner.planned_images(index, site.processor) == [
+    assert progress.planned_images(index, site.processor) == [
         PlannedImage("2", 0, ("/b.png",), (None,)),
         PlannedImage("1", 6, ("/a.png", "/c.png"), (None, STAMP)),
         PlannedImage("3", 0, ("/d.png",), (None,)),

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.processes import NOTICE, WARNING, send
 
-from lookonce.cache.build.preemption import StopSignals
+from lookonce.cache.build.worker import StopSignals
 
 pytestmark = pytest.mark.usefixtures("restored_handlers")
 

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from lookonce.cache.build.encode import MAX_UNREAD
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.datasets.images import ImageIndex
 from lookonce.errors import FeaturesMissing, ImageError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.build.report import BuildReport
+from lookonce.cache.build.worker import BuildReport
 
 REPORT = BuildReport(
     folder=Path("/caches/0a1b"),

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.cache.build import status as module
-from lookonce.cache.build.status import StatusReport, WorkerStatus, status
+from lookonce.cache.build import progress as module
+from lookonce.cache.build.progress import StatusReport, WorkerStatus, status
 from lookonce.cache.store.claims import Claims
-from lookonce.cache.store.receipts import read_receipts, receipt_path
+from lookonce.cache.store.metadata import read_receipts, receipt_path
 from lookonce.claim_file import Process
 from lookonce.errors import CacheCorrupt
 from lookonce.run.open import TO_BUILD, open_run

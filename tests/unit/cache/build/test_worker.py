@@ -10,9 +10,8 @@ import pytest
 
 from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import read_plan
+from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import read_receipts, receipt_path
 from lookonce.errors import CacheMismatch
 
 NUM_IMAGES = 8

@@ -13,8 +13,8 @@ import pytest
 
 from lookonce.cache.maintenance.repair import RepairReport, repair
 from lookonce.cache.maintenance.verify import VerifyReport, verify
-from lookonce.cache.store.index import read_index
-from lookonce.cache.store.receipts import finished_shards
+from lookonce.cache.store.metadata import finished_shards
+from lookonce.cache.store.reader import read_index
 from lookonce.datasets.images import ImageIndex
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance.gc import collect_garbage
-from lookonce.cache.maintenance.inventory import CacheInfo, cache_folders
-from lookonce.cache.store.claims import CLAIMS, Claims
-from lookonce.cache.store.receipts import receipt_path
+from lookonce.cache.maintenance.gc import CacheInfo, cache_folders, collect_garbage
+from lookonce.cache.store.claims import CLAIMS, Claims, note_use
+from lookonce.cache.store.metadata import receipt_path
 from lookonce.cache.store.shards import shard_path
-from lookonce.cache.store.uses import note_use
 from lookonce.claim_file import Process
 from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK, scratch_folder, writer_host

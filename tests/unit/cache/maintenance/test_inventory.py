@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance.gc import collect_garbage
-from lookonce.cache.maintenance.inventory import KNOWN, CacheInfo
+from lookonce.cache.maintenance.gc import KNOWN, CacheInfo, collect_garbage
 from lookonce.cache.maintenance.staging import stage
-from lookonce.cache.store.manifest import extend_plan, read_plan
-from lookonce.cache.store.plan import PlannedImage, Shard
-from lookonce.cache.store.receipts import receipt_path
-from lookonce.cache.store.uses import note_use
+from lookonce.cache.store.claims import note_use
+from lookonce.cache.store.metadata import PlannedImage, Shard, extend_plan, read_plan, receipt_path
 from lookonce.errors import CacheError
 
 

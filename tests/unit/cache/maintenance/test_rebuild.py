@@ -11,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance.rebuild import is_confirmed, rebuild_receipt
-from lookonce.cache.store.manifest import MANIFEST, PLAN, plan_path, read_plan
-from lookonce.cache.store.plan import Shard
-from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path
+from lookonce.cache.maintenance.repair import is_confirmed, rebuild_receipt
+from lookonce.cache.store.metadata import (
+    MANIFEST,
+    PLAN,
+    Receipt,
+    Shard,
+    finished_shards,
+    plan_path,
+    read_plan,
+    read_receipt,
+    receipt_path,
+)
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheCorrupt
 

@@ -11,10 +11,17 @@ import pytest
 from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.claims import Claims
-from lookonce.cache.store.manifest import MANIFEST, PLAN, extend_plan, read_plan
-from lookonce.cache.store.plan import Shard
+from lookonce.cache.store.metadata import (
+    MANIFEST,
+    PLAN,
+    Shard,
+    extend_plan,
+    finished_shards,
+    read_plan,
+    read_receipt,
+    receipt_path,
+)
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import finished_shards, read_receipt, receipt_path
 from lookonce.cache.store.shards import shard_path
 from lookonce.claim_file import Process
 from lookonce.datasets.images import ImageIndex

@@ -9,10 +9,17 @@ from dataclasses import asdict, replace
 import pytest
 
 from lookonce.cache.maintenance.show import show
-from lookonce.cache.store.manifest import PLAN, extend_plan, read_plan
-from lookonce.cache.store.plan import PlannedImage, Shard
+from lookonce.cache.store.metadata import (
+    PLAN,
+    PlannedImage,
+    Shard,
+    extend_plan,
+    read_plan,
+    read_receipt,
+    receipt_path,
+    to_text,
+)
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import UsageError
 

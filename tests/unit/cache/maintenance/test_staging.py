@@ -16,8 +16,8 @@ from lookonce.cache.maintenance.staging import find_staged, stage
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.claims import CLAIMS, Claims
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.metadata import finished_shards, receipt_path
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import finished_shards, receipt_path
 from lookonce.cache.store.shards import shard_path
 from lookonce.claim_file import Process
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, DiskFull

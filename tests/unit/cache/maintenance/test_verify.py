@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance import scan
+from lookonce.cache.maintenance import checks
 from lookonce.cache.maintenance import verify as module
 from lookonce.cache.maintenance.checks import regions
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.claims import CLAIMS
-from lookonce.cache.store.receipts import Receipt, finished_shards, read_receipt, receipt_path, to_text
+from lookonce.cache.store.metadata import Receipt, finished_shards, read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
 
 
@@ -179,8 +179,8 @@ def test_a_read_error_is_a_problem_like_others(folder, monkeypatch):
 def test_a_slow_disk_is_read_by_threads_with_the_same_result(folder, monkeypatch, found):
     shard_path(folder, "shard-00001").unlink()
     expected = found(verify(folder, "quick"))
-    monkeypatch.setattr(scan, "SLOW_S", 0)
-    monkeypatch.setattr(scan, "NUM_TRIED", 1)
+    monkeypatch.setattr(checks, "SLOW_S", 0)
+    monkeypatch.setattr(checks, "NUM_TRIED", 1)
     assert found(verify(folder, "quick")) == expected == [("shard-00001", "", "shard")]
 
 

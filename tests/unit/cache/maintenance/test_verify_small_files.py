@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.manifest import PLAN, extend_plan, plan_path, read_plan
-from lookonce.cache.store.plan import PlannedImage, Shard
-from lookonce.cache.store.receipts import finished_shards, receipt_path
+from lookonce.cache.store.metadata import (
+    PLAN,
+    PlannedImage,
+    Shard,
+    extend_plan,
+    finished_shards,
+    plan_path,
+    read_plan,
+    receipt_path,
+)
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.model.content_hash import hash_language_model
+from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import ModelError
 

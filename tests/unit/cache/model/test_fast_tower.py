@@ -6,10 +6,8 @@ import pytest
 import torch
 from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
-from lookonce.cache.model import fast_tower
-from lookonce.cache.model.fast_tower import FastTower, attend_by_size
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.cache.model.tower import Tower
+from lookonce.cache.model.tower import FastTower, Tower, attend_by_size, compiled
 
 GRIDS = [(1, 4, 6), (1, 4, 6), (1, 8, 4), (1, 2, 2), (1, 4, 8)]
 
@@ -58,7 +56,7 @@ def test_why_the_rotary_embedding_is_not_compiled_is_reported_once(monkeypatch, 
 
     monkeypatch.setattr(torch, "compile", refuse)
     for _ in range(2):
-        rotary = fast_tower.compiled(apply_rotary_pos_emb_vision, torch.device("cpu"), torch.float32)
+        rotary = compiled(apply_rotary_pos_emb_vision, torch.device("cpu"), torch.float32)
         assert rotary is apply_rotary_pos_emb_vision
     assert capsys.readouterr().err == (
         "compiling the tower's rotary embedding failed (RuntimeError: Failed to find C compiler.); images are encoded "

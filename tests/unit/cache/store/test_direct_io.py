@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lookonce.cache.store.direct_io import ALIGNMENT, DirectFile, write_all
-from lookonce.cache.store.dtypes import STORAGE
-from lookonce.cache.store.shards import shard_path
+from lookonce.cache.format import STORAGE
+from lookonce.cache.store.shards import ALIGNMENT, DirectFile, shard_path, write_all
 
 
 def aligned(size: int, seed: int = 0) -> memoryview:

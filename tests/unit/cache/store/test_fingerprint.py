@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.constants import FORMAT_VERSION
+from lookonce.cache.format import FORMAT_VERSION, STORAGE
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.cache.store.dtypes import STORAGE
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
 from lookonce.run.open import TO_BUILD, open_run
 

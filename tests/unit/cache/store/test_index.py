@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
-from lookonce.cache.store.receipts import Entry, Failure, Receipt, receipt_path, to_text
+from lookonce.cache.store.metadata import Entry, Failure, Receipt, receipt_path, to_text
+from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
 from lookonce.errors import CacheCorrupt
 from lookonce.files import hash_file
 

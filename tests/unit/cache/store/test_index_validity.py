@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.store import receipts
-from lookonce.cache.store.index import INDEX, INDEX_CHECKSUM, Index, read_index, write_index
-from lookonce.cache.store.receipts import Entry, Receipt, read_receipt, receipt_path, to_text
+from lookonce.cache.store import metadata
+from lookonce.cache.store.metadata import Entry, Receipt, read_receipt, receipt_path, to_text
+from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index, read_index, write_index
 
 Content = dict[str, tuple[str, Entry]]
 
@@ -119,7 +119,7 @@ def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(index
             rewrite(folder)
         return receipt
 
-    monkeypatch.setattr(receipts, "read_receipt", read_and_replace)
+    monkeypatch.setattr(metadata, "read_receipt", read_and_replace)
     write_index(indexed.folder, indexed.fingerprint)
     assert indexed.read() is None
 
@@ -166,6 +166,6 @@ def test_the_index_of_another_cache_is_not_used(indexed):
 
 def test_the_index_of_another_format_version_is_not_used(indexed, monkeypatch):
     with monkeypatch.context() as other:
-        other.setattr("lookonce.cache.store.index.FORMAT_VERSION", 99)
+        other.setattr("lookonce.cache.store.reader.FORMAT_VERSION", 99)
         write_index(indexed.folder, indexed.fingerprint)
     assert indexed.read() is None

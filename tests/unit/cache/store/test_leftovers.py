@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.store import leftovers
-from lookonce.cache.store.claims import Claim, Claims
-from lookonce.cache.store.leftovers import (
+from lookonce.cache.store import claims
+from lookonce.cache.store.claims import (
     SCRATCH_EXPIRY_S,
+    Claim,
+    Claims,
     dead_claims,
+    note_use,
     scratch_folders,
     sweep,
     temporary_files,
     unfinished_shards,
+    use_path,
+    uses,
 )
-from lookonce.cache.store.receipts import Receipt, write_receipt
-from lookonce.cache.store.uses import note_use, use_path, uses
+from lookonce.cache.store.metadata import Receipt, write_receipt
 from lookonce.claim_file import Process
 from lookonce.files import scratch_folder, writer_host
 
@@ -115,7 +118,7 @@ def test_dead_claims_are_removed_and_living_ones_are_not(folder):
 
 def test_a_dead_claim_that_was_taken_over_meanwhile_is_not_removed(folder, monkeypatch):
     living = claim(folder, "shard-00000", ME)
-    monkeypatch.setattr(leftovers, "dead_claims", lambda *_: [folder / "claims" / "shard-00000.json"])
+    monkeypatch.setattr(claims, "dead_claims", lambda *_: [folder / "claims" / "shard-00000.json"])
     sweep(folder, EXPIRY_S)
     assert living.is_held()
     living.release()

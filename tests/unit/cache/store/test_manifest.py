@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.manifest import NUM_DIFFERENCES
+from lookonce.cache.store.metadata import NUM_DIFFERENCES
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
 

@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from lookonce.cache.store.manifest import extend_plan, plan_path, read_plan
-from lookonce.cache.store.plan import MAX_IMAGES, Plan, PlannedImage, Shard, cut, shard_name
+from lookonce.cache.store.metadata import (
+    MAX_IMAGES,
+    Plan,
+    PlannedImage,
+    Shard,
+    cut,
+    extend_plan,
+    plan_path,
+    read_plan,
+    shard_name,
+)
 from lookonce.errors import CacheCorrupt
 
 BYTES_PER_TOKEN = 10

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookonce.cache.store.index import write_index
-from lookonce.cache.store.manifest import extend_plan
-from lookonce.cache.store.plan import Plan, PlannedImage, Shard
-from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Failure, read_receipt, receipt_path, to_text
+from lookonce.cache.store.metadata import (
+    Failure,
+    Plan,
+    PlannedImage,
+    Shard,
+    extend_plan,
+    read_receipt,
+    receipt_path,
+    to_text,
+)
+from lookonce.cache.store.reader import VisionCache, write_index
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheCorrupt, FeaturesMissing
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import TEXT
 
-from lookonce.cache.constants import FORMAT_VERSION
-from lookonce.cache.store import receipts
-from lookonce.cache.store.receipts import (
+from lookonce.cache.format import FORMAT_VERSION
+from lookonce.cache.store import metadata
+from lookonce.cache.store.metadata import (
     Entry,
     Failure,
     Receipt,
@@ -182,7 +182,7 @@ def test_only_a_few_receipts_are_read_ahead(tmp_path, monkeypatch):
         read.append(shard)
         return read_receipt(folder, shard)
 
-    monkeypatch.setattr(receipts, "read_receipt", count_and_read)
+    monkeypatch.setattr(metadata, "read_receipt", count_and_read)
     for number in range(200):
         put(tmp_path, f"shard-{number:05d}", to_text(replace(RECEIPT, shard=f"shard-{number:05d}")))
     some = list(islice(read_receipts(tmp_path), 3))

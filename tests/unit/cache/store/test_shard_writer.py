@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.store import shards
+from lookonce.cache.store.metadata import has_receipt
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import has_receipt
 from lookonce.cache.store.shards import remove_leftovers, shard_path
 from lookonce.files import TEMPORARY_MARK
 

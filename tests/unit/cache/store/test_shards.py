@@ -11,11 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lookonce.cache.constants import DtypeName
-from lookonce.cache.store.dtypes import STORAGE, scales
-from lookonce.cache.store.plan import MAX_IMAGES
+from lookonce.cache.format import STORAGE, DtypeName, scales
+from lookonce.cache.store.metadata import MAX_IMAGES, Failure, read_receipt, receipt_path
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.receipts import Failure, read_receipt, receipt_path
 from lookonce.cache.store.shards import ALIGNMENT, ShardWriter, StoredImage, read_header, shard_path
 
 MAX_HEADER_BYTES = 100_000_000

@@ -11,8 +11,7 @@ import torch
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.engines import greedy_answers
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import CachedFeatures
+from lookonce.train.data.batches import CachedFeatures, RowCollator
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.load import load_without_tower
 

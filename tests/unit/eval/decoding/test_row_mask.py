@@ -7,8 +7,7 @@ import pytest
 
 from lookonce.eval.decoding.passes import Rows
 from lookonce.eval.decoding.waves import PackLayout, WaveLayout
-from lookonce.train.data.groups import Group
-from lookonce.train.data.packing import BLOCK, Pack
+from lookonce.train.data.packing import BLOCK, Group, Pack
 
 NEW_TOKENS, ROWS = 7, 16
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.waves import PADDING, UNUSED, Room, WaveLayout, attends, groups_of, plan_waves, state_rows
-from lookonce.train.data.collate_packs import PackCollator
+from lookonce.train.data.batches import PackCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask
 

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data.collate_packs import PackCollator
-from lookonce.train.data.groups import group_examples, nested
-from lookonce.train.data.mrope import prefix_positions
+from lookonce.train.data.batches import PackCollator, prefix_positions
+from lookonce.train.data.packing import group_examples, nested
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lookonce.train.data.collate_rows import IGNORED, RowCollator
+from lookonce.train.data.batches import IGNORED, RowCollator
 from lookonce.train.data.tokenize import Example
 
 IMAGE, PAD = 99, 0

@@ -9,8 +9,8 @@ import pytest
 from lookonce.datasets.curriculum.lessons import LessonOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import RecordsError
-from lookonce.train.data import examples as module
-from lookonce.train.data.examples import make_examples
+from lookonce.train.data import conversations as module
+from lookonce.train.data.conversations import make_examples
 
 TEXT, COUNT = Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2")
 A, B = Path("a"), Path("b")

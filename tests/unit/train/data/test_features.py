@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data.features import CachedFeatures, image_inputs
+from lookonce.train.data.batches import CachedFeatures, image_inputs
 
 NUM_TOKENS = {"a": 1, "b": 2, "c": 3, "d": 4}
 BYTES_A_TOKEN = 4 * 5 * 3

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data.groups import Group, group_examples, nested
+from lookonce.train.data.packing import Group, group_examples, nested
 from lookonce.train.data.tokenize import Example
 
 START, IMAGE, END = 97, 98, 99

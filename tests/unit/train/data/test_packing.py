@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data.groups import Group
-from lookonce.train.data.packing import Pack, pack_step, row_batches
+from lookonce.train.data.packing import Group, Pack, pack_step, row_batches
 
 LIMIT = 100
 LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))

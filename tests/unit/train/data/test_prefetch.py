@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from lookonce.train.data.prefetch import Prefetcher
+from lookonce.train.data.batches import Prefetcher
 
 CPU = torch.device("cpu")
 STEPS = [[1, 2], [3], [4, 5, 6]]

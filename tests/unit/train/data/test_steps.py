@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.train.data.groups import Group
-from lookonce.train.data.steps import epoch_steps, num_steps
+from lookonce.train.data.packing import Group
+from lookonce.train.data.sampler import epoch_steps, num_steps
 
 SIZES = st.lists(st.integers(1, 20), max_size=30)
 SAMPLES = st.integers(1, 20)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
-from lookonce.train.data.chat.conversations import ConversationTokenizer
+from lookonce.train.data.conversations import ConversationTokenizer
 from lookonce.train.data.tokenize import ChatTokenizer, Example, to_messages
 
 YES_NO = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))

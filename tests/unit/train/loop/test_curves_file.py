@@ -10,7 +10,7 @@ import pytest
 
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curves
-from lookonce.train.loop.curves_file import CurvesFile, curves_svg
+from lookonce.train.loop.log_files import CurvesFile, curves_svg
 
 STATE = SimpleNamespace(is_world_process_zero=True)
 
@@ -41,7 +41,7 @@ def test_a_full_disk_does_not_stop_a_training(folder, monkeypatch):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lookonce.train.loop.curves_file.write_text", fail)
+    monkeypatch.setattr("lookonce.train.loop.log_files.write_text", fail)
     CurvesFile(folder).on_save(None, STATE, None)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lookonce.errors import UsageError
-from lookonce.train.loop.evaluations import Evaluations, check_can_answer
+from lookonce.train.loop.trainer import Evaluations, check_can_answer
 
 LAST = 10
 MODEL = torch.nn.Linear(1, 1)

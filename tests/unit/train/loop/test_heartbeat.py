@@ -11,7 +11,7 @@ import pytest
 from lookonce.errors import Stopped
 from lookonce.files import write_json
 from lookonce.run.progress_file import Progress, read_progress
-from lookonce.train.loop.heartbeat import Heartbeat
+from lookonce.train.loop.log_files import Heartbeat
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def hanging(monkeypatch) -> SimpleNamespace:
         write_json(path, value)
         hang.phases.append(value["phase"])
 
-    monkeypatch.setattr("lookonce.train.loop.heartbeat.write_json", write)
+    monkeypatch.setattr("lookonce.train.loop.log_files.write_json", write)
     return hang
 
 
@@ -128,7 +128,7 @@ def test_a_full_disk_does_not_stop_a_training(path, monkeypatch):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lookonce.train.loop.heartbeat.write_json", fail)
+    monkeypatch.setattr("lookonce.train.loop.log_files.write_json", fail)
     with Heartbeat(path, 4, beat_s=0.01) as heartbeat:
         make_steps(heartbeat, 3, seconds=0.02)
 

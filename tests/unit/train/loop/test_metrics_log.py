@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from lookonce.errors import TrainingError
-from lookonce.train.loop.metrics_log import MetricsLog, step_line
+from lookonce.train.loop.log_files import MetricsLog, step_line
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """A function that makes a step of some seconds, partly spent waiting, and returns the last line of the log."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("lookonce.train.loop.metrics_log.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("lookonce.train.loop.log_files.time.perf_counter", lambda: clock.now)
     trainer = SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0)
     lines = MetricsLog(tmp_path / "log.jsonl", 10)
     lines.attach(trainer)

@@ -12,7 +12,7 @@ from lookonce.errors import RunFolderError
 from lookonce.files import read_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import STATE, RunFolder
-from lookonce.train.loop.resume import RESULTS, CurrentIntervals, Start, check_extension, keep_results
+from lookonce.train.loop.checkpoints import RESULTS, CurrentIntervals, Start, check_extension, keep_results
 
 STEPS_AN_EPOCH = 11
 

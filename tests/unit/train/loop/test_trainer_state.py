@@ -10,7 +10,7 @@ import pytest
 from transformers import TrainerState
 
 from lookonce.errors import RunFolderError
-from lookonce.train.loop.trainer_state import FORMS, read_state
+from lookonce.train.loop.checkpoints import FORMS, read_state
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from lookonce.run.sections.batch import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import can_capture
-from lookonce.train.loop.warmup import Trial, WarmUp, largest, packs_by_shape
+from lookonce.train.loop.session import Trial, WarmUp, can_capture, largest, packs_by_shape
 from lookonce.train.model.cuda_graphs import shape_of
 
 IMAGE = 98
@@ -57,7 +56,7 @@ def test_the_largest_shapes_have_the_most_tokens_and_the_most_targets():
 
 def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):
     trial, notes = Trial(5416, 39.8, 0, 0.0, 47 * GIGABYTE, 150 * GIGABYTE), []
-    monkeypatch.setattr("lookonce.train.loop.warmup.run_trial", lambda trainer, startup: trial)
+    monkeypatch.setattr("lookonce.train.loop.session.run_trial", lambda trainer, startup: trial)
     kept = SimpleNamespace(load=lambda: notes.append("load"), save=lambda: notes.append("save"))
     warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=True)), Startup(notes.append), kept)
     warm_up.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=9), None)

@@ -14,8 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record, Turn
-from lookonce.train.data.collate_rows import RowCollator
-from lookonce.train.data.features import CachedFeatures
+from lookonce.train.data.batches import CachedFeatures, RowCollator
 from lookonce.train.data.packing import BLOCK, padded_length
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model import attention

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lookonce.train.model import compile_cache
-from lookonce.train.model.compile_cache import MAX_FILES, CompileCache
+from lookonce.train.model import compile
+from lookonce.train.model.compile import MAX_FILES, CompileCache
 
 
 class Compiler:
@@ -94,8 +94,8 @@ def test_a_damaged_file_is_removed_and_never_given_to_the_compiler(training, fil
     "other",
     [
         lambda patch: patch.setattr(torch, "__version__", "9.9"),
-        lambda patch: patch.setattr(compile_cache, "device_name", lambda: "another device"),
-        lambda patch: patch.setattr(compile_cache, "library_version", lambda name: "another triton"),
+        lambda patch: patch.setattr(compile, "device_name", lambda: "another device"),
+        lambda patch: patch.setattr(compile, "library_version", lambda name: "another triton"),
     ],
     ids=["torch", "device", "triton"],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lookonce.errors import TrainingError
-from lookonce.train.data.features import Batch
+from lookonce.train.data.batches import Batch
 from lookonce.train.model.cuda_graphs import CapturedPasses, Replay
 
 NAMES = ("input_ids", "position_ids", "seen_until", "logits_to_keep", "targets", "weights")

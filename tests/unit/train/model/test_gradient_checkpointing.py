@@ -11,12 +11,11 @@ import torch
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.sections.lora import LoraSection
 from lookonce.run.sections.train import Checkpointing
-from lookonce.train.model import compile, gradient_checkpointing
+from lookonce.train.model import compile
 from lookonce.train.model.attention import PackMask
-from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.gradient_checkpointing import checkpointed
+from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower, text_model
-from lookonce.train.model.lora.mlp import mlp_forward
+from lookonce.train.model.lora_joined import mlp_forward
 from lookonce.train.model.loss import forward_loss
 
 NUM_TOKENS = 30
@@ -109,6 +108,6 @@ def test_the_last_layer_stays_as_it_is_and_the_others_are_again_after_the_block(
 
 
 def test_without_gradients_nothing_is_prepared_for_a_backward_pass(model, monkeypatch):
-    monkeypatch.setattr(gradient_checkpointing, "checkpoint", lambda *args, **options: pytest.fail("it was"))
+    monkeypatch.setattr(compile, "checkpoint", lambda *args, **options: pytest.fail("it was"))
     with torch.no_grad(), training_on_packs(model, compiled=False), checkpointed(model, True):
         forward_loss(model, pack(), PackMask(NUM_TOKENS, torch.device("cpu")))

@@ -15,12 +15,11 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.run.sections.lora import LoraSection
 from lookonce.train.data.packing import BLOCK
-from lookonce.train.model import attention, last_layer
+from lookonce.train.model import attention, loss
 from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.last_layer import short_last_layer
 from lookonce.train.model.load import add_lora, load_without_tower, text_model
-from lookonce.train.model.loss import forward_loss
+from lookonce.train.model.loss import forward_loss, short_last_layer
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 30
@@ -93,7 +92,7 @@ def test_without_tokens_to_predict_from_it_computes_all(model):
 def test_gradients_of_repeated_tokens_are_added():
     x = torch.randn(1, 4, 3, requires_grad=True)
     indices, gradient = torch.tensor([2, 0, 2, 2]), torch.randn(1, 4, 3)
-    rows = last_layer._Rows.apply(x, indices)
+    rows = loss._Rows.apply(x, indices)
     assert torch.equal(rows, x[:, indices])
     rows.backward(gradient)
     expected = torch.zeros(1, 4, 3).index_add(1, indices, gradient)

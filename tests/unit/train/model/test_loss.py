@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn.functional import cross_entropy
 
-from lookonce.train.data.collate_rows import IGNORED
+from lookonce.train.data.batches import IGNORED
 from lookonce.train.model.attention import PackMask, dense_mask
 from lookonce.train.model.loss import forward_loss, weighted_loss
 

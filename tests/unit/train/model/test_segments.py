@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookonce.train.model.attention import dense_mask
-from lookonce.train.model.segments import segments_of
+from lookonce.train.model.linear_attention import segments_of
 
 TREES = st.recursive(st.just([]), lambda children: st.lists(st.tuples(st.integers(1, 4), children), max_size=3))
 """Branches with their lengths and their own branches."""

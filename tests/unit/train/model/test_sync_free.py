@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.train.model.compile import add_features, without_syncs
 from lookonce.train.model.load import load_without_tower
-from lookonce.train.model.sync_free import add_features, without_syncs
 
 SEED = 0
 

@@ -1,0 +1,380 @@
+"""What a build has to do and has done: which images are stored, planned, missing or unusable; progress of workers.
+
+Design: several workers may find at once that the plan lacks images. Each makes the same extension from the same plan;
+the first to write its file wins, the others read the plan again. A worker does not hash files that the plan names (a
+hundred workers would read the whole dataset a hundred times): the plan has their keys, and the bytes are compared with
+the key when the image is encoded. A file whose stamp has changed since it was planned is hashed again, so that an
+edited image does not count as done.
+
+Unusable images are read from what the last build has written and not from the images, so that all ranks of a training,
+on machines that may not have the images, leave out the same records.
+
+Progress (`cache status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
+workers finished in the last hour, and is 0 if no worker is alive. A worker is slow if it has had its shard for `SLOW`
+times as long as a shard with that number of images takes, by the median of the finished shards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lookonce.cache.store.claims import Work, claimed_work
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.metadata import (
+    MANIFEST,
+    Plan,
+    PlannedImage,
+    Receipt,
+    Shard,
+    extend_plan,
+    read_plan,
+    read_quarantine,
+    read_receipts,
+)
+from lookonce.cache.store.reader import Index
+from lookonce.claim_file import EXPIRY_S
+from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.stamps import Stamp, is_gone, stamps
+from lookonce.text import duration, rows, size, table
+
+if TYPE_CHECKING:
+    from lookonce.cache.model.pixels import ImageProcessor
+WINDOW_S = 3600
+"""The rate counts shards that were finished within this time."""
+SLOW = 3
+SLOW_S = 60
+"""No worker is reported as slow sooner: its first shard waits for the tower to load."""
+
+
+def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[PlannedImage]:
+    """The distinct images of an index, in reading order."""
+    files: dict[str, dict[str, Stamp | None]] = defaultdict(dict)
+    for path, key in sorted(index.key_of.items()):
+        files[key][str(path)] = index.stamp_of.get(path)
+    return [
+        PlannedImage(
+            key,
+            planned_tokens(processor, index.size_of.get(key)),
+            tuple(files[key]),
+            tuple(files[key].values()),
+            key in index.transparent,
+        )
+        for key in index.path_of
+    ]
+
+
+def planned_tokens(processor: ImageProcessor, size: tuple[int, int] | None) -> int:
+    """The tokens of an image by its header; 0 if it has none or an impossible shape, which encoding will report."""
+    try:
+        return processor.num_tokens(*size) if size else 0
+    except ValueError:
+        return 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is finished in a cache, by its receipts at one moment; other workers may be adding to it."""
+
+    images: set[str]
+    """Keys of stored images and of those that failed, except for failures that are to be retried."""
+    shards: set[str]
+    """Names of the shards with a receipt."""
+
+    @classmethod
+    def read(cls, folder: Path, *, retry_unread: bool = True, retry_quarantined: bool = False) -> Finished:
+        return cls.from_receipts(read_receipts(folder), retry_unread=retry_unread, retry_quarantined=retry_quarantined)
+
+    @classmethod
+    def from_receipts(
+        cls, receipts: Iterable[Receipt], *, retry_unread: bool = True, retry_quarantined: bool = False
+    ) -> Finished:
+        images: set[str] = set()
+        shards: set[str] = set()
+        for receipt in receipts:
+            shards.add(receipt.shard)
+            images |= receipt.images.keys()
+            for key, failure in receipt.failed.items():
+                if not (retry_unread if failure.retry else retry_quarantined):
+                    images.add(key)
+        return cls(images, shards)
+
+
+def new_shards(
+    plan: Plan,
+    finished: Finished,
+    images: Iterable[PlannedImage],
+    fingerprint: Fingerprint,
+    shard_bytes: int,
+    former: Collection[str] = (),
+) -> tuple[Shard, ...]:
+    """Shards to add to a plan for those of `images` that are neither finished nor in a pending shard.
+
+    `former` are the keys that changed files had when they were planned. Images with a transparent colour that version
+    0.2 has planned are planned again: it encoded the colour as it is in the file.
+    """
+    wanted = {image.key: image for image in images}
+    pending = {key for shard in pending_shards(plan, finished, wanted.keys(), former) for key in shard.keys}
+    tokens_of = {image.key: image.num_tokens for image in plan.images()}  # `index_from_plan` has no image sizes
+    painted = {image.key for image in plan.images() if image.is_transparent}
+    new = [
+        replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
+        for key, image in wanted.items()
+        if (image.is_transparent and key not in painted) or not (key in finished.images or key in pending)
+    ]
+    return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=finished.shards)
+
+
+def ensure_plan(
+    folder: Path,
+    images: Iterable[PlannedImage],
+    fingerprint: Fingerprint,
+    shard_bytes: int,
+    former: Collection[str] = (),
+    **retry: bool,
+) -> Plan:
+    """The plan of a cache, first extended on disk so that it covers these images; `retry` as in `Finished.read`."""
+    images = list(images)
+    while True:
+        plan = read_plan(folder)
+        new = new_shards(plan, Finished.read(folder, **retry), images, fingerprint, shard_bytes, former)
+        again = found_again(plan, new, images)
+        if not new and not again:
+            return plan
+        extend_plan(folder, plan, new, again)
+
+
+def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]) -> list[PlannedImage]:
+    """Those of `images` with files, or stamps of files, that neither `plan` nor its `new` shards have.
+
+    A stamp that is not known yet is no news about a file.
+    """
+    known = plan.extended(tuple(new)).files()
+
+    def is_news(image: PlannedImage, file: str, stamp: Stamp | None) -> bool:
+        key, recorded = known.get(file, ("", None))
+        return key != image.key or stamp not in (None, recorded)
+
+    again = []
+    for image in images:
+        stamped = itertools.zip_longest(image.files, image.stamps)
+        news = [(file, stamp) for file, stamp in stamped if is_news(image, file, stamp)]
+        if news:
+            files, stamps = zip(*news, strict=True)
+            again.append(replace(image, files=files, stamps=stamps))
+    return again
+
+
+def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
+    """The shards to build: unfinished, all their images among `keys` or `former`, and some of `keys` not stored yet.
+
+    Images of `former`, whose files have changed, will be missing in the shard; where they are most, it is not built.
+    """
+    keys = set(keys)
+    known = keys.union(former)
+
+    def is_pending(shard: Shard) -> bool:
+        wanted = keys.intersection(shard.keys)
+        again = {image.key for image in shard.images if image.is_transparent}  # an older shard may have them too
+        return 2 * len(wanted) >= len(shard.keys) and not wanted <= finished.images - again
+
+    return [
+        shard
+        for shard in plan.shards
+        if shard.name not in finished.shards and known.issuperset(shard.keys) and is_pending(shard)
+    ]
+
+
+def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = False) -> ImageIndex:
+    """The image keys of files by the plan, without reading the files.
+
+    Files that the plan lacks, or that may have changed since, are left out; `former` has the planned keys of these.
+    `without_files`: a file that does not exist any more has its planned key, since training needs features only.
+    """
+    planned = plan.files()
+    found = stamps(path for path in paths if str(path) in planned)
+    stamp_of = {path: stamp for path, stamp in found.items() if stamp and stamp == planned[str(path)][1]}
+    gone = {path for path, stamp in found.items() if stamp is None and is_gone(path)} if without_files else set()
+    key_of = {path: planned[str(path)][0] for path in found if path in stamp_of or path in gone}
+    path_of = {key: path for path, key in reversed(key_of.items())}
+    former = {planned[str(path)][0]: path for path in found if path not in key_of}
+    return ImageIndex(
+        key_of,
+        {image.key: path_of[image.key] for image in plan.images() if image.key in path_of},
+        stamp_of=stamp_of,
+        former={key: path for key, path in former.items() if key not in path_of},
+    )
+
+
+def unusable_images(folder: Path, fingerprint: str, files: Iterable[Path]) -> dict[Path, str]:
+    """Why the cache in `folder` lacks the features of some of these files; none before the first build.
+
+    Raises:
+        CacheCorrupt: the plan or a receipt is damaged.
+    """
+    if not (folder / MANIFEST).exists():
+        return {}
+    failed, planned, unread = Index.open(folder, fingerprint).failed, read_plan(folder).files(), read_quarantine(folder)
+    found: dict[Path, str] = {}
+    for file in files:
+        key = planned[str(file)][0] if str(file) in planned else ""
+        if key in failed:
+            found[file] = failed[key].reason
+        elif not key and str(file) in unread:
+            found[file] = unread[str(file)]
+    return found
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker and its current shard."""
+
+    worker: str
+    host: str
+    job: str
+    shard: str
+    phase: str
+    num_done: int
+    num_images: int
+    age_s: float
+    """Seconds since it claimed the shard."""
+    silent_s: float
+    """Seconds since its last heartbeat."""
+    alive: bool
+    slow: bool = False
+
+    @property
+    def state(self) -> str:
+        """`dead` or `slow`; empty if the worker is fine."""
+        return "dead" if not self.alive else "slow" if self.slow else ""
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """How many of the wanted images are stored, and which workers are encoding."""
+
+    folder: Path
+    num_images: int
+    num_done: int
+    num_quarantined: int
+    num_shards: int
+    num_bytes: int
+    encode_seconds: float
+    images_per_second: float
+    """Recent rate of all workers together; 0 if no shard was finished."""
+    eta_s: float | None
+    """Seconds until everything is encoded at this rate; None without a rate."""
+    workers: list[WorkerStatus]
+
+    @property
+    def num_missing(self) -> int:
+        return self.num_images - self.num_done - self.num_quarantined
+
+    def text(self) -> str:
+        complete = "complete but for those in quarantine" if self.num_quarantined else "complete"
+        state = complete if self.num_missing == 0 else f"{self.num_missing:,} still to encode"
+        lines = [
+            ("images", f"{self.num_done:,} of {self.num_images:,} encoded, {state}"),
+            ("quarantined", f"{self.num_quarantined:,}"),
+            ("shards", f"{self.num_shards:,}, {size(self.num_bytes)}, encoded in {duration(self.encode_seconds)}"),
+            *self._progress(),
+            ("folder", str(self.folder)),
+        ]
+        return "\n\n".join([rows(lines), *([workers_table(self.workers)] if self.workers else [])])
+
+    def _progress(self) -> list[tuple[str, str]]:
+        if self.eta_s is None:
+            return []
+        return [("rate", f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}")]
+
+
+def workers_table(workers: list[WorkerStatus]) -> str:
+    """A table of workers, one a line."""
+    lines = [
+        (
+            f"{work.worker} ({work.state})" if work.state else work.worker,
+            work.job or work.host,
+            work.shard,
+            f"{work.phase} {work.num_done}/{work.num_images}",
+            duration(work.age_s),
+            f"{duration(work.silent_s)} ago",
+        )
+        for work in workers
+    ]
+    return table(("worker", "where", "shard", "phase", "for", "heartbeat"), lines)
+
+
+def status(
+    folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S, receipts: list[Receipt] | None = None
+) -> StatusReport:
+    """How many of the images `keys` the cache in `folder` holds; it need not exist.
+
+    `receipts` are the cache's, if they are already read. `expiry_s` must be that of the builds.
+
+    Raises:
+        CacheCorrupt: a receipt is damaged.
+    """
+    wanted = set(keys)
+    if receipts is None:
+        receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
+    done = {key for receipt in receipts for key in receipt.images} & wanted
+    failed = {key for receipt in receipts for key in receipt.failed} & wanted
+    usual_s = _usual_seconds(receipts)
+    workers = [_worker_status(*claim, usual_s) for claim in claimed_work(folder, expiry_s)]
+    rate = _rate(receipts, workers)
+    missing = len(wanted) - len(done) - len(failed - done)
+    return StatusReport(
+        folder=folder,
+        num_images=len(wanted),
+        num_done=len(done),
+        num_quarantined=len(failed - done),
+        num_shards=len(receipts),
+        num_bytes=sum(receipt.size_bytes for receipt in receipts),
+        encode_seconds=sum(receipt.seconds for receipt in receipts),
+        images_per_second=rate,
+        eta_s=missing / rate if rate and missing else None,
+        workers=workers,
+    )
+
+
+def _usual_seconds(receipts: list[Receipt]) -> float | None:
+    """Seconds for one image in the median shard; None if no shard is finished."""
+    each = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
+    return statistics.median(each) if each else None
+
+
+def _worker_status(work: Work, silent_s: float, alive: bool, usual_s: float | None) -> WorkerStatus:
+    worker = work.worker
+    age_s = max(time.time() - work.started, 0.0) if work.started else 0.0
+    return WorkerStatus(
+        worker.name,
+        worker.host,
+        worker.job,
+        work.shard,
+        work.phase,
+        work.num_done,
+        work.num_images,
+        round(age_s, 1),
+        round(max(silent_s, 0.0), 1),
+        alive,
+        usual_s is not None and age_s > max(SLOW * usual_s * work.num_images, SLOW_S),
+    )
+
+
+def _rate(receipts: list[Receipt], workers: list[WorkerStatus]) -> float:
+    """Images a second in recently finished shards; 0 if no worker is alive."""
+    alive = [worker.age_s for worker in workers if worker.alive]
+    if not alive:
+        return 0.0
+    now = time.time()
+    recent = [receipt for receipt in receipts if receipt.finished > now - WINDOW_S]
+    if not recent:
+        return 0.0
+    begin = min(receipt.finished - receipt.seconds for receipt in recent)
+    return sum(len(receipt.images) for receipt in recent) / max(now - begin, 1e-3)

@@ -1,0 +1,518 @@
+"""The JSON files of a cache: receipts, plan, manifest and quarantine. ../FORMAT.md specifies them.
+
+A receipt says what a finished shard holds, and proves that it is finished. The plan says which images belong to which
+shard. The manifest has the fingerprint; the quarantine is a summary of the receipts for people.
+
+Design: JSON that people can read and that two processes never change: each file is created once, whole, by the first
+process that tries. Receipts and plan files begin with a checksum of all that follows, so a flipped byte in them is
+detected as surely as one in a shard; the manifest has that of its fingerprint.
+
+A receipt is written last, so a shard without one was never finished and does not count. It has what reading needs
+(offset, size, grid and checksum of each image), so opening a cache opens no shard, and the failures of images that
+could not be encoded, so workers share no file for them.
+
+The plan is written before the first image is encoded and only ever appended to, so any number of workers, restarted any
+number of times, divide the images in the same way. Images are cut into shards by planned size, in the order in which
+they are fastest to read. A cache that is asked for more images gets more shards; existing ones do not change. For each
+image the plan has the number of tokens, from the image's header, and the files in which it was found, so workers and
+trainings can begin without hashing files; the stamps show which files may have changed. An extension also records other
+files of images that are planned already, such as those of a moved dataset. The cost is about 150 bytes per image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from lookonce.cache.format import (
+    BUILD_COMMAND,
+    FORMAT_VERSION,
+    MAX_RECORDS_BYTES,
+    PARSE_ERRORS,
+    REPAIR_COMMAND,
+    Grid,
+)
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.datasets.stamps import Stamp
+from lookonce.environment import library_versions
+from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
+from lookonce.files import create_text, parse_json, read_json, read_limited, write_text
+from lookonce.text import located, shown
+from lookonce.threads import threaded_map
+
+RECEIPTS = "receipts"
+KEY = re.compile("[0-9a-f]{64}")
+"""An image key."""
+MAX_IMAGES = 16_384
+"""The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
+SHARD_NAME = re.compile(r"shard-[0-9]{5,18}")
+"""What files of a cache are named after, so no other name is taken from a plan file."""
+MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
+NUM_DIFFERENCES = 8
+"""The most differing fields that a message shows."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Offset, size and checksum of the features of one image in a shard."""
+
+    offset: int
+    """The offset of the first byte in the shard file."""
+    size_bytes: int
+    num_tokens: int
+    grid_thw: Grid
+    xxh3_64: str
+    norms: tuple[float, ...] = ()
+    """The mean length of a token's vector, for each level."""
+    peaks: tuple[float, ...] = ()
+    """The largest absolute value, for each level."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an image has no features."""
+
+    file: str
+    reason: str
+    retry: bool = False
+    """Whether the next build tries again: the file could not be read, or had changed. Other failures are final."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a finished shard holds."""
+
+    shard: str
+    fingerprint: str
+    """The fingerprint of the cache, all 64 digits."""
+    size_bytes: int
+    header_bytes: int
+    """The bytes before the features, which `header_xxh3_64` covers; the images' checksums cover all that follows."""
+    header_xxh3_64: str
+    host: str
+    finished: float
+    """When the shard was finished, in seconds since 1970."""
+    seconds: float
+    """How long reading, encoding and writing the images took."""
+    images: dict[str, Entry]
+    failed: dict[str, Failure] = field(default_factory=dict)
+
+
+def receipt_path(folder: Path, shard: str) -> Path:
+    return folder / RECEIPTS / f"{shard}.json"
+
+
+def has_receipt(folder: Path, shard: str) -> bool:
+    return receipt_path(folder, shard).exists()
+
+
+def write_receipt(folder: Path, receipt: Receipt) -> bool:
+    """Write a receipt; False if the shard already has one."""
+    return create_text(receipt_path(folder, receipt.shard), to_text(receipt))
+
+
+def to_text(receipt: Receipt) -> str:
+    """A receipt as JSON, one image per line, that begins with a checksum of what follows it."""
+    dicts = {name: {key: vars(item) for key, item in vars(receipt)[name].items()} for name in ("images", "failed")}
+    value = {"format_version": FORMAT_VERSION, **vars(receipt), **dicts}  # asdict copies, which takes twice the time
+    body = ",\n".join(f"  {json.dumps(name)}: {_lines(item)}" for name, item in value.items()) + "\n}\n"
+    return checksum_line(body.encode()) + body
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n  }"
+
+
+def checksum_line(body: bytes) -> str:
+    return f'{{\n  "xxh3_64": "{xxhash.xxh3_64_hexdigest(body)}",\n'
+
+
+LEN_CHECKSUM_LINE = len(checksum_line(b""))
+
+
+def _read_checked(path: Path, name: str) -> Any:
+    """The JSON of a file that begins with `checksum_line`; raises CacheCorrupt if its content has another checksum."""
+    content = read_limited(path, MAX_RECORDS_BYTES)
+    if content[:LEN_CHECKSUM_LINE] != checksum_line(content[LEN_CHECKSUM_LINE:]).encode():
+        raise CacheCorrupt(f"{name} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
+    return parse_json(content)
+
+
+def read_receipt(folder: Path, shard: str) -> Receipt:
+    """The receipt of a shard.
+
+    Raises:
+        FileNotFoundError: the shard has no receipt.
+        CacheCorrupt: the receipt is damaged.
+    """
+    path = receipt_path(folder, shard)
+    try:
+        receipt = _receipt(_read_checked(path, f"receipt {path}"))
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(f"receipt {path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+    if receipt.shard != shard:
+        raise CacheCorrupt(f"receipt {path} belongs to {shown(receipt.shard)}; run: {REPAIR_COMMAND}")
+    return receipt
+
+
+def _receipt(value: dict[str, Any]) -> Receipt:
+    """The receipt of `to_text`; anything else is one of PARSE_ERRORS."""
+    del value["xxh3_64"], value["format_version"]
+    value["images"] = {_image_key(key): _entry(entry) for key, entry in value["images"].items()}
+    value["failed"] = {key: _failure(failure) for key, failure in value["failed"].items()}
+    receipt = Receipt(**value)
+    for text in (receipt.shard, receipt.fingerprint, receipt.header_xxh3_64, receipt.host):
+        text_of(text)
+    natural(receipt.size_bytes), natural(receipt.header_bytes)
+    _numbers((receipt.finished, receipt.seconds))
+    return receipt
+
+
+def _image_key(value: str) -> str:
+    if not KEY.fullmatch(value):
+        raise ValueError(f"{value!r} is not an image key")
+    return value
+
+
+def _entry(value: dict[str, Any]) -> Entry:
+    fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    entry = Entry(**fields)
+    for number in (entry.offset, entry.size_bytes, entry.num_tokens, *entry.grid_thw):
+        natural(number)
+    if len(entry.grid_thw) != 3:
+        raise ValueError(f"{entry.grid_thw} is not a patch grid")
+    text_of(entry.xxh3_64)
+    _numbers((*entry.norms, *entry.peaks))
+    return entry
+
+
+def _failure(value: dict[str, Any]) -> Failure:
+    failure = Failure(**value)
+    text_of(failure.file), text_of(failure.reason)
+    if type(failure.retry) is not bool:
+        raise TypeError(f"{failure.retry!r} is not true or false")
+    return failure
+
+
+def natural(value: Any) -> int:
+    """An integer from a file, from 0 on and of at most 64 bits; raises ValueError for everything else."""
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r} is not an integer from 0 to 2^64")
+    return value
+
+
+def text_of(value: Any) -> str:
+    """A text from a file; raises TypeError for everything else."""
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _numbers(values: Iterable[Any]) -> None:
+    for value in values:
+        if type(value) not in (int, float):
+            raise TypeError(f"{value!r} is not a number")
+
+
+def finished_shards(folder: Path) -> list[str]:
+    """The names of the shards with a receipt, in the order of their numbers."""
+    names = (path.stem for path in (folder / RECEIPTS).glob("*.json"))
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def read_receipts(folder: Path) -> Iterator[Receipt]:
+    """All receipts of a cache, in the order of their shards, only a few of them in memory at a time.
+
+    Raises:
+        CacheCorrupt: one of them is damaged.
+    """
+
+    def read(shard: str) -> Receipt | None:
+        with contextlib.suppress(FileNotFoundError):  # removed by a repair after it was listed
+            return read_receipt(folder, shard)
+        return None
+
+    return (receipt for receipt in threaded_map(read, finished_shards(folder)) if receipt)
+
+
+@dataclass(frozen=True)
+class PlannedImage:
+    """An image to encode."""
+
+    key: str
+    num_tokens: int
+    """Computed from the size in the image's header; 0 if that is unreadable."""
+    files: tuple[str, ...]
+    """The files in which the image was found; bytes are checked against the key when they are read."""
+    stamps: tuple[Stamp | None, ...] = ()
+    """The stamp of each file, taken before it was hashed; None where it is unknown."""
+    is_transparent: bool = False
+    """Whether the file marks a colour as transparent, which is painted white; unknown in plans of version 0.2."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A planned shard: its name and its images."""
+
+    name: str
+    images: tuple[PlannedImage, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        return [image.key for image in self.images]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(image.num_tokens for image in self.images)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, **images_to_json(self.images)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Shard:
+        """The shard of `to_json`.
+
+        Raises:
+            ValueError: its name is not that of a shard, or its images are broken; KeyError, TypeError likewise.
+        """
+        if not SHARD_NAME.fullmatch(name := text_of(value["name"])):
+            raise ValueError(f"{name!r} is not the name of a shard")
+        return cls(name, images_from_json(value))
+
+
+def images_to_json(images: Sequence[PlannedImage]) -> dict[str, Any]:
+    """Images as columns: one list for each field."""
+    transparent = [image.key for image in images if image.is_transparent]
+    return {
+        "keys": [image.key for image in images],
+        "num_tokens": [image.num_tokens for image in images],
+        "files": [list(image.files) for image in images],
+        "stamps": [list(image.stamps) for image in images],
+    } | ({"transparent": transparent} if transparent else {})
+
+
+def images_from_json(value: dict[str, Any]) -> tuple[PlannedImage, ...]:
+    """The images of `images_to_json`; stamps may be missing. Values of other types are a ValueError or a TypeError."""
+    keys, files = [*map(text_of, value["keys"])], (tuple(map(text_of, row)) for row in value["files"])
+    stamps = (tuple(map(_stamp, row)) for row in value.get("stamps", [()] * len(keys)))
+    transparent = {*map(text_of, value.get("transparent", ()))}
+    marks = (key in transparent for key in keys)
+    columns = zip(keys, map(natural, value["num_tokens"]), files, stamps, marks, strict=True)
+    return tuple(PlannedImage(*column) for column in columns)
+
+
+def _stamp(value: Any) -> Stamp | None:
+    if value is None:
+        return None
+    num_bytes, *times = value
+    if any(type(time_ns) is not int for time_ns in times):  # it may be before 1970
+        raise ValueError(f"{times!r} are not times")
+    return (natural(num_bytes), times[0], times[1]) if len(times) == 2 else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All shards of a cache, in the order of their numbers."""
+
+    shards: tuple[Shard, ...] = ()
+    num_files: int = 0
+    """The number of plan files; each extension adds one."""
+    found: tuple[PlannedImage, ...] = ()
+    """All images with the files in which they were found, in the order in which this was recorded: a later entry about
+    the same file is the valid one."""
+
+    def extension(
+        self, images: Sequence[PlannedImage], bytes_per_token: int, shard_bytes: int, taken: Iterable[str] = ()
+    ) -> tuple[Shard, ...]:
+        """Shards for more images, in order; their numbers follow those of this plan and of the names in `taken`."""
+        names = (*taken, *(shard.name for shard in self.shards))
+        first = max((int(name.rpartition("-")[2]) + 1 for name in names), default=0)
+        groups = cut(images, shard_bytes // bytes_per_token)
+        return tuple(Shard(shard_name(first + number), group) for number, group in enumerate(groups))
+
+    def extended(self, shards: tuple[Shard, ...], again: tuple[PlannedImage, ...] = ()) -> Plan:
+        """This plan with one more plan file: new shards, and images of older shards that were found again."""
+        new = tuple(image for shard in shards for image in shard.images)
+        return Plan(self.shards + shards, self.num_files + 1, self.found + new + again)
+
+    def images(self) -> Iterator[PlannedImage]:
+        return (image for shard in self.shards for image in shard.images)
+
+    def files(self) -> dict[str, tuple[str, Stamp | None]]:
+        """The image key and the stamp of each file in which an image was found."""
+        return {
+            file: (image.key, stamp) for image in self.found for file, stamp in zip_longest(image.files, image.stamps)
+        }
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}"
+
+
+def shard_number(name: str) -> int:
+    """The number in a shard's name; -1 if it is not the name of a shard."""
+    digits = name.removeprefix("shard-")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def cut(images: Iterable[PlannedImage], max_tokens: int) -> list[tuple[PlannedImage, ...]]:
+    """Cut images into groups of at most `max_tokens`, in order; a larger image is a group by itself."""
+    groups: list[list[PlannedImage]] = []
+    filled = 0
+    for image in images:
+        if not groups or filled + image.num_tokens > max_tokens or len(groups[-1]) == MAX_IMAGES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(image)
+        filled += image.num_tokens
+    return [tuple(group) for group in groups]
+
+
+def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
+    """Write the manifest, or check that the existing one has this fingerprint.
+
+    Raises:
+        CacheMismatch: the folder was made from something else.
+    """
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "fingerprint": fingerprint.to_json(),
+        "sha256": fingerprint.sha256,
+        "provenance": {
+            **provenance,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+            "libraries": library_versions(),
+        },
+    }
+    path = folder / MANIFEST
+    if path.exists() or not create_text(path, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"):
+        check_fingerprint(folder, read_manifest(folder), fingerprint)
+
+
+def check_fingerprint(folder: Path, found: Fingerprint, wanted: Fingerprint) -> None:
+    """Raise CacheMismatch if the cache in a folder has another fingerprint than the wanted one."""
+    if found != wanted:
+        raise CacheMismatch(mismatch_message([found], wanted, f"{folder} was made from something else"))
+
+
+def read_manifest(folder: Path) -> Fingerprint:
+    """The fingerprint in a cache's manifest.
+
+    Raises:
+        CacheError: there is no manifest, it is broken, or this program does not read its format version.
+    """
+    path = folder / MANIFEST
+    try:
+        value = read_json(path)
+        version = value["format_version"]
+        if version == FORMAT_VERSION:
+            fingerprint = Fingerprint.from_json(value["fingerprint"])
+            if value.get("sha256") not in (None, fingerprint.sha256):
+                raise ValueError("the sha256 of its fingerprint is not the recorded one")
+            return fingerprint
+    except FileNotFoundError:
+        where = located(folder)
+        raise CacheError(f"{where} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+    raise CacheError(
+        f"{folder} has format version {version!r}, this program reads version {FORMAT_VERSION}; "
+        f"build a new cache with: {BUILD_COMMAND}"
+    )
+
+
+def plan_path(folder: Path, number: int) -> Path:
+    return folder / (f"plan-{number:05d}.json" if number else PLAN)
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a cache from all its plan files; an empty one if there is none yet.
+
+    Raises:
+        CacheCorrupt: a plan file is damaged.
+    """
+    plan = Plan()
+    while (path := plan_path(folder, plan.num_files)).exists():
+        plan = plan.extended(*read_plan_file(path))
+    return plan
+
+
+def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> bool:
+    """Append to `plan` new shards, and files in which images of older shards were found again.
+
+    Returns False if another process has extended the plan meanwhile, so that it must be read again.
+    """
+    return create_text(plan_path(folder, plan.num_files), plan_text(shards, again))
+
+
+def plan_text(shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> str:
+    """A plan file as JSON, one shard per line, that begins with a checksum of what follows it."""
+    lines = ",\n".join(f"    {json.dumps(shard.to_json())}" for shard in shards)
+    found = f'  "found_again": {json.dumps(images_to_json(again))},\n' if again else ""
+    body = f'  "format_version": {FORMAT_VERSION},\n{found}  "shards": [\n{lines}\n  ]\n}}\n'
+    return checksum_line(body.encode()) + body
+
+
+def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, ...]]:
+    """The shards of one plan file, and the images of older shards that were found again.
+
+    Raises:
+        CacheCorrupt: it is damaged.
+    """
+    try:
+        value = _read_checked(path, str(path))
+        again = images_from_json(value["found_again"]) if "found_again" in value else ()
+        return tuple(Shard.from_json(shard) for shard in value["shards"]), again
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+
+
+def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Mapping[Path, str]) -> None:
+    """Summarise for people which images (key to failure) and which files (path to reason) have no features."""
+    lines: list[dict[str, str | None]]
+    lines = [{"key": key, "file": failure.file, "reason": failure.reason} for key, failure in failures.items()]
+    lines += [{"key": None, "file": str(path), "reason": reason} for path, reason in unusable.items()]
+    if lines:
+        write_text(folder / QUARANTINE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    else:
+        (folder / QUARANTINE).unlink(missing_ok=True)
+
+
+def read_quarantine(folder: Path) -> dict[str, str]:
+    """Why files could not be read in the last build, by file; images that were read and failed are in receipts."""
+    try:
+        text = read_limited(folder / QUARANTINE, MAX_RECORDS_BYTES).decode("utf-8")
+        lines = [parse_json(line) for line in text.splitlines()]
+        return {line["file"]: line["reason"] for line in lines if line["key"] is None}
+    except FileNotFoundError:
+        return {}
+    except PARSE_ERRORS as error:
+        raise CacheCorrupt(
+            f"{folder / QUARANTINE} is broken ({shown(repr(error))}); write it again with: {BUILD_COMMAND}"
+        ) from None
+
+
+def mismatch_message(others: list[Fingerprint], wanted: Fingerprint, what: str) -> str:
+    """A message that begins with `what` and names the fields in which the most similar of `others` differs."""
+    closest = min(others, key=lambda other: len(wanted.differences(other)))
+    found = wanted.differences(closest)
+    lines = [f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in found[:NUM_DIFFERENCES]]
+    more = [f"  and {len(found) - NUM_DIFFERENCES} more"] if len(found) > NUM_DIFFERENCES else []
+    head = f"{what}; {closest.folder_name} differs in"
+    advice = f"Change the run file back, or build a cache for this run with: {BUILD_COMMAND}"
+    return "\n".join([head, *lines, *more, advice])

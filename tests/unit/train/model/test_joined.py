@@ -1,0 +1,169 @@
+"""Joined matrices of frozen weights and LoRA compute what PEFT computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.models.adapted import Layer, adapted, assert_close, computed
+from torch import nn
+
+from lookonce.train.model import compile, lora_joined
+from lookonce.train.model.compile import fewer_passes
+
+INPUT = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def the_model_is_its_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
+
+
+def linear() -> tuple[nn.Module, ...]:
+    return nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 9, bias=False)
+
+
+def results(model: Any) -> list[torch.Tensor]:
+    return computed(model, model, INPUT)
+
+
+def fused(model: Any) -> list[bool]:
+    """For each layer of a model, whether its MLP is computed as a whole."""
+    return ["forward" in vars(layer.mlp) for layer in model.base_model.model]
+
+
+@pytest.mark.parametrize("rank", [1, 4, 64])
+def test_outputs_and_gradients_are_those_of_peft(rank):
+    model = adapted(*linear(), r=rank)
+    expected = results(model)
+    with fewer_passes(model, joins=True):
+        assert all(hasattr(model.base_model.model[number], "joined") for number in (0, 2))
+        assert_close(results(model), expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_matrices", "is_fused"),
+    [
+        ({"r": 4}, 4, True),
+        ({"r": 21}, 4, True),
+        ({"r": 22}, 6, True),
+        ({"r": 33}, 7, False),
+        ({"rank_pattern": {"up_proj": 2}}, 5, False),
+        ({"alpha_pattern": {"down_proj": 4, "k_proj": 20}}, 6, False),
+        ({"target_modules": ["q_proj", "v_proj", "up_proj"]}, 3, False),
+    ],
+)
+def test_layers_with_the_same_input_share_a_matrix_if_they_can(options, num_matrices, is_fused):
+    model = adapted(Layer(), Layer(), **options)
+    expected = results(model)
+    with fewer_passes(model, joins=True):
+        matrices = [name for name, _ in model.named_buffers() if name.endswith(".joined")]
+        assert len(matrices) == 2 * num_matrices and fused(model) == [is_fused] * 2
+        assert_close(results(model), expected, 1e-5)
+    assert fused(model) == [False] * 2
+    assert_close(results(model), expected, 0)
+
+
+def test_a_layer_that_is_called_with_another_input_computes_its_own():
+    class Crossed(Layer):
+        """Queries of some tokens, keys and values of all, as in a short last layer."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            part, attention = x[:, :2], self.self_attn
+            queries, keys, values = attention.q_proj(part), attention.k_proj(x), attention.v_proj(x.cos())
+            return queries.sum() + keys.sin() + values.exp()
+
+    model = adapted(Crossed())
+    trained = {"q_proj", "k_proj", "v_proj"}
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("lora" in name and any(part in name for part in trained))
+    expected = results(model)
+    with fewer_passes(model, joins=True):
+        assert_close(results(model), expected, 1e-5)
+
+
+@pytest.mark.parametrize("act", [nn.GELU(), nn.Tanh()])
+def test_mlps_of_other_activations_are_computed_as_they_are(act):
+    model = adapted(Layer())
+    model.base_model.model[0].mlp.act_fn = act
+    with fewer_passes(model, joins=True):
+        assert fused(model) == [False]
+
+
+def test_an_mlp_with_an_additional_layer_or_a_bias_is_computed_as_it_is():
+    layers = [Layer(), Layer(), Layer()]
+    layers[0].mlp.norm = nn.LayerNorm(24)
+    layers[1].mlp.down_proj = nn.Linear(24, 8)
+    model = adapted(*layers)
+    with fewer_passes(model, joins=True):
+        assert fused(model) == [False, False, True]
+
+
+@pytest.mark.parametrize("layers", [linear(), (Layer(),)])
+def test_changed_lora_weights_are_used_in_the_next_pass(layers):
+    model = adapted(*layers)
+    with fewer_passes(model, joins=True):
+        before = results(model)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.requires_grad:
+                    weight += 0.1
+        found = results(model)
+    assert not torch.allclose(found[0], before[0])
+    assert_close(found, results(model), 1e-6)
+
+
+@pytest.mark.parametrize("broken", [lora_joined.FIRST, ("up_proj", "gate_proj")])
+def test_the_order_of_the_first_layers_matters(monkeypatch, broken):
+    monkeypatch.setattr(lora_joined, "SAME_INPUT", (broken,))
+    monkeypatch.setattr(lora_joined, "FIRST", broken)
+    model = adapted(Layer())
+    expected = results(model)
+    with fewer_passes(model, joins=True):
+        is_close = torch.allclose(results(model)[0], expected[0], rtol=1e-4)
+    assert is_close == (broken == ("gate_proj", "up_proj"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"r": 65}, {"lora_dropout": 0.1}, {"use_dora": True}, {"lora_bias": True, "target_modules": ["0"]}]
+)
+def test_what_cannot_be_joined_is_computed_as_before(options):
+    model = adapted(*linear(), **{"target_modules": ["0", "2"]} | options).eval()
+    expected = results(model)
+    with fewer_passes(model, joins=True):
+        assert_close(results(model), expected, 1e-6)
+        with model.disable_adapter(), torch.no_grad():
+            assert torch.equal(model(INPUT), model.base_model.model(INPUT))
+
+
+def test_a_disabled_adapter_leaves_the_stock_layers():
+    model = adapted(Layer())
+    with model.disable_adapter(), torch.no_grad():
+        expected = model(INPUT)
+    with fewer_passes(model, joins=True), model.disable_adapter(), torch.no_grad():
+        assert torch.equal(model(INPUT), expected)
+
+
+def test_an_adapter_in_another_precision_is_not_joined():
+    model = adapted(*linear()).to(torch.bfloat16)
+    with fewer_passes(model, joins=True):
+        assert not hasattr(model.base_model.model[0], "joined")
+
+
+def test_without_memory_for_copies_the_reason_for_the_end_is_not_hidden(monkeypatch):
+    model = adapted(*linear())
+    expected = results(model)
+
+    def full(weight: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("of the copy")
+
+    with pytest.raises(ValueError, match="why it ended"), fewer_passes(model, joins=True):
+        monkeypatch.setattr(torch.Tensor, "contiguous", full)
+        raise ValueError("why it ended")
+    monkeypatch.undo()
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
+    assert_close(results(model), expected, 1e-6)
+    with fewer_passes(model, joins=True):
+        assert_close(results(model), expected, 1e-6)
+    assert all(model.base_model.model[number].base_layer.weight.is_contiguous() for number in (0, 2))

@@ -1,0 +1,351 @@
+"""What a training writes of its progress: `log.jsonl` and its printed lines, `curves.svg`, and `progress.json`.
+
+Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
+reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what decides
+whether a training fits; the peak of what it allocated is lower.
+
+`curves.svg` is drawn from `log.jsonl` at each save and at the end, so a resumed training has the points of the steps
+before, each once. It costs 10 ms per 1,000 lines of the log. A full disk is ignored, because a drawing is not worth a
+training.
+
+A thread of the first rank rewrites `progress.json` every few seconds, so that it also shows a training that is loading,
+compiling or validating, and one that hangs: its process lives but its step does not change. A new phase is written at
+once. A training that is killed (SIGKILL, a lost node) leaves a file that is no longer touched; every other one records
+how it ended. The rate is that of the last minute: it includes waiting for data, but not validation and checkpoints.
+Cost: about 7 microseconds per step, and the writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from lookonce.claim_file import Process
+from lookonce.errors import Stopped, TrainingError
+from lookonce.files import write_json, write_text
+from lookonce.page.lines import Line, Panel, line_plot, svg_file
+from lookonce.run.folder import RunFolder
+from lookonce.run.log_file import Curve, Curves, read_curves, read_lines, smoothed
+from lookonce.run.progress_file import End, Progress
+from lookonce.text import count, duration, first_line
+
+MUCH_WAITING = 0.05
+"""Share of the time; the user is notified if training waits longer for data."""
+FOR_TRACKERS = ("samples_per_second", "tokens_per_second", "wait_share")
+STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
+"""Trainer's own printing callbacks, which these lines replace."""
+BEAT_S = 10.0
+FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match"}
+"""Figures of the progress, and their keys in Trainer's logs."""
+WINDOW_BEATS = 6
+"""Number of beats over which the rate is measured."""
+
+
+class MetricsLog(TrainerCallback):
+    """Prints Trainer's logs to stderr and appends them to `path`, one JSON object per line; on the first rank.
+
+    Rates include waiting for data, but not validation and checkpoints. What is measured here is added to Trainer's
+    logs, so that trackers that come after this callback log it too.
+    """
+
+    def __init__(self, path: Path, samples_per_step: int) -> None:
+        self.path, self.samples_per_step = path, samples_per_step
+        self.busy_seconds = 0.0
+        """Time spent in steps, including waiting for their data."""
+        self.first_step = 0
+        """The step from which this training resumed; 0 if it did not."""
+        self._trainer: Any = None
+        self._began = 0.0
+        self._at = (0, 0.0, 0.0, 0, 0)
+        """Step, busy seconds, seconds waited, bytes read and tokens at the line before."""
+        self._has_notified = False
+
+    def attach(self, trainer: Any) -> None:
+        """Take the time spent waiting for data from this trainer."""
+        self._trainer = trainer
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time of all steps so far that was spent waiting for data."""
+        waited: float = self._trainer.wait_seconds
+        return waited / max(self.busy_seconds, 1e-9)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.first_step = state.global_step
+        self._at = self._now(state)
+        if state.is_world_process_zero:
+            self._drop_lines_after(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.busy_seconds += time.perf_counter() - self._began
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if logs and "loss" in logs:
+            _check_finite(logs, state.global_step)
+        if logs and state.is_world_process_zero:
+            self._show(state, logs)
+
+    def _show(self, state: Any, logs: dict[str, Any]) -> None:
+        step = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
+        if "loss" in logs:
+            is_first_line = self._at[0] == self.first_step  # the first batches are always waited for
+            measured = self._measure(state)
+            memory = peak_memory()
+            tqdm.write(f"{step}  {step_line(logs, measured | memory)}", file=sys.stderr)
+            self._append(state, logs | measured | memory)
+            logs.update({name: measured[name] for name in FOR_TRACKERS} | memory)
+            if not is_first_line:
+                self._notify_of_waiting(measured)
+        elif "eval_loss" in logs:
+            tqdm.write(f"{step}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
+            self._append(state, {"eval_loss": logs["eval_loss"]} | peak_memory())
+        elif "eval_exact_match" in logs:
+            answered = {name: value for name, value in logs.items() if name.startswith("eval_")}
+            tqdm.write(f"{step}  {answered_line(answered)}", file=sys.stderr)
+            self._append(state, answered | peak_memory())
+
+    def _now(self, state: Any) -> tuple[int, float, float, int, int]:
+        trainer = self._trainer
+        return state.global_step, self.busy_seconds, trainer.wait_seconds, trainer.bytes_read, trainer.num_tokens
+
+    def _measure(self, state: Any) -> dict[str, float]:
+        step, busy, waited, read, num_tokens = self._at
+        self._at = self._now(state)
+        seconds, num_steps = max(self._at[1] - busy, 1e-9), max(state.global_step - step, 1)
+        return {
+            "samples_per_second": num_steps * self.samples_per_step / seconds,
+            "tokens_per_second": (self._at[4] - num_tokens) / seconds,
+            "wait_share": (self._at[2] - waited) / seconds,
+            "read_mb_per_second": (self._at[3] - read) / seconds / 1e6,
+            "eta_seconds": (state.max_steps - state.global_step) * seconds / num_steps,
+        }
+
+    def _notify_of_waiting(self, measured: dict[str, float]) -> None:
+        """Notify once if features are read too slowly."""
+        if measured["wait_share"] > MUCH_WAITING and not self._has_notified:
+            self._has_notified = True
+            tqdm.write(
+                f"training waits {measured['wait_share']:.0%} of its time for features, which are read at "
+                f"{measured['read_mb_per_second']:,.0f} MB/s; keep them in memory (train.host_cache_gb) or on a "
+                "faster disk (lookonce cache stage, cache.stage)",
+                file=sys.stderr,
+            )
+
+    def _append(self, state: Any, values: dict[str, Any]) -> None:
+        values = {name: _or_none(value) for name, value in values.items()}
+        with self.path.open("a") as file:
+            now = round(time.time(), 3)
+            file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, "time": now, **values}) + "\n")
+
+    def _drop_lines_after(self, step: int) -> None:
+        """Drop the lines of steps that a resumed training makes again."""
+        if self.path.exists():
+            lines = [line for line in read_lines(self.path) if line["step"] <= step]
+            write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def _check_finite(logs: dict[str, Any], step: int) -> None:
+    if not math.isfinite(logs["loss"]):
+        raise TrainingError(
+            f"the loss is {logs['loss']} at step {step}, so training diverged; lower train.learning_rate, "
+            "raise train.warmup or use train.precision: bf16, and start again with --restart"
+        )
+
+
+def _or_none(value: Any) -> Any:
+    """None for infinity, which JSON cannot hold; the first gradients of fp16 are infinite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory that PyTorch has reserved on this process's GPU, in gigabytes; nothing on a CPU."""
+    if not torch.cuda.is_available():
+        return {}
+    return {"memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3)}
+
+
+def answered_line(logs: dict[str, float]) -> str:
+    """The exact match of answers, and what they cost, on one line."""
+    asked = count(int(logs["eval_num_questions"]), "question")
+    return f"exact match {logs['eval_exact_match']:.1%} on {asked} in {duration(logs['eval_seconds'])}"
+
+
+def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
+    """The figures of the last steps on one line."""
+    parts = [f"loss {logs['loss']:.4f}"]
+    if logs.get("grad_norm") is not None:
+        parts.append(f"grad {float(logs['grad_norm']):.2f}")
+    parts.append(f"lr {logs.get('learning_rate', 0):.1e}")
+    parts.append(f"{measured['samples_per_second']:.0f} samples/s")
+    parts.append(f"{measured['tokens_per_second']:,.0f} tokens/s")
+    if "memory_gb" in measured:
+        parts.append(f"{measured['memory_gb']:.1f} GB reserved")
+    parts.append(f"data wait {measured['wait_share']:.1%}")
+    parts.append(f"eta {tqdm.format_interval(measured['eta_seconds'])}")
+    return "  ".join(parts)
+
+
+class CurvesFile(TrainerCallback):
+    """Draws the curves, on the first rank."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            with contextlib.suppress(OSError):
+                write_text(self._folder.curves, curves_svg(read_curves(self._folder.log), self._folder.folder.name))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_save(args, state, control)
+
+
+def curves_svg(curves: Curves, title: str) -> str:
+    """The curves as the text of an SVG file."""
+    low, high = curves.loss_range()
+    lines = [
+        Line("", _points(curves.loss), "faint"),
+        Line("training loss", _points(smoothed(curves.loss)), "main"),
+        *([Line("validation loss", _points(curves.validation_loss), "marked")] if curves.validation_loss else []),
+    ]
+    words = f"lowest: {curves.best[1]:.4f} at step {curves.best[0]:,}" if curves.best else ""
+    losses = Panel("loss", lines, low, high, 300, curves.best, words)
+    rates = [Line("", _points(curves.learning_rate), "plain")]
+    highest = max(curves.learning_rate.values(), default=0.0) or 1.0
+    panels = [losses, *_exact_match(curves), Panel("learning rate", rates, 0.0, highest, 70)]
+    return svg_file(line_plot(title, "step", panels))
+
+
+def _exact_match(curves: Curves) -> list[Panel]:
+    if curves.most_right is None:
+        return []
+    step, value = curves.most_right
+    lines = [Line("", _points(curves.exact_match), "marked")]
+    words = f"highest: {value:.1%} at step {step:,}"
+    return [Panel("exact match", lines, 0.0, 1.0, 130, curves.most_right, words)]
+
+
+def _points(curve: Curve) -> list[tuple[float, float]]:
+    return list(curve.items())
+
+
+class Heartbeat(TrainerCallback):
+    """A context manager around a whole training, and a callback in it; does nothing if `is_first` is false."""
+
+    def __init__(
+        self,
+        path: Path,
+        samples_per_step: int,
+        is_first: bool = True,
+        beat_s: float = BEAT_S,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_lost` says whether another process has taken over the run folder; then nothing more is written."""
+        self.path, self._samples_per_step, self._is_first, self._beat_s = path, samples_per_step, is_first, beat_s
+        self._is_lost = is_lost
+        self.progress = Progress(Process.this(), time.time())
+        self._stepped = self._step_began = time.monotonic()
+        self._busy_s = 0.0
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._window: deque[tuple[int, float]] = deque(maxlen=WINDOW_BEATS + 1)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        if self._is_first:
+            self._write()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not self._is_first:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._measure()
+        self._update(end=_end(error), reason=_reason(error), eta_s=None)
+        self._write()
+
+    def enter(self, phase: str) -> None:
+        """Record that a new phase begins."""
+        self._update(phase=phase)
+        if self._is_first:
+            self._write()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        self._window.append((step, self._busy_s))
+        self._update(step=step, first_step=step, num_steps=state.max_steps)
+        self.enter("training")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step_began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stepped = time.monotonic()
+        self._busy_s += self._stepped - self._step_began
+        self._update(step=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        for name, key in FIGURES.items():
+            if logs and key in logs:
+                value = float(logs[key])
+                self._update(**{name: value if math.isfinite(value) else None})
+
+    def _update(self, **changes: Any) -> None:
+        with self._lock:  # neither thread may undo the other's changes
+            self.progress = replace(self.progress, **changes)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._beat_s):
+            self._measure()
+            self._write()
+
+    def _measure(self) -> None:
+        progress, busy_s = self.progress, self._busy_s
+        self._window.append((progress.step, busy_s))
+        first_step, first_busy_s = self._window[0]
+        changes: dict[str, Any] = {"stepped_s": round(time.monotonic() - self._stepped, 1)}
+        if num_steps := progress.step - first_step:
+            seconds = (busy_s - first_busy_s) / num_steps
+            changes["ms_per_sample"] = round(1000 * seconds / self._samples_per_step, 3)
+            changes["eta_s"] = round((progress.num_steps - progress.step) * seconds, 1)
+        self._update(**changes)
+
+    def _write(self) -> None:
+        # The lock makes the last write the newest. It is not the lock of `_update`, because a step must not wait for
+        # the disk. A full disk is ignored: it may have room at the next beat.
+        with self._writing, contextlib.suppress(OSError):
+            if not self._is_lost():
+                write_json(self.path, asdict(self.progress))
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
+    return first_line(error) if str(error) else type(error).__name__
+
+
+def _end(error: BaseException | None) -> End:
+    if error is None:
+        return "finished"
+    return "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
