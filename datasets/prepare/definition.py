@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce import settings
-from lookonce.datasets.curriculum.stage_map import Stage
+from lookonce.datasets.curriculum import Stage
 from lookonce.datasets.image_suffixes import SUFFIXES
 from lookonce.datasets.prepare.duplicates import Policy
 from lookonce.datasets.prepare.rules import Rule, Text

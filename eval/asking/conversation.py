@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.images import read_bytes
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import UsageError

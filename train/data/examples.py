@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from lookonce.cache.constants import Grid
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import RecordsError

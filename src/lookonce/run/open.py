@@ -24,7 +24,7 @@ from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.fingerprint_notes import Source
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lookonce.datasets.curriculum.values import as_text
+from lookonce.datasets.curriculum import as_text
 from lookonce.eval.comparison.route import Label
 from lookonce.run.sections.paths import UserPath
 from lookonce.settings import Section, Seed, read_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from lookonce.datasets.curriculum.stage_map import read_stage_map, with_stages
+from lookonce.datasets.curriculum import read_stage_map, with_stages
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.errors import RecordsError, UsageError

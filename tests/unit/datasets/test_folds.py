@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.datasets.curriculum.context import ContextForm, with_context
-from lookonce.datasets.curriculum.folds import Fold, hold_out
+from lookonce.datasets.context import ContextForm, with_context
+from lookonce.datasets.curriculum import Fold, hold_out
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 

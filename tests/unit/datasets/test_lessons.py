@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm, as_shown, with_context, without_some
+from lookonce.datasets.context import NOT_ANSWERED, ContextForm, as_shown, with_context, without_some
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
 

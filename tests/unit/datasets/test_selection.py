@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.datasets.curriculum.selection import Selection, select_training
+from lookonce.datasets.curriculum import Selection, select_training
 from lookonce.datasets.formats.record import Record, Turn
 from lookonce.errors import RecordsError
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm
-from lookonce.datasets.curriculum.given import with_given
+from lookonce.datasets.context import NOT_ANSWERED, ContextForm, with_given
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import RecordsError
 
