@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.audit.image_info import inspect_images
+from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.convert import check_not_among, check_paths
 from lookonce.datasets.malformed import Collector, MalformedKind, by_kind
 from lookonce.datasets.readers.file_kind import kind_of_file

@@ -24,8 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.image_info import distinct
+from lookonce.datasets.audit.corpus import Corpus, distinct
 from lookonce.datasets.images import bytes_key
 from lookonce.datasets.malformed import by_kind
 from lookonce.datasets.records import Record, errors_name, write_records

@@ -134,8 +134,7 @@ def audit(
         sections, texts = [token_report.section(stats)], [token_report.to_text(stats)]
         tokens = {"tokens": stats.to_json()}
     if html:
-        from lookonce.datasets.audit.contact_sheet import draw_contact_sheet
-        from lookonce.datasets.audit.page import to_page
+        from lookonce.datasets.audit.report import draw_contact_sheet, to_page
         from lookonce.files import write_text
 
         write_text(html, to_page(report, sections, draw_contact_sheet(corpus, seed)))

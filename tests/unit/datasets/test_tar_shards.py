@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lookonce.datasets.audit.image_info import ImageInfo
+from lookonce.datasets.audit.corpus import ImageInfo
 from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.records import read_records
 from lookonce.datasets.tar_images import write_tar_shards
