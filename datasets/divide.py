@@ -1,6 +1,6 @@
 """Divide the records of one file into train, val and test, so that no image is in two of them.
 
-Design: image families are divided, as in `lookonce data prepare`, by the same code (prepare/splits.py): files with the
+Design: image families are divided, as in `lookonce data prepare`, by the same code (prepare/rows.py): files with the
 same bytes are one image whatever their names, images that one record shows stay together, and so do records with the
 same value of a metadata key, such as a patient. Image files are read once, for their keys; one that cannot be read
 counts by its path. Shares are of the images; a record without images counts as one.
@@ -16,8 +16,7 @@ from pathlib import Path
 import xxhash
 
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.prepare.rows import Row
-from lookonce.datasets.prepare.splits import PARTS, split_by_image
+from lookonce.datasets.prepare.rows import PARTS, Row, split_by_image
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
 from lookonce.text import Notify, count, listed, nfc, quiet, value_of

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.duplicates import join_duplicates
-from lookonce.datasets.prepare.rows import Row, text_of
-from lookonce.datasets.prepare.rules import (
+from lookonce.datasets.prepare.rows import (
+    Row,
     Rule,
     clean,
+    join_duplicates,
     order_labels,
     replace_labels,
     replace_words,
     separate_labels,
     strip_spaces,
+    text_of,
 )
 
 KVASIR = find_definition("kvasir-vqa").rules
