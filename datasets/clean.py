@@ -18,8 +18,8 @@ from tqdm import tqdm
 from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.convert import check_not_among, check_paths
 from lookonce.datasets.malformed import Collector, MalformedKind, by_kind
-from lookonce.datasets.readers.file_kind import kind_of_file
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, write_records
+from lookonce.datasets.text_files import kind_of_file
 from lookonce.datasets.usable import LeftOut, leave_out
 from lookonce.errors import RecordsError, UsageError
 from lookonce.files import atomic_write

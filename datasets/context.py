@@ -29,9 +29,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, as_text, texts_of
-from lookonce.datasets.formats.checks import CONTROL_TOKEN, is_utf8
-from lookonce.datasets.formats.record import Context, Record, Turn
-from lookonce.datasets.readers.text import read_jsonl
+from lookonce.datasets.formats.record import CONTROL_TOKEN, Context, Record, Turn, is_utf8
+from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.settings import Same, Section
 from lookonce.text import count, listed, located, nfc, quoted

@@ -17,11 +17,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from lookonce.datasets.divide import Division, Part, divide, num_images, part_paths
+from lookonce.datasets.formats.image_references import suffix_of_format
 from lookonce.datasets.formats.registry import FormatName
-from lookonce.datasets.image_suffixes import suffix_of_format
 from lookonce.datasets.images import UNDECODABLE, bytes_key
-from lookonce.datasets.readers.file_kind import folder_in_place
 from lookonce.datasets.records import SUFFIXES, Record, RecordsFile, format_of_file, write_records
+from lookonce.datasets.text_files import folder_in_place
 from lookonce.errors import UsageError
 from lookonce.files import atomic_write
 from lookonce.text import Notify, count, located, quiet, rows

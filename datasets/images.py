@@ -31,7 +31,7 @@ from tqdm import tqdm
 from xxhash import xxh3_128_digest
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
-from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
+from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.datasets.stamps import Stamp, stamps
 from lookonce.errors import BadImage, ImageError

@@ -13,7 +13,7 @@ silently skipped is missing from the training set. A caller that reports all of 
 read back before the file gets its name, so that a format that cannot hold a record refuses it, for whatever reason;
 that costs as much as reading does.
 
-Image paths are relative to the records file or to an image root, or absolute (formats/image_refs.py), and may lead into
+Image paths are relative to the records file or to an image root, or absolute (formats/image_references.py), and may lead into
 an archive (archives.py); links inside the root are followed, since shared image folders are often links. Images are not
 opened here. A path that leads out of the root keeps its `..` components, which no other path has; it is never opened,
 and counts as an image that cannot be read.
@@ -32,14 +32,26 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from lookonce.datasets.formats.checks import Row, check_values, shown
-from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
-from lookonce.datasets.formats.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
-from lookonce.datasets.formats.record import Context, Record, Turn
+from lookonce.datasets.formats.image_references import Finder, Keep, Namer
+from lookonce.datasets.formats.record import Context, Record, Row, Turn, check_values, shown
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
-from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
-from lookonce.datasets.readers.file_kind import TABLES, Kind, kind_of_file
-from lookonce.datasets.readers.text import Broken, Rows, read_array, read_jsonl, refuse
+from lookonce.datasets.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
+from lookonce.datasets.text_files import (
+    TABLES,
+    Broken,
+    Kind,
+    Named,
+    Rows,
+    as_cell,
+    kind_of_file,
+    read_array,
+    read_jsonl,
+    read_table,
+    refuse,
+    write_array,
+    write_csv,
+    write_jsonl,
+)
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
 from lookonce.text import listed, located

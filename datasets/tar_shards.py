@@ -12,7 +12,7 @@ from pathlib import Path
 from tarfile import BLOCKSIZE, RECORDSIZE
 
 from lookonce.datasets.audit.corpus import ImageInfo
-from lookonce.datasets.image_suffixes import suffix_of_format
+from lookonce.datasets.formats.image_references import suffix_of_format
 from lookonce.datasets.images import bytes_key, read_many
 from lookonce.disk_space import disk_full
 from lookonce.errors import ImageError

@@ -35,8 +35,8 @@ from itertools import combinations
 from typing import Any, Literal
 
 from lookonce.datasets.audit.corpus import Corpus, QuestionAnswer
-from lookonce.datasets.formats.checks import texts_within
-from lookonce.datasets.formats.image_tags import MARKUP
+from lookonce.datasets.formats.image_references import MARKUP
+from lookonce.datasets.formats.record import texts_within
 from lookonce.text import count, listed, nfc, one_line, quoted, shown
 
 Level = Literal["error", "warning", "note"]

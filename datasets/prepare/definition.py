@@ -19,9 +19,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from lookonce import settings
 from lookonce.datasets.curriculum import Stage
-from lookonce.datasets.image_suffixes import SUFFIXES
+from lookonce.datasets.formats.image_references import SUFFIXES
+from lookonce.datasets.formats.record import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
 from lookonce.datasets.prepare.rows import Policy, Rule, Text
-from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
 from lookonce.errors import UsageError
 from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings

@@ -46,13 +46,13 @@ from tqdm import tqdm
 
 from lookonce.claim_file import FolderClaim
 from lookonce.datasets.archives import find_archive, unreadable
-from lookonce.datasets.formats.checks import check_values
-from lookonce.datasets.image_suffixes import suffix_of_bytes, without_suffix
+from lookonce.datasets.formats.image_references import suffix_of_bytes, without_suffix
+from lookonce.datasets.formats.record import check_values
 from lookonce.datasets.images import bytes_key, read_many
+from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.prepare.definition import Definition
 from lookonce.datasets.prepare.rows import Row, part_of, text_of
 from lookonce.datasets.prepare.sources import Chunk, RawRow, Source
-from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
 from lookonce.differences import Difference, differences
 from lookonce.errors import ImageError, RecordsError, UsageError
 from lookonce.files import TEMPORARY_MARK, flush, naming_full_disk, read_object, temporary_name, write_json, write_text

@@ -36,7 +36,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from lookonce.datasets.image_suffixes import without_suffix
+from lookonce.datasets.formats.image_references import without_suffix
 from lookonce.settings import Section
 from lookonce.text import nfc
 

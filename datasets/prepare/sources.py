@@ -23,17 +23,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.image_suffixes import SUFFIXES
+from lookonce.datasets.archives import DAMAGED, has_json, read_samples
+from lookonce.datasets.formats.image_references import SUFFIXES
+from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows, row_group_starts
 from lookonce.datasets.prepare.definition import ColumnsSection, Definition, HubSection, TextSection
 from lookonce.datasets.prepare.rows import part_of
-from lookonce.datasets.readers.file_kind import kind_of_file
-from lookonce.datasets.readers.image_column import byte_columns, image_columns
-from lookonce.datasets.readers.parquet import open_parquet, read_rows, row_group_starts
-from lookonce.datasets.readers.tar import DAMAGED, has_json, read_samples
-from lookonce.datasets.readers.text import (
+from lookonce.datasets.text_files import (
     decode_json,
     is_array,
     is_json,
+    kind_of_file,
     not_utf8,
     read_array,
     read_csv,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lookonce.datasets.image_suffixes import IMAGE_SUFFIX, SUFFIXES
+from lookonce.datasets.formats.image_references import IMAGE_SUFFIX, SUFFIXES
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import RecordsError, UsageError
 from lookonce.files import files_below

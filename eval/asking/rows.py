@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.formats.text_files import as_cell, safe_cell
 from lookonce.datasets.records import Turn
+from lookonce.datasets.text_files import as_cell, safe_cell
 from lookonce.errors import UsageError
 from lookonce.eval.answers.questions import Asked, Turns, row_of
 from lookonce.eval.decoding.answer import Answer

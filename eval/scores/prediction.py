@@ -21,9 +21,8 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lookonce.datasets.formats.checks import is_utf8
-from lookonce.datasets.formats.record import Turn
-from lookonce.datasets.readers.text import read_jsonl
+from lookonce.datasets.formats.record import Turn, is_utf8
+from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.eval.scores.match import exact
 from lookonce.files import write_text

@@ -156,7 +156,7 @@ def test_a_row_of_many_empty_values_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.json"])
 def test_a_file_of_nothing_but_zeros_is_not_read_as_a_line(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("lookonce.datasets.readers.text.MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("lookonce.datasets.text_files.MAX_LINE_BYTES", 1 << 20)
     with (path := tmp_path / name).open("wb") as file:
         file.write({"x.json": b"[", "x.csv": b"image,question,answer\n"}.get(name, b""))
         file.truncate(1 << 42)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.formats.text_files import safe_cell
+from lookonce.datasets.text_files import safe_cell
 from lookonce.eval.statistics.intervals import Interval
 from lookonce.files import write_text
 

@@ -16,11 +16,11 @@ import pytest
 from pyarrow import parquet
 from webdataset import TarWriter
 
+from lookonce.datasets import parquet as parquet_reader
 from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.prepare.sources import find_source
-from lookonce.datasets.readers import parquet as parquet_reader
 from lookonce.datasets.records import read_records
 from lookonce.errors import ImageError, UsageError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.datasets.readers.text import is_array, read_array, read_csv, read_jsonl
+from lookonce.datasets.text_files import is_array, read_array, read_csv, read_jsonl
 from lookonce.errors import RecordsError
 
 ROWS = [{"a": "1", "b": "x, y"}, {"a": "", "b": 'a "quote"\nand a line'}, {"a": "\u2028", "b": "é"}]

@@ -9,8 +9,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from lookonce.datasets.readers.image_column import ImageColumn, find_image_column, image_columns
-from lookonce.datasets.readers.parquet import open_parquet, read_rows, read_values, row_group_starts
+from lookonce.datasets.parquet import (
+    ImageColumn,
+    find_image_column,
+    image_columns,
+    open_parquet,
+    read_rows,
+    read_values,
+    row_group_starts,
+)
 from lookonce.errors import ImageError
 
 EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from webdataset import TarWriter
 
-from lookonce.datasets.readers.tar import has_json, read_members, read_samples
+from lookonce.datasets.archives import has_json, read_samples, read_tar_members
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_members_are_read_in_order_or_by_name(path: Path) -> None:
-    assert [name for name, _ in read_members(path)] == ["x/1.jpg", "x/1.json", "x/2.jpg", "x/2.json"]
-    assert list(read_members(path, lambda name: name == "x/2.jpg")) == [("x/2.jpg", b"x/2")]
+    assert [name for name, _ in read_tar_members(path)] == ["x/1.jpg", "x/1.json", "x/2.jpg", "x/2.json"]
+    assert list(read_tar_members(path, lambda name: name == "x/2.jpg")) == [("x/2.jpg", b"x/2")]
 
 
 def test_samples_group_members_by_key(path: Path) -> None:
