@@ -27,8 +27,8 @@ from lookonce.cache.store.index import read_index, write_index
 from lookonce.cache.store.manifest import read_plan
 from lookonce.cache.store.receipts import has_receipt
 from lookonce.cache.store.shards import ShardWriter, StoredImage
+from lookonce.datasets.images import TICK_S
 from lookonce.datasets.sample.write import write_sample
-from lookonce.datasets.stamps import TICK_S
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.data.batches import BatchMaker

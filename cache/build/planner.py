@@ -20,8 +20,7 @@ from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.manifest import extend_plan, read_plan
 from lookonce.cache.store.plan import Plan, PlannedImage, Shard
 from lookonce.cache.store.receipts import Receipt, read_receipts
-from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.stamps import Stamp, is_gone, stamps
+from lookonce.datasets.images import ImageIndex, Stamp, is_gone, stamps
 
 if TYPE_CHECKING:
     from lookonce.cache.model.pixels import ImageProcessor

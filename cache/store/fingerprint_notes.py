@@ -4,7 +4,7 @@ Design: computing a fingerprint reads the whole tower (1.2 GB for 8B) and import
 time, more from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and
 settings, libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its
 files, because a version number would have to be raised by hand. Files of the model are compared by their stamps, as
-images are (datasets/stamps.py). Builds compute the fingerprint from the tower all the same. There is one small file for
+images are (datasets/images.py). Builds compute the fingerprint from the tower all the same. There is one small file for
 each model and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
 
 The hash of the language model, by which a run recognises its own, is recorded in the same way: computing it reads all
@@ -24,7 +24,7 @@ import lookonce.families
 from lookonce.cache.constants import FORMAT_VERSION, PARSE_ERRORS
 from lookonce.cache.model.content_hash import hash_language_model
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.datasets.stamps import Stamp, stamp
+from lookonce.datasets.images import Stamp, stamp
 from lookonce.environment import library_versions
 from lookonce.files import read_json, write_json
 from lookonce.hub import FILES

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import Any
 
 from lookonce.cache.store.receipts import natural, text_of
-from lookonce.datasets.stamps import Stamp
+from lookonce.datasets.images import Stamp
 
 MAX_IMAGES = 16_384
 """The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""

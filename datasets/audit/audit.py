@@ -39,7 +39,7 @@ from lookonce.datasets.audit.findings import (
 )
 from lookonce.datasets.images import Size, Trait
 from lookonce.datasets.majority import Majority
-from lookonce.datasets.malformed import by_kind
+from lookonce.datasets.records import by_kind
 from lookonce.text import count, one_line, quoted, share, shown
 
 

@@ -25,8 +25,7 @@ from tqdm import tqdm
 from lookonce.datasets.archives import by_archive
 from lookonce.datasets.images import Size, Trait, bytes_key, read_header, read_many
 from lookonce.datasets.images import decode as decode_image
-from lookonce.datasets.malformed import Collector, Malformed
-from lookonce.datasets.records import Record, RecordsFile
+from lookonce.datasets.records import Collector, Malformed, Record, RecordsFile
 from lookonce.errors import BadImage, ImageError, UsageError
 from lookonce.text import nfc
 from lookonce.threads import threaded_map

@@ -200,7 +200,7 @@ def clean(
       lookonce data clean train.jsonl train-clean.jsonl
       lookonce data clean train.jsonl train-clean.jsonl --image-root images --json
     """
-    from lookonce.datasets.clean import clean as clean_records
+    from lookonce.datasets.rewrite import clean as clean_records
 
     report = clean_records(
         source,
@@ -296,8 +296,8 @@ def convert(
       lookonce data convert chats.jsonl out/train.parquet --to parts --image-root /data/frames
       lookonce data convert own.jsonl data/own.jsonl --split val=0.1,test=0.1 --together patient
     """
-    from lookonce.datasets.convert import convert as convert_records
-    from lookonce.datasets.divide import Division, parse_shares
+    from lookonce.datasets.rewrite import Division, parse_shares
+    from lookonce.datasets.rewrite import convert as convert_records
     from lookonce.errors import UsageError
 
     if together and shares is None:
@@ -431,7 +431,7 @@ def tar(
       lookonce data tar data/sample/train.jsonl data/sample/val.jsonl data/sample/tars
       lookonce data tar train.jsonl /scratch/tars --image-root images --tar-mb 500 --skip-missing
     """
-    from lookonce.datasets.tar_images import write_tar_shards
+    from lookonce.datasets.tar_shards import write_tar_shards
 
     report = write_tar_shards(
         records,

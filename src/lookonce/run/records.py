@@ -20,11 +20,9 @@ from lookonce.cache.store.manifest import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
 from lookonce.datasets.context import counted, with_given, without_some
 from lookonce.datasets.curriculum import hold_out, read_stage_map, select_training, with_stages
-from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.records import Record, RecordsFile, missing_file
-from lookonce.datasets.stamps import is_gone
+from lookonce.datasets.images import ImageIndex, index_images, is_gone
+from lookonce.datasets.records import Record, RecordsFile, leave_out, missing_file
 from lookonce.datasets.text_files import read_jsonl
-from lookonce.datasets.usable import leave_out
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError
 from lookonce.hub import check_name

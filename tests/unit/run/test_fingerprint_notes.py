@@ -22,7 +22,7 @@ from lookonce.cache.store.fingerprint_notes import NOTES, Source, code_files
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_model, open_run, source_of
 
-CLOCK = "lookonce.datasets.stamps.now"
+CLOCK = "lookonce.datasets.images.now"
 
 
 def find_fingerprint(run: RunFile) -> Fingerprint:
