@@ -180,21 +180,15 @@ def read_values(file: Any, column: str, num_rows: int, groups: Sequence[int] | N
 
 
 def _batches(file: Any, columns: Sequence[str] | None, groups: Sequence[int] | None, num_rows: int) -> Iterator[Any]:
-    num_rows = min(num_rows, max(IMAGE_ROWS, MAX_BATCH_BYTES // max(_largest_row_group(file), 1)))
+    # No value is longer than its row group, by the file's own account. What the file says of single columns is not
+    # asked for: if that is damaged, pyarrow ends the process.
+    sizes = (file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
+    num_rows = min(num_rows, max(IMAGE_ROWS, MAX_BATCH_BYTES // max((1, *sizes))))
     limit = IMAGE_ROWS * MAX_IMAGE_BYTES if num_rows <= IMAGE_ROWS else MAX_BATCH_BYTES
     for batch in file.iter_batches(num_rows, row_groups=groups, columns=columns, use_threads=False):
         if batch.nbytes > limit or sum(map(_num_values, batch.columns)) > MAX_VALUES:
             raise ValueError(f"{batch.num_rows} of its rows have more than {limit:,} bytes or {MAX_VALUES:,} values")
         yield batch
-
-
-def _largest_row_group(file: Any) -> int:
-    """The most bytes of a row group, by the file's own account: no value in it is longer.
-
-    What the file says of single columns is not asked for: if that is damaged, pyarrow ends the process.
-    """
-    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-    return max((group.total_byte_size for group in groups), default=0)
 
 
 def _num_values(array: Any) -> int:

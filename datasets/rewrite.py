@@ -33,7 +33,7 @@ from tqdm import tqdm
 from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.formats.image_references import suffix_of_format
 from lookonce.datasets.formats.registry import FormatName
-from lookonce.datasets.images import UNDECODABLE, ImageIndex, bytes_key, index_images
+from lookonce.datasets.images import UNDECODABLE, bytes_key, index_images
 from lookonce.datasets.prepare.rows import PARTS, Row, split_by_image
 from lookonce.datasets.records import (
     SUFFIXES,
@@ -116,7 +116,10 @@ def divide(records: Sequence[Record], division: Division, notify: Notify = quiet
     if index.unusable:
         number, reason = count(len(index.unusable), "image"), next(iter(index.unusable.values()))
         notify(f"{number} cannot be read, so copies under other names are not recognised; the first: {reason}")
-    keys = [_keys(record, index) for record in records]
+    keys = [  # of a record without images a key of its texts
+        index.keys_of(record) or (f"text {xxhash.xxh3_128_hexdigest(repr(record.turns).encode())}",)
+        for record in records
+    ]
     rows = [
         Row("", "", key, metadata={**_values(record, division.together), RECORD: number})
         for number, (record, some) in enumerate(zip(records, keys, strict=True))
@@ -138,11 +141,6 @@ def divide(records: Sequence[Record], division: Division, notify: Notify = quiet
 def num_images(records: Iterable[Record]) -> int:
     """The number of image files that some records name."""
     return len({image for record in records for image in record.images})
-
-
-def _keys(record: Record, index: ImageIndex) -> tuple[str, ...]:
-    """The keys of a record's images; of one without images a key of its texts."""
-    return index.keys_of(record) or (f"text {xxhash.xxh3_128_hexdigest(repr(record.turns).encode())}",)
 
 
 def _values(record: Record, keys: Iterable[str]) -> dict[str, object]:

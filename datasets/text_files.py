@@ -262,7 +262,6 @@ def _check_header(header: list[str], name: str) -> None:
 
 
 Kind = Literal["jsonl", "array", "table", "parquet"]
-PARQUET_MAGIC = b"PAR1"
 TABLES = (".csv", ".tsv")
 ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -299,7 +298,6 @@ WORKBOOKS = {
     b"[Content_Types].xml": "an Excel workbook",
 }
 """What the first bytes of a workbook hold."""
-TAR_MAGIC = slice(257, 262)
 RECORD_KEYS = ("turns", "conversations", "messages", "images")
 """Keys whose value is a list in a record itself."""
 MAX_PARSED = 1 << 26
@@ -316,7 +314,7 @@ def kind_of_file(path: Path) -> Kind:
     if path.is_dir():
         raise RecordsError(f"cannot read {path}: {folder_in_place(path)}")
     head = read_head(path)
-    if head.startswith(PARQUET_MAGIC):
+    if head.startswith(b"PAR1"):
         return "parquet"
     _refuse_others(path, head)
     start = head.removeprefix(BYTE_ORDER_MARK).lstrip()
@@ -352,7 +350,7 @@ def _refuse_others(path: Path, head: bytes) -> None:
     for magic, (what, advice) in OTHERS.items():
         if head.lstrip()[: len(magic)].lower() == magic.lower():
             raise RecordsError(f"{path} is {what}; {advice.format(path=shell(path))}")
-    if head[TAR_MAGIC] == b"ustar":
+    if head[257:262] == b"ustar":
         raise RecordsError(f"{path} is a tar archive; make records of its samples with: lookonce data prepare")
     encoding = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), "")
     zeros = [head[start::2].count(b"\0") for start in (0, 1)]

@@ -225,7 +225,8 @@ def list_questions(corpus: Corpus) -> list[QuestionAnswer]:
 
 
 def _of_record(file: CorpusFile, record: Record, corpus: Corpus) -> Iterator[QuestionAnswer]:
-    images, names, origin = tuple(map(corpus.identity, record.images)), _names(record.images), file.origin(record)
+    images, origin = tuple(map(corpus.identity, record.images)), file.origin(record)
+    names = ", ".join(image.name for image in record.images) or "no image"
     references = tuple(map(nfc, record.references))
     before = _hash(0, repr(record.system and nfc(record.system)))
     for turn in (turn.in_nfc for turn in record.turns):
@@ -236,7 +237,3 @@ def _of_record(file: CorpusFile, record: Record, corpus: Corpus) -> Iterator[Que
 def _hash(before: int, text: str) -> int:
     """The hash of a text after what has the hash `before`."""
     return int(xxhash.xxh3_128_intdigest(f"{before} {text}".encode()))
-
-
-def _names(images: tuple[Path, ...]) -> str:
-    return ", ".join(image.name for image in images) or "no image"

@@ -104,23 +104,21 @@ IMAGE_TAG = re.compile(rf"<(?:image|video|audio)>|{MARKUP}", re.IGNORECASE)
 
 def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Finding]:
     """Find texts that are wrong by themselves."""
-    kinds: tuple[tuple[str, Level, str, Callable[[QuestionAnswer], str]], ...] = (
-        ("answer-spaces", "warning", "with spaces or line breaks around the answer, which models learn", _spaces),
-        ("missing-values", "warning", "with a missing value written as text", _missing),
-        ("short-questions", "warning", "of fewer than two words", _short_question),
-        ("empty-answers", "warning", "with an answer without a letter or a digit", _no_answer),
-    )
-    marks: tuple[tuple[str, Level, str, re.Pattern[str]], ...] = (
-        ("special-tokens", "warning", "with what looks like a special token of another model", SPECIAL_TOKEN),
-        ("image-marks", "warning", "with an image tag in its text, which would be read as text", IMAGE_TAG),
-    )
+
+    def where(text_of: Callable[[QuestionAnswer], str]) -> Iterator[tuple[str, str]]:
+        return ((text_of(one), one.origin) for one in questions)
+
+    spaces = where(lambda one: one.answer if one.answer != one.answer.strip() else "")
+    short = where(lambda one: one.question if len(one.question.split()) < 2 and not _missing(one) else "")
+    empty = where(lambda one: "" if any(char.isalnum() for char in one.answer) else one.answer)
+    tokens, tags = _with(SPECIAL_TOKEN, corpus), _with(IMAGE_TAG, corpus)
     return [
-        *(
-            finding
-            for code, level, says, text_of in kinds
-            for finding in _find(code, level, says, ((text_of(one), one.origin) for one in questions))
-        ),
-        *(finding for code, level, says, mark in marks for finding in _find(code, level, says, _with(mark, corpus))),
+        *_find("answer-spaces", "with spaces or line breaks around the answer, which models learn", spaces),
+        *_find("missing-values", "with a missing value written as text", where(_missing)),
+        *_find("short-questions", "of fewer than two words", short),
+        *_find("empty-answers", "with an answer without a letter or a digit", empty),
+        *_find("special-tokens", "with what looks like a special token of another model", tokens),
+        *_find("image-marks", "with an image tag in its text, which would be read as text", tags),
         *find_other_forms(corpus),
     ]
 
@@ -170,7 +168,7 @@ def _with(mark: re.Pattern[str], corpus: Corpus) -> Iterator[tuple[str, str]]:
                 system = ""
 
 
-def _find(code: str, level: Level, says: str, found: Iterable[tuple[str, str]]) -> list[Finding]:
+def _find(code: str, says: str, found: Iterable[tuple[str, str]]) -> list[Finding]:
     """Make an item of each distinct text, the most frequent first, with all places where it occurs."""
     items: dict[str, Item] = {}
     for text, origin in found:
@@ -180,7 +178,7 @@ def _find(code: str, level: Level, says: str, found: Iterable[tuple[str, str]]) 
             item["places"].append(origin)
     ordered = sorted(items.values(), key=lambda item: -item["count"])
     number = sum(item["count"] for item in ordered)
-    return findings_from(code, level, ordered, f"{count(number, 'question')} {says}", _place_example, count=number)
+    return findings_from(code, "warning", ordered, f"{count(number, 'question')} {says}", _place_example, count=number)
 
 
 def _place_example(item: Item) -> str:
@@ -188,21 +186,9 @@ def _place_example(item: Item) -> str:
     return f"{quoted(item['text'])} ({item['places'][0]}{more})"
 
 
-def _spaces(one: QuestionAnswer) -> str:
-    return one.answer if one.answer != one.answer.strip() else ""
-
-
 def _missing(one: QuestionAnswer) -> str:
     question, answer = one.question.strip().casefold(), one.answer.strip().casefold()
     return f"{one.question} {one.answer}" if question in NO_QUESTION or answer in MISSING else ""
-
-
-def _short_question(one: QuestionAnswer) -> str:
-    return one.question if len(one.question.split()) < 2 and not _missing(one) else ""
-
-
-def _no_answer(one: QuestionAnswer) -> str:
-    return "" if any(char.isalnum() for char in one.answer) else one.answer
 
 
 SEPARATOR = re.compile(r"(?:(?<!\s)\s+)?;\s*")
@@ -231,12 +217,13 @@ def find_label_variants(answers: Answers) -> list[Finding]:
 
 def _order(answers: Answers) -> list[Finding]:
     items = _variants(answers, same_labels, lambda answer: plain(answer).replace(";", "; "))
+    num_rarer = sum(sum(item["answers"].values()) - max(item["answers"].values()) for item in items)
     return findings_from(
         "label-order",
         "warning",
         items,
         f"{count(len(items), 'set')} of labels in more than one order; exact match would call "
-        f"{count(_num_rarer(items), 'answer')} wrong only because of the order",
+        f"{count(num_rarer, 'answer')} wrong only because of the order",
         _variant_example,
     )
 
@@ -263,11 +250,6 @@ def _variants(answers: Answers, meaning: Callable[[str], Hashable], writing: Cal
             if len(same) > 1:
                 items.append({"question": question, "answers": dict(same.most_common())})
     return sorted(items, key=lambda item: -sum(item["answers"].values()))
-
-
-def _num_rarer(items: list[Item]) -> int:
-    """Count the answers that are not written in the most frequent way."""
-    return sum(sum(item["answers"].values()) - max(item["answers"].values()) for item in items)
 
 
 def _separators(answers: Answers) -> list[Finding]:

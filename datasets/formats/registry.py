@@ -85,11 +85,6 @@ def add_placeholder(row: Row, kind: str) -> bool:
     return True
 
 
-def without_placeholder(record: Record) -> Record:
-    """The record, whose last turn then has an empty answer."""
-    return replace(record, turns=(*record.turns[:-1], Turn(record.turns[-1].question, "")))
-
-
 def _add_message(messages: object) -> bool:
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict) or last.get("role", last.get("from")) not in ("user", "human"):
@@ -377,7 +372,10 @@ class Reader:
             self.num_coerced += coerce_answers(value, format.kind)
         is_open = self.unanswered and add_placeholder(value, format.kind)
         record = read_row(format.name, value, self.finder, origin)
-        return without_placeholder(record) if is_open else record
+        if not is_open:
+            return record
+        *others, last = record.turns
+        return replace(record, turns=(*others, Turn(last.question, "")))
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

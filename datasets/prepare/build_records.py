@@ -143,9 +143,10 @@ class Report:
 
 def report_text(value: Mapping[str, Any]) -> str:
     """A report as text, from its JSON."""
+    rules = [(tally["name"], f"{tally['changed']:,}", f"{tally['dropped']:,}") for tally in value["rules"]]
     sections = [
         _head(value),
-        _rules(value["rules"]),
+        table(("rule", "changed", "left out"), rules),
         _rows(value),
         _split(value["split"]),
     ]
@@ -176,11 +177,6 @@ def _images(images: Mapping[str, Any]) -> str:
     if images["in_no_record"]:
         text += f"; {images['in_no_record']:,} in no record, because all questions about them were left out"
     return text
-
-
-def _rules(tallies: list[Mapping[str, Any]]) -> str:
-    lines = [(tally["name"], f"{tally['changed']:,}", f"{tally['dropped']:,}") for tally in tallies]
-    return table(("rule", "changed", "left out"), lines)
 
 
 def _rows(value: Mapping[str, Any]) -> str:
@@ -276,7 +272,7 @@ def build_records(
         num_records=sum(map(len, parts.values())),
         rules=tallies,
         duplicates=duplicates,
-        problems=_problems(cleaned),
+        problems=dict(Counter(_reason(row) for row in cleaned if not row.key).most_common(NUM_SHOWN)),
         num_without_image=len(cleaned) - len(usable),
         num_in_no_part=sum(not split.part_of(row) for row in usable),
         **_count_images(seen, parts),
@@ -402,12 +398,6 @@ def _describe(source: Source) -> dict[str, Any]:
         "num_bytes": sum(source.sizes),
         "files_left_alone": list(source.ignored),
     }
-
-
-def _problems(rows: Iterable[Row]) -> dict[str, int]:
-    """The number of rows without an image, for the most frequent reasons."""
-    reasons = Counter(_reason(row) for row in rows if not row.key)
-    return dict(reasons.most_common(NUM_SHOWN))
 
 
 def _reason(row: Row) -> str:

@@ -319,7 +319,9 @@ def find_source(
     if chosen not in found:
         wanted = f"{format} files" if format else "parquet, WebDataset tar, CSV, JSONL or JSON files"
         raise SourceError(f"{path} has no {wanted} with questions; {_where_from(definition)}")
-    files = _chosen(found[chosen], definition.files)
+    names = found[chosen]
+    matching = [name for name in names if any(Path(name).match(pattern) for pattern in definition.files)]
+    files = matching or names  # local copies may have another layout than the definition says
     return Source(
         location=str(path),
         format=chosen,
@@ -354,12 +356,6 @@ def _format_of(name: str) -> str:
 def _by_numbers(name: str) -> list[tuple[int, str]]:
     """A sort key that puts `seq_2` before `seq_10`."""
     return [(int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)]
-
-
-def _chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that match one of the definition's patterns, or all if none does: local copies have other layouts."""
-    matching = [name for name in names if any(Path(name).match(pattern) for pattern in patterns)]
-    return matching or list(names)
 
 
 def _part_of_file(name: str) -> str:
