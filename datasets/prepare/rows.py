@@ -91,48 +91,10 @@ NUM_EXAMPLES = 3
 SEPARATOR = ";"
 
 
-# Changes of text.
-
-
-def replace_words(text: str, words: Mapping[str, str]) -> str:
-    """The text with whole words replaced; "lower-right" has two words."""
-    if not any(wrong in text for wrong in words):
-        return text
-    return _any_of(tuple(words)).sub(lambda match: words[match.group()], text)
-
-
-def replace_labels(text: str, labels: Mapping[str, str]) -> str:
-    """The text with whole labels replaced; the spaces around them are kept."""
-    parts = text.split(SEPARATOR)
-    return SEPARATOR.join(part.replace(part.strip(), labels.get(part.strip(), part.strip())) for part in parts)
-
-
-def separate_labels(text: str) -> str:
-    """The labels with a semicolon and a space between them: `a;b` becomes `a; b`."""
-    return f"{SEPARATOR} ".join(part.strip() for part in text.split(SEPARATOR)) if SEPARATOR in text else text
-
-
-def order_labels(text: str, order: Sequence[str] = ()) -> str:
-    """The labels in the given order, the others after them alphabetically; none is removed."""
-    if SEPARATOR not in text:
-        return text
-    rank = {label: number for number, label in enumerate(order)}
-    labels = [part.strip() for part in text.split(SEPARATOR)]
-    return f"{SEPARATOR} ".join(sorted(labels, key=lambda label: (rank.get(label, len(rank)), label)))
-
-
-def strip_spaces(text: str) -> str:
-    """The text without spaces around it, and with single spaces inside."""
-    return " ".join(text.split())
-
-
 @lru_cache(maxsize=64)
 def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
-
-
-# The rules of a YAML file.
 
 
 class _Rule(Section):
@@ -183,42 +145,49 @@ class _TextRule(_Rule):
 
 
 class ReplaceWords(_TextRule):
-    """Replace whole words: `{wrong: right}`."""
+    """Replace whole words: `{wrong: right}`; "lower-right" has two words."""
 
     rule: Literal["replace_words"]
     words: Annotated[dict[Text, str], Field(min_length=1)]
 
     def change(self, text: str) -> str:
-        return replace_words(text, self.words)
+        if not any(wrong in text for wrong in self.words):
+            return text
+        return _any_of(tuple(self.words)).sub(lambda match: self.words[match.group()], text)
 
 
 class ReplaceLabels(_TextRule):
-    """Replace whole labels, or whole answers: `{wrong: right}`."""
+    """Replace whole labels, or whole answers: `{wrong: right}`; the spaces around them are kept."""
 
     rule: Literal["replace_labels"]
     labels: Annotated[dict[Text, str], Field(min_length=1)]
 
     def change(self, text: str) -> str:
-        return replace_labels(text, self.labels)
+        parts = text.split(SEPARATOR)
+        return SEPARATOR.join(part.replace(part.strip(), self.labels.get(part.strip(), part.strip())) for part in parts)
 
 
 class SeparateLabels(_TextRule):
-    """Separate labels by a semicolon and a space."""
+    """Separate labels by a semicolon and a space: `a;b` becomes `a; b`."""
 
     rule: Literal["separate_labels"]
 
     def change(self, text: str) -> str:
-        return separate_labels(text)
+        return f"{SEPARATOR} ".join(part.strip() for part in text.split(SEPARATOR)) if SEPARATOR in text else text
 
 
 class OrderLabels(_TextRule):
-    """Put labels into one order: the given one, the others after them alphabetically."""
+    """Put labels into one order: the given one, the others after them alphabetically; none is removed."""
 
     rule: Literal["order_labels"]
     order: list[Text] = []
 
     def change(self, text: str) -> str:
-        return order_labels(text, self.order)
+        if SEPARATOR not in text:
+            return text
+        rank = {label: number for number, label in enumerate(self.order)}
+        labels = [part.strip() for part in text.split(SEPARATOR)]
+        return f"{SEPARATOR} ".join(sorted(labels, key=lambda label: (rank.get(label, len(rank)), label)))
 
 
 class StripSpaces(_TextRule):
@@ -227,7 +196,7 @@ class StripSpaces(_TextRule):
     rule: Literal["strip_spaces"]
 
     def change(self, text: str) -> str:
-        return strip_spaces(text)
+        return " ".join(text.split())
 
 
 Rule = Annotated[
@@ -238,9 +207,6 @@ Rule = Annotated[
 
 def _is_one_of(text: str, values: Iterable[str]) -> bool:
     return bool(values) and nfc(text).strip().casefold() in {value.casefold() for value in values}
-
-
-# Applying rules.
 
 
 @dataclass
