@@ -26,8 +26,8 @@ import torch
 from lookonce.cache.store.metadata import has_receipt, read_plan
 from lookonce.cache.store.reader import read_index, write_index
 from lookonce.cache.store.shards import ShardWriter, StoredImage
+from lookonce.datasets.images import TICK_S
 from lookonce.datasets.sample.write import write_sample
-from lookonce.datasets.stamps import TICK_S
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.data.batches import BatchMaker, Prefetcher

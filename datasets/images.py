@@ -1,9 +1,17 @@
-"""Image files and their keys: the sha256 of the file's bytes, full width.
+"""Image files: their keys, their stamps, their headers and their pixels.
 
-Design: content, not path. Two files with the same bytes are one image and are encoded once; an edited file is another
-image whatever its name, so stale features are never used for it. The cost is reading every image file once, about a
-second per gigabyte from a local disk. Names, sizes and modification times are never trusted, and a key is never
-truncated: truncated keys have shown models the wrong image (https://github.com/LMCache/LMCache/issues/4086).
+Design: the key of an image is the sha256 of the file's bytes, full width: content, not path. Two files with the same
+bytes are one image and are encoded once; an edited file is another image whatever its name, so stale features are never
+used for it. The cost is reading every image file once, about a second per gigabyte from a local disk. Names, sizes and
+modification times are never trusted, and a key is never truncated: truncated keys have shown models the wrong image
+(https://github.com/LMCache/LMCache/issues/4086).
+
+A stamp finds files that have changed without reading them. Size and modification time alone are not trusted, since
+`cp -p`, rsync and archives set that time. A stamp has the time of the last status change too (ctime), which the system
+sets and no program can. So another stamp means that a file may have changed: one that was copied, moved to another
+disk, or got other permissions is hashed again, and the same stamp means the same bytes. A file that was changed just
+before has no stamp, since it may change again in the same tick of the filesystem's clock. The bytes of every image are
+compared with its key before it is encoded anyway. The cost is one `stat` per file.
 
 Images are single files or members of archives (archives.py). One that cannot be read does not stop the others: it is
 listed with the reason. It is an error only if none can be read, since then the image root is wrong. Only the bytes of a
@@ -22,8 +30,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
+from time import time as now
 from typing import Literal, NamedTuple
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -31,12 +41,47 @@ from tqdm import tqdm
 from xxhash import xxh3_128_digest
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
-from lookonce.datasets.readers.image_column import MAX_IMAGE_BYTES
+from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
-from lookonce.datasets.stamps import Stamp, stamps
 from lookonce.errors import BadImage, ImageError
 from lookonce.text import count, nfc, shell
 from lookonce.threads import threaded_map
+
+Stamp = tuple[int, int, int]
+"""Size in bytes, and the times of the last modification and status change in nanoseconds."""
+TICK_S = 2
+"""The resolution of the coarsest filesystem clocks."""
+NUM_AT_ONCE = 64
+"""Number of files that a thread is handed at once: handing one over takes longer than its `stat` on a local disk."""
+
+
+def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
+    """The stamp of each image's file, or of its archive; None if there is none."""
+    files, members_of = by_archive(paths)
+    of_archive = cache(stamp)
+    members = {path: of_archive(archive) for archive, paths in members_of.items() for path in paths}
+    some = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
+    found = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], some))
+    return dict(zip(files, found, strict=True)) | members
+
+
+def stamp(path: Path) -> Stamp | None:
+    """The stamp of a file; None if it does not exist or was changed a moment ago."""
+    with contextlib.suppress(OSError, ValueError):
+        found = path.stat()
+        if max(found.st_mtime, found.st_ctime) < now() - TICK_S:
+            return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None
+
+
+def is_gone(path: Path) -> bool:
+    """Whether an image's file, or its archive, does not exist or cannot be reached."""
+    try:
+        (find_archive(path) or path).stat()
+    except (OSError, ValueError):
+        return True
+    return False
+
 
 NUM_NAMED = 5
 """How many unusable images a message names."""

@@ -13,10 +13,18 @@ silently skipped is missing from the training set. A caller that reports all of 
 read back before the file gets its name, so that a format that cannot hold a record refuses it, for whatever reason;
 that costs as much as reading does.
 
-Image paths are relative to the records file or to an image root, or absolute (formats/image_refs.py), and may lead into
-an archive (archives.py); links inside the root are followed, since shared image folders are often links. Images are not
-opened here. A path that leads out of the root keeps its `..` components, which no other path has; it is never opened,
-and counts as an image that cannot be read.
+Image paths are relative to the records file or to an image root, or absolute (formats/image_references.py), and may
+lead into an archive (archives.py); links inside the root are followed, since shared image folders are often links.
+Images are not opened here. A path that leads out of the root keeps its `..` components, which no other path has; it is
+never opened, and counts as an image that cannot be read.
+
+Malformed records are counted by kind: the message without its values, so that 5,000 records with the same mistake are
+one line. It is made from the message and not noted where errors are raised, which is in fifty places. The cost: a value
+that is not recognised as one makes several kinds of one mistake.
+
+A record of an image that cannot be used is left out as a whole, since without one of its images it asks about something
+that is not there. Who calls `leave_out` knows which images these are: an audit that has decoded them, or the receipts
+of a cache.
 """
 
 from __future__ import annotations
@@ -24,25 +32,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from lookonce.datasets.formats.checks import Row, check_values, shown
-from lookonce.datasets.formats.image_refs import Finder, Keep, Namer
-from lookonce.datasets.formats.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
-from lookonce.datasets.formats.record import Context, Record, Turn
+from lookonce.datasets.formats.image_references import Finder, Keep, Namer
+from lookonce.datasets.formats.record import Context, Record, Row, Turn, check_values, shown
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
-from lookonce.datasets.formats.text_files import Named, as_cell, read_table, write_array, write_csv, write_jsonl
-from lookonce.datasets.readers.file_kind import TABLES, Kind, kind_of_file
-from lookonce.datasets.readers.text import Broken, Rows, read_array, read_jsonl, refuse
+from lookonce.datasets.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
+from lookonce.datasets.text_files import (
+    TABLES,
+    Broken,
+    Kind,
+    Named,
+    Rows,
+    as_cell,
+    kind_of_file,
+    read_array,
+    read_jsonl,
+    read_table,
+    refuse,
+    write_array,
+    write_csv,
+    write_jsonl,
+)
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import listed, located
+from lookonce.text import count, listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -267,3 +289,109 @@ def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], container: C
 def _as_json(value: Any) -> Any:
     """A value as JSON would return it, with NaN as text, which equals itself."""
     return json.loads(json.dumps(value), parse_constant=str)
+
+
+NUM_NAMED, NUM_PLACES = 5, 3
+"""A text names this many images, and each line this many records."""
+VALUES = (
+    (re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""), "..."),
+    (re.compile(r"(?<=, got ).*?(?=; |$)", re.S), "..."),
+    (re.compile(r"\d+"), "N"),
+)
+"""What in a message is a value, and what stands for it in a kind."""
+
+
+class Malformed(NamedTuple):
+    """A record that cannot be read, or a file whose end cannot be."""
+
+    place: str
+    """The record: "train.jsonl:12"; or the file."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class MalformedKind:
+    """Malformed records with the same mistake."""
+
+    kind: str
+    """The message, with dots for its values."""
+    reason: str
+    """The message of the first of them."""
+    places: tuple[str, ...]
+
+    def text(self) -> str:
+        times = f"{len(self.places):,} times: " if len(self.places) > 1 else ""
+        return f"{times}{self.reason} ({listed(self.places, NUM_PLACES)})"
+
+
+class Collector(list[Malformed]):
+    """Collects malformed records: pass it as `broken` to `RecordsFile`."""
+
+    def __call__(self, origin: str, error: RecordsError) -> None:
+        self.append(Malformed(origin, str(error).removeprefix(f"{origin}: ")))
+
+
+def by_kind(malformed: Iterable[Malformed]) -> list[MalformedKind]:
+    """The kinds of malformed records, the most frequent first."""
+    found: dict[str, list[Malformed]] = {}
+    for one in malformed:
+        found.setdefault(kind_of(one.reason), []).append(one)
+    kinds = [MalformedKind(kind, some[0].reason, tuple(one.place for one in some)) for kind, some in found.items()]
+    return sorted(kinds, key=lambda kind: -len(kind.places))
+
+
+def kind_of(reason: str) -> str:
+    """A message without its values."""
+    for value, sign in VALUES:
+        reason = value.sub(sign, reason)
+    return reason
+
+
+@dataclass(frozen=True)
+class UnusableImage:
+    """An image that cannot be used, and the records that show it."""
+
+    path: Path
+    reason: str
+    places: tuple[str, ...]
+
+    def text(self) -> str:
+        named = "" if f"{self.path}" in self.reason else f"{self.path}: "
+        return f"{named}{self.reason} ({listed(self.places, NUM_PLACES)})"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """How many records were left out, and because of which images."""
+
+    num_records: int
+    """Records before any was left out."""
+    num_left_out: int
+    images: tuple[UnusableImage, ...] = ()
+
+    def text(self, kind: str = "") -> str:
+        """A sentence, and a line for each of the first few images; `kind` of records, such as "train "."""
+        what = f"{self.num_left_out:,} of {count(self.num_records, f'{kind}record')}"
+        return "\n".join([f"left out {what}, which show {count(len(self.images), 'unusable image')}:", *self.lines()])
+
+    def lines(self) -> list[str]:
+        """The first few images."""
+        rest = len(self.images) - NUM_NAMED
+        return [f"  {image.text()}" for image in self.images[:NUM_NAMED]] + (
+            [f"  and {rest:,} more"] if rest > 0 else []
+        )
+
+
+def leave_out(records: Iterable[Record], unusable: Mapping[Path, str]) -> tuple[list[Record], LeftOut]:
+    """The records whose images can all be used, in order; `unusable` are the reasons why others cannot, by path."""
+    kept: list[Record] = []
+    places: dict[Path, list[str]] = {}
+    records = list(records)
+    for record in records:
+        broken = [path for path in dict.fromkeys(record.images) if path in unusable]
+        for path in broken:
+            places.setdefault(path, []).append(record.origin)
+        if not broken:
+            kept.append(record)
+    images = tuple(UnusableImage(path, unusable[path], tuple(some)) for path, some in places.items())
+    return kept, LeftOut(len(records), len(records) - len(kept), images)

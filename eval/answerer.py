@@ -44,8 +44,8 @@ from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import using
 from lookonce.cache.store.metadata import MANIFEST, PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
-from lookonce.datasets.image_suffixes import IMAGE_SUFFIX, SUFFIXES
+from lookonce.datasets.context import NOT_ANSWERED
+from lookonce.datasets.formats.image_references import IMAGE_SUFFIX, SUFFIXES
 from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn, write_records
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError

@@ -23,9 +23,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.formats.text_files import as_cell, safe_cell
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Turn
+from lookonce.datasets.text_files import as_cell, safe_cell
 from lookonce.environment import shorten
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.answerer import Answerer, Results

@@ -40,8 +40,7 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.reader import Index
 from lookonce.claim_file import EXPIRY_S
-from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.stamps import Stamp, is_gone, stamps
+from lookonce.datasets.images import ImageIndex, Stamp, is_gone, stamps
 from lookonce.text import duration, rows, size, table
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from lookonce.cache.format import (
     StoredTensor,
     read_tensor_header,
 )
-from lookonce.datasets.stamps import Stamp, stamp
+from lookonce.datasets.images import Stamp, stamp
 from lookonce.differences import Difference, differences
 from lookonce.environment import library_versions
 from lookonce.errors import ModelError

@@ -44,7 +44,7 @@ from lookonce.cache.format import (
     Grid,
 )
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.datasets.stamps import Stamp
+from lookonce.datasets.images import Stamp
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
 from lookonce.files import create_text, parse_json, read_json, read_limited, write_text

@@ -1,39 +1,256 @@
 """The whole audit: what is in the files, what is wrong with it, and which images they share.
 
-Design: one pass over the questions makes the counters. Each kind of problem is found from these by its own module and
-returned as `Finding`s, so that text, JSON and page show all kinds the same way. Records, one small tuple per question
-and one entry per image are kept in memory, some kilobytes for an image with nine questions; image bytes are not.
+Design: one pass over the questions makes the counters, from which each kind of problem is found. Records, one small
+tuple per question and one entry per image are kept in memory, some kilobytes for an image with nine questions; image
+bytes are not.
+
+A score on images that were trained on says little about other images. Files may ask the same questions; if they ask
+them about the same images, that is a leak. Images are compared by content, so also under other names, and missing ones
+by their paths.
+
+The majority baseline needs no image, so only what a model scores above it may come from the images. It is learned on
+the first file and scored on each other file. A single file is scored on itself, which is slightly too good; a question
+that is asked only once then counts as unknown. An answer is right if it equals the reference, or one of several.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.archives import find_archive
-from lookonce.datasets.audit.corpus import Corpus, CorpusFile
-from lookonce.datasets.audit.findings import LEVELS, NUM_EXAMPLES, Finding, Item, Level, encodable, findings_from
-from lookonce.datasets.audit.image_info import ImageInfo
-from lookonce.datasets.audit.labels import find_label_variants
-from lookonce.datasets.audit.leaks import Leak, find_leaks
-from lookonce.datasets.audit.questions import QuestionAnswer, list_questions
-from lookonce.datasets.audit.repeats import find_repeats
-from lookonce.datasets.audit.spelling import find_misspellings
-from lookonce.datasets.audit.texts import find_texts
-from lookonce.datasets.audit.vocabulary import (
-    Baseline,
-    Vocabulary,
-    baselines,
-    count_answers,
-    find_constants,
-    vocabularies,
+from lookonce.datasets.audit.corpus import Corpus, CorpusFile, ImageInfo, QuestionAnswer, list_questions
+from lookonce.datasets.audit.findings import (
+    LEVELS,
+    NUM_EXAMPLES,
+    Finding,
+    Item,
+    Level,
+    encodable,
+    find_label_variants,
+    find_misspellings,
+    find_repeats,
+    find_texts,
+    findings_from,
 )
 from lookonce.datasets.images import Size, Trait
-from lookonce.datasets.malformed import by_kind
-from lookonce.text import count, one_line
+from lookonce.datasets.majority import Majority
+from lookonce.datasets.records import by_kind
+from lookonce.text import count, one_line, quoted, share, shown
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two files, and how much of it is shared."""
+
+    file: str
+    num_images: int
+    """Distinct images of the file."""
+    images_share: float
+    """The share of them that the other file has too."""
+    num_questions: int
+    """Questions about images that both files have."""
+    questions_share: float
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What two files share."""
+
+    one: Side
+    other: Side
+    num_images: int
+    num_renamed: int
+    """The number of shared images that have no file name in common."""
+    num_asked_in_both: int
+    """The number of questions that both files ask about the same images."""
+    num_answered_otherwise: int
+    """The number of these questions that have no answer in common."""
+    images: tuple[Item, ...]
+
+    def finding(self) -> Finding:
+        one, other = self.one, self.other
+        renamed = f", {self.num_renamed:,} of them under other names" if self.num_renamed else ""
+        says = (
+            f"{one.file} and {other.file} share {count(self.num_images, 'image')}{renamed}: {one.images_share:.1%} and "
+            f"{other.images_share:.1%} of their images, {one.questions_share:.1%} and {other.questions_share:.1%} of "
+            f"their questions; both ask {count(self.num_asked_in_both, 'question')} about the same images"
+        )
+        renamed_first = sorted(self.images, key=lambda item: item["one"] == item["other"])
+        return Finding(
+            "leaks",
+            "error",
+            self.num_images,
+            says,
+            tuple(map(_leak_example, renamed_first[:NUM_EXAMPLES])),
+            self.images,
+        )
+
+
+def find_leaks(corpus: Corpus, questions: Iterable[QuestionAnswer]) -> list[Leak]:
+    """Return what every two files share, for those that share images."""
+    asked: dict[str, list[QuestionAnswer]] = defaultdict(list)
+    for one in questions:
+        asked[one.file].append(one)
+    names = {file.name: _names(corpus, file.name) for file in corpus.files}
+    pairs = combinations(names, 2)
+    return [_leak(pair, names, asked) for pair in pairs if names[pair[0]].keys() & names[pair[1]].keys()]
+
+
+def _names(corpus: Corpus, name: str) -> dict[str, set[str]]:
+    """Return the names that a file has for each of its images."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in corpus.files:
+        if file.name == name:
+            for image in {image for record in file.records for image in record.images}:
+                found[corpus.identity(image)].add(image.name)
+    return found
+
+
+def _leak(
+    pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[QuestionAnswer]]
+) -> Leak:
+    one, other = names[pair[0]], names[pair[1]]
+    shared = [image for image in one if image in other]
+    in_both = _answers(asked[pair[0]]), _answers(asked[pair[1]])
+    both = in_both[0].keys() & in_both[1].keys()
+    return Leak(
+        one=_side(pair[0], one, asked[pair[0]], set(shared)),
+        other=_side(pair[1], other, asked[pair[1]], set(shared)),
+        num_images=len(shared),
+        num_renamed=sum(one[image].isdisjoint(other[image]) for image in shared),
+        num_asked_in_both=len(both),
+        num_answered_otherwise=sum(in_both[0][key].isdisjoint(in_both[1][key]) for key in both),
+        images=tuple(
+            {"image": image, "one": sorted(one[image]), "other": sorted(other[image])} for image in sorted(shared)
+        ),
+    )
+
+
+def _side(name: str, images: Mapping[str, set[str]], asked: list[QuestionAnswer], shared: set[str]) -> Side:
+    num_questions = sum(not shared.isdisjoint(one.images) for one in asked)
+    return Side(name, len(images), share(len(shared), len(images)), num_questions, share(num_questions, len(asked)))
+
+
+def _leak_example(item: Item) -> str:
+    one, other = shown(", ".join(item["one"])), shown(", ".join(item["other"]))
+    return one if one == other else f"{one} is {other}"
+
+
+def _answers(asked: Iterable[QuestionAnswer]) -> dict[object, set[str]]:
+    found: dict[object, set[str]] = defaultdict(set)
+    for one in asked:
+        if one.images:
+            found[one.images, one.question].update(one.accepted)
+    return found
+
+
+NUM_TOP = 10
+"""A vocabulary lists this many answers of a question."""
+MAX_QUESTIONS = 1000
+"""The most questions whose answers are listed; in free text nearly every question is asked only once."""
+MIN_ASKED = 20
+"""A question must be asked this often before a constant answer is reported."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The answers of one question."""
+
+    question: str
+    num_asked: int
+    num_answers: int
+    """The number of distinct answers."""
+    top: tuple[tuple[str, int], ...]
+    """The most frequent answers and how often each is given."""
+
+    @property
+    def majority(self) -> str:
+        return self.top[0][0]
+
+    @property
+    def majority_share(self) -> float:
+        return share(self.top[0][1], self.num_asked)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"majority": self.majority, "majority_share": self.majority_share}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The score of one file's most frequent answers on the questions of another file."""
+
+    learned_on: str
+    scored_on: str
+    num_questions: int
+    num_right: int
+
+    @property
+    def exact_match(self) -> float:
+        return share(self.num_right, self.num_questions)
+
+    def text(self) -> str:
+        learned = "itself" if self.learned_on == self.scored_on else self.learned_on
+        asked = count(self.num_questions, "question")
+        return f"{self.exact_match:.1%} of {asked} of {self.scored_on}, learned on {learned}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"exact_match": self.exact_match}
+
+
+def count_answers(questions: Iterable[QuestionAnswer]) -> dict[str, Counter[str]]:
+    """Count how often each answer is given to each question."""
+    found: dict[str, Counter[str]] = {}
+    for one in questions:
+        found.setdefault(one.question, Counter())[one.answer] += 1
+    return found
+
+
+def vocabularies(answers: Mapping[str, Counter[str]]) -> list[Vocabulary]:
+    """List the answers of the questions asked most, most first."""
+    found = [
+        Vocabulary(question, counts.total(), len(counts), tuple(counts.most_common(NUM_TOP)))
+        for question, counts in answers.items()
+    ]
+    return sorted(found, key=lambda each: -each.num_asked)[:MAX_QUESTIONS]
+
+
+def find_constants(answers: Mapping[str, Counter[str]]) -> list[Finding]:
+    """Find questions that are asked often and always have the same answer."""
+    items = [
+        {"question": question, "answer": next(iter(counts)), "count": counts.total()}
+        for question, counts in answers.items()
+        if len(counts) == 1 and counts.total() >= MIN_ASKED
+    ]
+    return findings_from(
+        "constant-answers",
+        "note",
+        items,
+        f"{count(len(items), 'question')} with the same answer every time: nothing in the image decides it",
+        lambda item: f"{quoted(item['question'])}: always {quoted(item['answer'])}, {item['count']:,} times",
+    )
+
+
+def baselines(files: Sequence[str], questions: Sequence[QuestionAnswer]) -> list[Baseline]:
+    """Score the first file's most frequent answers on each other file, or on itself if it is the only one."""
+    asked: dict[str, list[QuestionAnswer]] = {file: [] for file in files}
+    for one in questions:
+        asked[one.file].append(one)
+    majority = Majority(((one.question, one.answer) for one in asked[files[0]]), min_asked=1 if files[1:] else 2)
+    return [
+        Baseline(
+            files[0],
+            file,
+            len(asked[file]),
+            sum(majority.answer(one.question).strip() in map(str.strip, one.accepted) for one in asked[file]),
+        )
+        for file in files[1:] or files
+    ]
+
 
 NUM_KINDS = 10
 """The text shows this many kinds of malformed records."""
@@ -112,8 +329,8 @@ class Audit:
             "num_images": self.num_images,
             "num_questions": self.num_questions,
             "num_distinct_questions": self.num_distinct_questions,
-            "findings": [finding.to_json() for finding in self.findings],
-            "leaks": [leak.to_json() for leak in self.leaks],
+            "findings": [asdict(finding) for finding in self.findings],
+            "leaks": [asdict(leak) for leak in self.leaks],
             "baselines": [baseline.to_json() for baseline in self.baselines],
             "questions": [vocabulary.to_json() for vocabulary in self.vocabulary],
             "questions_per_image": {str(number): images for number, images in self.questions_per_image.items()},

@@ -1,19 +1,40 @@
-"""The audit as text: what is wrong first, then what is in the files."""
+"""The audit as text, and as one HTML page: what is wrong first, then what is in the files, and some images.
+
+Design: the page needs no network. Everything is in it: styles, plots as SVG, and as data: URLs a contact sheet, images
+with a question each, drawn from a seed. It has no script. It can be sent by mail and opened from a disk. 48 images take
+about a megabyte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import io
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from xml.etree.ElementTree import Element
 
-from lookonce.datasets.audit.audit import Audit
+from PIL import ImageOps
+
+from lookonce.datasets.audit.audit import Audit, Vocabulary
+from lookonce.datasets.audit.corpus import Corpus, distinct
 from lookonce.datasets.audit.findings import LEVELS, Finding
-from lookonce.datasets.audit.vocabulary import Vocabulary
-from lookonce.page.plots import binned
+from lookonce.datasets.images import UNDECODABLE, open_image, read_many
+from lookonce.errors import ImageError
+from lookonce.page import markup
+from lookonce.page.plots import binned, points, shares
+from lookonce.page.sections import Card, Section, figure, gallery, heading, histogram, notice, page, section
 from lookonce.text import bars, count, shown, table
+from lookonce.threads import threaded_map
 
-NUM_QUESTIONS = 25
-NUM_SIZES = 8
-MAX_BARS = 20
+NUM_QUESTIONS, NUM_SIZES, MAX_BARS = 25, 8, 20
 """The text lists this many questions, image sizes and bars of a histogram."""
+NUM_DRAWN = 30
+"""The page draws the answers of this many questions."""
+NUM_IMAGES, SIDE = 48, 300
+"""A contact sheet has this many images, whose longer side has this many pixels."""
 RARE = ("malformed", "unusable", "no image", "several images")
 """Columns of the table of files that are often all zero."""
 
@@ -123,3 +144,158 @@ def _questions(audit: Audit) -> str:
 def asked_again(audit: Audit) -> list[Vocabulary]:
     """Return the questions that are asked more than once; the others have no majority."""
     return [each for each in audit.vocabulary if each.num_asked > 1]
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small image, and one of the questions about it."""
+
+    name: str
+    file: str
+    question: str
+    answer: str
+    jpeg: bytes
+
+    @property
+    def url(self) -> str:
+        return data_url(self.jpeg)
+
+
+def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAGES) -> list[Thumbnail]:
+    """Draw at most `num_images` distinct images from the seed; images that cannot be decoded are left out."""
+    path_of = {key: info.path for key, info in distinct(corpus.images).items() if not info.problem}
+    keys = sorted(path_of)
+    rng = random.Random(f"sheet {seed}")
+    chosen = rng.sample(keys, min(num_images, len(keys)))
+    questions = _questions_about(corpus, set(chosen))
+    small = small_jpegs(path_of[key] for key in chosen)
+    return [
+        Thumbnail(path_of[key].name, *rng.choice(questions[key]), small[path_of[key]])
+        for key in chosen
+        if small[path_of[key]]
+    ]
+
+
+def small_jpegs(paths: Iterable[Path], side: int = SIDE) -> dict[Path, bytes]:
+    """The images at some paths as JPEGs of at most `side` pixels; empty for those that cannot be read or decoded."""
+    return dict(threaded_map(partial(_shrink, side=side), read_many(paths)))
+
+
+def data_url(jpeg: bytes) -> str:
+    """A JPEG as a URL that holds it."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+def _questions_about(corpus: Corpus, keys: set[str]) -> dict[str, list[tuple[str, str, str]]]:
+    """Return file, question and answer of all questions about each image."""
+    found: dict[str, list[tuple[str, str, str]]] = {key: [] for key in keys}
+    for file in corpus.files:
+        for record in file.records:
+            for key in {corpus.identity(image) for image in record.images} & keys:
+                found[key] += [(file.name, turn.question, turn.answer) for turn in record.turns]
+    return found
+
+
+def _shrink(read: tuple[Path, bytes | ImageError], side: int) -> tuple[Path, bytes]:
+    path, data = read
+    if isinstance(data, ImageError):
+        return path, b""
+    try:
+        with open_image(data) as image:
+            image.draft("RGB", (side, side))
+            small = ImageOps.exif_transpose(image).convert("RGB")
+    except (*UNDECODABLE, MemoryError):
+        return path, b""
+    small.thumbnail((side, side))
+    target = io.BytesIO()
+    small.save(target, "JPEG", quality=78)
+    return path, target.getvalue()
+
+
+def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thumbnail] = ()) -> str:
+    """Return the whole page; `sections` are shown before the answers."""
+    names = ", ".join(file.name for file in audit.files)
+    content = [
+        _heading_section(audit, names),
+        *_findings_section(audit.findings),
+        *section("Files", "", markup.table(*file_lines(audit))),
+        *_per_image_section(audit),
+        *(element for one in sections for element in one.elements()),
+        *_answers_section(audit),
+        *_sizes_section(audit),
+        *_baselines_section(audit),
+        *_contact_sheet_section(sheet),
+    ]
+    footer = "Made by lookonce data audit. Its --json has the same numbers and all items of each finding."
+    return page(f"Audit of {names}", content, footer)
+
+
+def _heading_section(audit: Audit, names: str) -> Element:
+    per_image = audit.num_questions / max(audit.num_named_images, 1)
+    best = audit.baselines[-1] if audit.baselines else None
+    tiles = [
+        ("questions", f"{audit.num_questions:,}"),
+        ("distinct questions", f"{audit.num_distinct_questions:,}"),
+        ("distinct images", f"{audit.num_images:,}"),
+        ("questions per image", f"{per_image:.1f}"),
+        *([(f"majority baseline, {best.scored_on}", f"{best.exact_match:.1%}")] if best else []),
+    ]
+    return heading(names, summary(audit), tiles)
+
+
+def _findings_section(findings: Sequence[Finding]) -> list[Element]:
+    notices = [notice(one.level, one.says, one.examples, one.num_more) for one in findings]
+    return section("What is wrong", "" if findings else "No problems found.", *notices)
+
+
+def _per_image_section(audit: Audit) -> list[Element]:
+    if not audit.questions_per_image:
+        return []
+    text = "How many images have each number of questions. The more questions per image, the faster lookonce trains."
+    plot = histogram(audit.questions_per_image, "questions per image", "images")
+    return section("Questions per image", text, plot)
+
+
+def _answers_section(audit: Audit) -> list[Element]:
+    chosen = asked_again(audit)[:NUM_DRAWN]
+    more = audit.num_distinct_questions - len(chosen)
+    if not chosen:
+        return section("Answers per question", f"{count(more, 'question')} asked once each.")
+    text = (
+        "The five most frequent answers of each question, and how many distinct answers there are. "
+        "If a bar is nearly one colour, the question can be answered without the image."
+    )
+    text += f" The {count(len(chosen), 'question')} asked most; there are {more:,} others." if more else ""
+    lines = [(f"{each.question}  ({count(each.num_answers, 'answer')})", each.num_asked, each.top) for each in chosen]
+    plot = shares(lines, "the most frequent answers of each question")
+    return section("Answers per question", text, figure(plot))
+
+
+def _sizes_section(audit: Audit) -> list[Element]:
+    if not audit.sizes:
+        return []
+    text = f"{count(len(audit.sizes), 'size')}; the area of a circle shows how many images have it."
+    plot = points(audit.sizes, "width, pixels", "height, pixels")
+    return section("Image sizes", text, figure(plot), markup.table(*size_lines(audit)))
+
+
+def _baselines_section(audit: Audit) -> list[Element]:
+    lines = [
+        (each.scored_on, "itself" if each.learned_on == each.scored_on else each.learned_on, f"{each.num_questions:,}")
+        + (f"{each.exact_match:.1%}",)
+        for each in audit.baselines
+    ]
+    text = (
+        "The score of always giving each question's most frequent answer, without looking at any image. "
+        "Only what a model scores above it may come from the images."
+    )
+    header = ("scored on", "learned on", "questions", "exact match")
+    return section("Majority baseline", text, markup.table(header, lines))
+
+
+def _contact_sheet_section(sheet: Sequence[Thumbnail]) -> list[Element]:
+    if not sheet:
+        return []
+    cards = [Card(one.url, one.name, one.question, one.answer, f"{one.name}, {one.file}") for one in sheet]
+    text = f"{count(len(cards), 'image')} drawn at random, each with one of its questions."
+    return section("Contact sheet", text, gallery(cards))

@@ -1,13 +1,44 @@
-"""The data classes `Record` and `Turn`."""
+"""A record: its data classes, the usual names of its keys, and the checks that all record formats share.
+
+Design: a record that passes `check_record` can be tokenised, compared and written to any file, whatever its format was,
+so no command stops at it hours later. NaN and control characters pass: all files that lookonce writes can hold them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.text import nfc
+from lookonce.errors import RecordsError
+from lookonce.families.family import CONTROL_TOKENS
+from lookonce.text import listed, nfc, one_line
+
+IMAGE_NAMES = (
+    *("image_filename", "file_name", "image_path", "image", "filename", "img", "img_path", "image_file", "img_file"),
+    *("image_name", "img_name", "picture", "photo", "images"),
+)
+"""Names of the column with the image of a row, its file name or its bytes, or with a list of them."""
+IMAGE_ID_NAMES = ("img_id", "image_id")
+"""Names of the column with the dataset's name for the image, after which its file may be named."""
+QUESTION_NAMES = ("question", "query", "problem", "prompt")
+ANSWER_NAMES = ("answer", "answers", "label", "response", "solution", "output", "target", "ground_truth")
+"""Names of the columns of a table of questions. Of each kind the first one counts that a row has."""
+KEYS = {
+    *IMAGE_NAMES,
+    *IMAGE_ID_NAMES,
+    *QUESTION_NAMES,
+    *ANSWER_NAMES,
+    "turns",
+    "conversations",
+    "messages",
+    "instruction",
+}
+"""The keys by which records are recognised."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +107,204 @@ class Record:
         if len(self.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             return ()
         return tuple(texts) if texts and nfc(texts[0]) == self.turns[0].in_nfc.answer else ()
+
+
+def respelt(names: Iterable[str]) -> str:
+    """What to say of names that are usual ones but for capitals, spaces and hyphens; empty if there are none."""
+    usual = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names if name not in KEYS}
+    renamed = [f"`{one_line(name)}` to `{key}`" for name, key in usual.items() if key in KEYS]
+    return f"; rename {listed(renamed)}" if renamed else ""
+
+
+Row = dict[str, Any]
+"""One record as a file stores it: a JSON object, a CSV row or a parquet row."""
+PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
+"""Keys of Qwen's messages for the size of one image."""
+CONTROL_TOKEN = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
+MAX_DEPTH = 50
+"""The deepest nesting of metadata; Python's own limit when it writes JSON is several hundred."""
+PLAIN = {str, int, float, bool, type(None)}
+"""Types of metadata of which nothing need be checked if they are ASCII."""
+MAX_SHOWN = 200
+"""A message shows this many characters of a value; an embedded image has a million."""
+
+
+def text(value: Any, key: str, origin: str) -> str:
+    """Return the value if it is a text that is not empty.
+
+    Raises:
+        RecordsError: it is not, or it cannot be encoded as UTF-8.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got {shown(value)}")
+    if not value.isascii() and not is_utf8(value):
+        raise _not_utf8(f"`{key}`", value, origin)
+    return value
+
+
+def _not_utf8(name: str, value: str, origin: str) -> RecordsError:
+    return RecordsError(f"{origin}: {name} holds half a character (a lone surrogate): {ascii(value)[:MAX_SHOWN]}")
+
+
+def check_record(record: Record) -> None:
+    """Check all texts of a record, its metadata and its image paths.
+
+    Raises:
+        RecordsError: a text contains a special token of a model, metadata is nested too deeply, or something cannot be
+            encoded as UTF-8.
+    """
+    origin = record.origin
+    for name, one in _texts(record) if may_have_marks(record) else ():
+        if "<" in one and (token := CONTROL_TOKEN.search(one)):
+            raise RecordsError(
+                f"{origin}: `{name}` contains {token[0]}, a special token of the model, got {shown(one)}; remove it, "
+                "since it would act as one"
+            )
+    for path in (origin, *map(str, record.images)):
+        if not path.isascii() and not is_utf8(path):
+            raise RecordsError(f"{origin}: the path {ascii(path)} is not UTF-8, in which results name it; rename it")
+    if not all(type(value) in PLAIN and f"{key}{value}".isascii() for key, value in record.metadata.items()):
+        check_values(record.metadata, origin)
+
+
+def may_have_marks(record: Record) -> bool:
+    """Whether a text has a character with which image marks and special tokens begin; most records have none."""
+    whole = "".join([one for turn in record.turns for one in (turn.question, turn.answer)])
+    if record.system or "references" in record.metadata:
+        whole += "".join([record.system or "", *record.references])
+    return "<" in whole or "[" in whole
+
+
+def _texts(record: Record) -> Iterator[tuple[str, str]]:
+    """The texts that are tokenised, or compared with what a model writes."""
+    if record.system:
+        yield "system", record.system
+    for turn in record.turns:
+        yield "question", turn.question
+        yield "answer", turn.answer
+    for one in record.references:
+        yield "references", one
+
+
+def check_values(values: Mapping[str, Any], origin: str) -> None:
+    """Check values by their names, such as metadata.
+
+    Raises:
+        RecordsError: one is nested too deeply, or has bytes, or a text or a key that cannot be encoded as UTF-8.
+    """
+    waiting: list[tuple[str, Any, int]] = [("metadata", values, 0)]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if isinstance(value, str):
+            if not value.isascii() and not is_utf8(value):
+                raise _not_utf8(f"`{name}`", value, origin)
+        elif isinstance(value, bytes):
+            raise RecordsError(f"{origin}: `{name}` holds bytes, which metadata cannot have; leave it out")
+        elif depth > MAX_DEPTH:
+            raise RecordsError(f"{origin}: `{name[:MAX_SHOWN]}` is nested more than {MAX_DEPTH} deep; leave it out")
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if not is_utf8(key):
+                    raise _not_utf8(f"a key of `{name}`", key, origin)
+                waiting.append((key if depth == 0 else f"{name}.{key}", item, depth + 1))
+        elif isinstance(value, list):
+            waiting += [(name, item, depth + 1) for item in value if type(item) not in (int, float)]
+
+
+def answer_text(value: Any, key: str, origin: str) -> str:
+    """Like `text`, for an answer: a number or a boolean is refused with what to do about it.
+
+    Raises:
+        RecordsError: it is not a text, or an empty one.
+    """
+    if is_number(value):
+        raise RecordsError(
+            f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or set "
+            "`data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
+        )
+    return text(value, key, origin)
+
+
+def refuse_pixel_limits(value: Any, where: str, keys: Sequence[str] = PIXEL_LIMITS) -> None:
+    """Refuse sizes of single images; `where` begins the message, such as "train.jsonl:1: message 1 has".
+
+    Raises:
+        RecordsError: an object has one of the keys.
+    """
+    if isinstance(value, dict) and (given := [key for key in keys if value.get(key) is not None]):
+        raise RecordsError(
+            f"{where} `{given[0]}`, which would be lost, since all images of a run have the same limits; remove it "
+            "from the records, and set `cache.min_pixels` or `cache.max_pixels` in the run file"
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number or a boolean of JSON; NaN and infinity are not."""
+    return isinstance(value, bool | int) or isinstance(value, float) and math.isfinite(value)
+
+
+def optional_text(value: Any, key: str, origin: str) -> str | None:
+    """Like `text`, but None for None and "", which some formats write instead of leaving the key out."""
+    return None if value is None or value == "" else text(value, key, origin)
+
+
+def items(value: Any, key: str, origin: str) -> list[Any]:
+    """Return the value if it is a list.
+
+    Raises:
+        RecordsError: it is not a list.
+    """
+    if not isinstance(value, list):
+        raise RecordsError(f"{origin}: `{key}` must be a list, got {kind(value)}")
+    return value
+
+
+def need(row: Row, key: str, origin: str) -> Any:
+    """Return the value of a key.
+
+    Raises:
+        RecordsError: the key is missing.
+    """
+    if key not in row:
+        raise RecordsError(f"{origin}: expected the key `{key}`, got {keys_of(row)}")
+    return row[key]
+
+
+def keys_of(row: Row) -> str:
+    """The keys of a row in a message, with the names of those to rename."""
+    return f"{shown(sorted(row))}{respelt(row)}"
+
+
+def texts_within(value: Any) -> Iterator[str]:
+    """All texts in a value at any depth, keys of objects among them."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+
+
+def is_utf8(value: str) -> bool:
+    """Whether a text can be encoded as UTF-8; one with a lone surrogate, which JSON escapes can produce, cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def kind(value: Any) -> str:
+    """Describe a value in a message: an object by its keys, a list as "a list", anything else by its repr."""
+    if isinstance(value, dict):
+        return f"an object with {sorted(value)}"
+    return "a list" if isinstance(value, list) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """Return the repr of a value, cut to `MAX_SHOWN` characters."""
+    whole = repr(value)
+    return whole if len(whole) <= MAX_SHOWN else f"{whole[:MAX_SHOWN]}... ({len(whole):,} characters)"

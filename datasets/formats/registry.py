@@ -1,31 +1,249 @@
-"""All record formats by name, and which one a record has.
+"""All record formats by name, which one a record has, and the project's own two, canonical and flat.
+
+    {"images": ["images/a.jpg"], "turns": [{"question": "Is there text?", "answer": "yes"}],
+     "system": "Answer briefly.", "metadata": {"source": "polyps"}}
+
+    {"image_id": "a", "image_filename": "a.jpg", "question": "Is there text?", "answer": "yes", "stage": 1}
+
+Canonical can hold every record. Flat is one question about one image, and all other keys are metadata, so it is also
+the format of tables (CSV, parquet). Flat accepts the usual names of columns, `img_id` with a file of that name beside
+the records or in `images/` there, and a list under `answers`: its most frequent answer is trained on, and each of them
+is right. Texts are read unchanged: `<image>` in them is a word.
 
 Design: the format of a file is recognised by the keys of its first record, and all other records must be of the same
 kind. So a file that changes its format halfway is detected, and no record needs a guess. Formats that differ only in
 how they are written are read as one kind: LLaVA and ShareGPT, the three kinds of messages, and the project's own two,
 which may be mixed in one file.
+
+Answers are text, because a model learns and is scored on text: 2 and 2.0 are different answers. So a number or a
+boolean is an error, unless the user asks to read it as text. The text is that of JSON: `true`, `false`, and for a
+number the shortest one that reads back as the same number. NaN and null are missing values and stay errors.
+
+The readers know records with answers only. Where the answer to the last question may be unknown, the row gets a
+placeholder for it before it is read, which is removed from the record. Earlier answers are part of the prompt and must
+be there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookonce.datasets.formats.alpaca import read_alpaca, write_alpaca
-from lookonce.datasets.formats.checks import Row, check_record, keys_of, kind, refuse_pixel_limits
-from lookonce.datasets.formats.coerce import coerce_answers
-from lookonce.datasets.formats.image_refs import Finder
-from lookonce.datasets.formats.image_tags import read_marks
-from lookonce.datasets.formats.llava import read_conversations, write_llava, write_sharegpt
-from lookonce.datasets.formats.messages import read_messages, write_messages, write_openai, write_parts
-from lookonce.datasets.formats.native import read_canonical, read_flat, write_canonical, write_flat
-from lookonce.datasets.formats.record import Record
-from lookonce.datasets.formats.unanswered import add_placeholder, without_placeholder
-from lookonce.datasets.readers.file_kind import records_inside
-from lookonce.datasets.readers.image_column import QUESTION_NAMES
+from lookonce.datasets.formats.conversations import (
+    read_alpaca,
+    read_conversations,
+    read_messages,
+    write_alpaca,
+    write_llava,
+    write_messages,
+    write_openai,
+    write_parts,
+    write_sharegpt,
+)
+from lookonce.datasets.formats.image_references import Finder, read_marks
+from lookonce.datasets.formats.record import (
+    ANSWER_NAMES,
+    IMAGE_ID_NAMES,
+    IMAGE_NAMES,
+    QUESTION_NAMES,
+    Record,
+    Row,
+    Turn,
+    answer_text,
+    check_record,
+    is_number,
+    items,
+    keys_of,
+    kind,
+    need,
+    refuse_pixel_limits,
+    shown,
+    text,
+)
+from lookonce.datasets.text_files import records_inside
 from lookonce.errors import RecordsError
+
+PLACEHOLDER = "unknown"
+
+
+def add_placeholder(row: Row, kind: str) -> bool:
+    """Give a row of a kind of formats an answer to its last question; False if it has one, or has no question."""
+    if kind in ("conversations", "messages"):
+        return _add_message(row.get(kind))
+    turns = row.get("turns", [row])
+    last = turns[-1] if isinstance(turns, list) and turns else None
+    if not isinstance(last, dict):
+        return False
+    key = "output" if kind == "alpaca" else next((name for name in ANSWER_NAMES if name in last), "answer")
+    if last.get(key) not in (None, "", []):
+        return False
+    last[key] = PLACEHOLDER
+    return True
+
+
+def _add_message(messages: object) -> bool:
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or last.get("role", last.get("from")) not in ("user", "human"):
+        return False
+    assert isinstance(messages, list)
+    names = ("role", "content", "assistant") if "role" in last else ("from", "value", "gpt")
+    messages.append({names[0]: names[2], names[1]: PLACEHOLDER})
+    return True
+
+
+Place = tuple[Any, Any]
+"""An object and one of its keys, or a list and one of its positions."""
+ASSISTANTS = ("assistant", "gpt")
+
+
+def coerce_answers(row: Row, kind: str) -> int:
+    """Replace the answers of a row of a kind of formats that are numbers or booleans; returns how many there were."""
+    numbers = [(holder, key) for holder, key in _answer_places(row, kind) if is_number(holder[key])]
+    for holder, key in numbers:
+        holder[key] = json.dumps(holder[key])
+    return len(numbers)
+
+
+def _answer_places(row: Row, kind: str) -> Iterator[Place]:
+    """Where the answers of a row are, also those that are not valid."""
+    if kind == "native":
+        yield from _native_places(row)
+    elif kind == "alpaca":
+        yield from _present(row, "output")
+        history = row.get("history")
+        pairs = history if isinstance(history, list) else []
+        yield from ((pair, 1) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
+    else:
+        for message in _objects(row.get("conversations" if kind == "conversations" else "messages")):
+            if message.get("role", message.get("from")) in ASSISTANTS:
+                yield from _present(message, "content")
+                yield from _present(message, "value")
+                yield from (place for part in _objects(message.get("content")) for place in _present(part, "text"))
+
+
+def _native_places(row: Row) -> Iterator[Place]:
+    turns = _objects(row["turns"]) if "turns" in row else [row]
+    for turn in turns:
+        key = next((name for name in ANSWER_NAMES if name in turn), "answer")
+        answers = turn.get(key)
+        yield from (
+            ((answers, place) for place in range(len(answers))) if isinstance(answers, list) else _present(turn, key)
+        )
+    metadata = row.get("metadata") if "turns" in row else row
+    references = metadata.get("references") if isinstance(metadata, dict) else None
+    if isinstance(references, list):
+        yield from ((references, position) for position in range(len(references)))
+
+
+def _present(row: Row, key: str) -> Iterator[Place]:
+    if key in row:
+        yield row, key
+
+
+def _objects(value: Any) -> list[Row]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
+"""The first image column counts, and embedded bytes before names."""
+
+
+def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
+    """Read a canonical record; a key that is not part of the format is an error."""
+    unknown = sorted(set(row) - {"images", "turns", "system", "metadata"})
+    if unknown:
+        raise RecordsError(f"{origin}: unknown key `{unknown[0]}`; put extra keys under `metadata`")
+    turns = items(need(row, "turns", origin), "turns", origin)
+    if not turns:
+        raise RecordsError(f"{origin}: `turns` is empty; expected at least one question and answer")
+    system, metadata = row.get("system"), row.get("metadata")
+    if not isinstance(metadata, dict | None):
+        raise RecordsError(f"{origin}: `metadata` must be an object, got {kind(metadata)}")
+    return Record(
+        images=tuple(finder.find(name, origin) for name in items(row.get("images", []), "images", origin)),
+        turns=tuple(_turn(turn, origin) for turn in turns),
+        system=None if system is None else text(system, "system", origin),
+        metadata=metadata or {},
+        origin=origin,
+    )
+
+
+def write_canonical(record: Record, images: list[str]) -> Row:
+    """Write all of a record."""
+    turns = [{"question": turn.question, "answer": turn.answer} for turn in record.turns]
+    return {"images": images, "turns": turns, "system": record.system, "metadata": dict(record.metadata)}
+
+
+def read_flat(row: Row, finder: Finder, origin: str) -> Record:
+    """Read a record of one question about one image, or about a list of them."""
+    asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
+    given = first_of(row, ANSWER_NAMES) or need(row, ANSWER_NAMES[0], origin)
+    named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
+    key = min(named)[2] if named else None
+    images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
+    answer, references = _answers(row[given], given, origin)
+    turn = Turn(text(row[asked], asked, origin), answer_text(answer, given, origin))
+    metadata = {name: value for name, value in row.items() if name not in (key, asked, given)}
+    return Record(tuple(images), (turn,), metadata=references | metadata, origin=origin)
+
+
+def first_of(row: Row, names: Sequence[str]) -> str | None:
+    """The first of some keys that a row has."""
+    return next((name for name in names if name in row), None)
+
+
+def _listed(value: Any) -> list[Any]:
+    """The images under one key, of which most rows have one and some have a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _by_id(row: Row, finder: Finder, origin: str) -> Path:
+    """The image of a row without its file name."""
+    key = first_of(row, IMAGE_ID_NAMES)
+    if key and (image := finder.find_id(text(str(row[key]), key, origin))):
+        return image
+    called = f"no file in the image root is called {shown(str(row[key]))}" if key else ""
+    hint = f"; lookonce data prepare finds images by `{key}`, too; {called}" if key else ""
+    if empty := first_of(row, IMAGE_NAMES):
+        hint = f"; `{empty}` is empty{hint}"
+    raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {keys_of(row)}{hint}")
+
+
+def _answers(value: Any, key: str, origin: str) -> tuple[Any, dict[str, Any]]:
+    """The answer to train on, and the references if there are several answers."""
+    if not isinstance(value, list) or key == ANSWER_NAMES[0]:
+        return value, {}
+    answers = [answer_text(one, key, origin) for one in value]
+    if not answers:
+        raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got an empty list")
+    ordered = [answer for answer, _ in Counter(answers).most_common()]
+    return ordered[0], {"references": ordered} if len(ordered) > 1 else {}
+
+
+def write_flat(record: Record, images: list[str]) -> Row:
+    """Write one question about one image, with the metadata as further keys.
+
+    Raises:
+        RecordsError: the record has another number of either, or a system text.
+    """
+    for number, what in ((len(images), "image"), (len(record.turns), "question")):
+        if number != 1:
+            raise RecordsError(f"it holds one {what} a record, and this one has {number}")
+    if record.system is not None:
+        raise RecordsError("it cannot hold a system text")
+    turn = {"question": record.turns[0].question, "answer": record.turns[0].answer}
+    return {"image_filename": images[0], **turn} | dict(record.metadata)
+
+
+def _turn(value: Any, origin: str) -> Turn:
+    if not isinstance(value, dict) or value.keys() != {"question", "answer"}:
+        raise RecordsError(f"{origin}: a turn must be an object with `question` and `answer`, got {kind(value)}")
+    return Turn(text(value["question"], "question", origin), answer_text(value["answer"], "answer", origin))
+
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
@@ -154,7 +372,10 @@ class Reader:
             self.num_coerced += coerce_answers(value, format.kind)
         is_open = self.unanswered and add_placeholder(value, format.kind)
         record = read_row(format.name, value, self.finder, origin)
-        return without_placeholder(record) if is_open else record
+        if not is_open:
+            return record
+        *others, last = record.turns
+        return replace(record, turns=(*others, Turn(last.question, "")))
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

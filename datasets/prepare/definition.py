@@ -18,11 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce import settings
-from lookonce.datasets.curriculum.stage_map import Stage
-from lookonce.datasets.image_suffixes import SUFFIXES
-from lookonce.datasets.prepare.duplicates import Policy
-from lookonce.datasets.prepare.rules import Rule, Text
-from lookonce.datasets.readers.image_column import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
+from lookonce.datasets.curriculum import Stage
+from lookonce.datasets.formats.image_references import SUFFIXES
+from lookonce.datasets.formats.record import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
+from lookonce.datasets.prepare.rows import Policy, Rule, Text
 from lookonce.errors import UsageError
 from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings

@@ -1,17 +1,44 @@
-"""One question about one image as the source has it, before it is cleaned and becomes a record.
+"""Rows, each one question about one image, before they become records: rules that clean them, duplicates, and splits.
 
 Design: the texts of a row may be empty or "nan", because rules must see that; those of a record may not. A row is
 immutable and keeps its original texts, so that every change by a rule can be traced.
+
+Rules: a dataset definition lists its rules, and they are applied in that order and counted. A rule is a small pure
+function: it either leaves a row out or changes its question or its answer, and sees no other row. Labels are separated
+by semicolons: "pink; red" has two. Equal labels are never merged, because "<5mm; <5mm" are two polyps.
+
+Duplicates: rows are identical if the image's bytes, the question and the answer are, after the rules; one of them is
+kept under every policy. If the answers differ (Kvasir-VQA has a row for each polyp), `merge` makes one record with all
+answers as references: the first is trained on, and an evaluation accepts each. `keep` makes one record per answer.
+`drop` leaves all of them out, since it is unknown which is right.
+
+Splits: image families are split, never questions. A family is all images that could reveal each other: files with the
+same bytes whatever their names, files with the same name in the dataset whatever their bytes, augmented variants of an
+image, and images with the same value of a column that is to stay together (the frames of one video). Families are
+sorted by their smallest image name, or by key if the dataset has no names, shuffled by a seeded generator, and
+assigned: the first to val, the next to test, the rest to train. So a split depends on the seed and on the images, not
+on the order of the rows or on the file format of the source, although re-saved files have other bytes. It is the same
+on every machine and with every version of Python: a text as seed goes through sha512. Numbers are exact: 6,500 images
+are 4,550, 975 and 975. It is not the split that others have drawn with the same seed from another order. To use theirs,
+give lists of names. A leak is an image of val or test whose family is also in train; it is measured for every split.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
-Field = Literal["question", "answer"]
+from pydantic import AfterValidator, ConfigDict, Field
+
+from lookonce.datasets.formats.image_references import without_suffix
+from lookonce.settings import Section
+from lookonce.text import nfc
 
 
 @dataclass(frozen=True)
@@ -54,3 +81,354 @@ def text_of(value: Any) -> str:
     if isinstance(value, float) and not math.isnan(value) and value.is_integer():
         return str(int(value))
     return value if isinstance(value, str) else str(value)
+
+
+Text = Annotated[str, AfterValidator(nfc)]
+"""A text of a YAML file that is compared with those of rows."""
+
+NUM_EXAMPLES = 3
+"""How many examples of each rule a report shows."""
+SEPARATOR = ";"
+
+
+@lru_cache(maxsize=64)
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(words, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+
+
+class _Rule(Section):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    """The rule's name in reports."""
+
+    def apply(self, row: Row) -> Row | None:
+        """The row after this rule, or None if it is left out."""
+        raise NotImplementedError
+
+
+class DropRows(_Rule):
+    """Leave out rows whose question or answer is one of these; case and outer spaces are ignored."""
+
+    rule: Literal["drop_rows"]
+    question: list[Text] = []
+    answer: list[Text] = []
+
+    def apply(self, row: Row) -> Row | None:
+        return None if _is_one_of(row.question, self.question) or _is_one_of(row.answer, self.answer) else row
+
+
+class KeepRows(_Rule):
+    """Leave out rows whose metadata does not have one of these values."""
+
+    rule: Literal["keep_rows"]
+    metadata: str
+    values: Annotated[list[Text], Field(min_length=1)]
+
+    def apply(self, row: Row) -> Row | None:
+        return row if nfc(text_of(row.metadata.get(self.metadata))) in self.values else None
+
+
+class _TextRule(_Rule):
+    """Changes the text of questions or of answers; a text that it does not change keeps its form of Unicode."""
+
+    field: Annotated[Literal["question", "answer"], Field(alias="in")] = "answer"
+
+    def change(self, text: str) -> str:
+        raise NotImplementedError
+
+    def apply(self, row: Row) -> Row | None:
+        before = nfc(row.question if self.field == "question" else row.answer)
+        after = self.change(before)
+        return row if after == before else replace(row, **{self.field: after}, read_as=row.as_read)  # type: ignore[arg-type]
+
+
+class ReplaceWords(_TextRule):
+    """Replace whole words: `{wrong: right}`; "lower-right" has two words."""
+
+    rule: Literal["replace_words"]
+    words: Annotated[dict[Text, str], Field(min_length=1)]
+
+    def change(self, text: str) -> str:
+        if not any(wrong in text for wrong in self.words):
+            return text
+        return _any_of(tuple(self.words)).sub(lambda match: self.words[match.group()], text)
+
+
+class ReplaceLabels(_TextRule):
+    """Replace whole labels, or whole answers: `{wrong: right}`; the spaces around them are kept."""
+
+    rule: Literal["replace_labels"]
+    labels: Annotated[dict[Text, str], Field(min_length=1)]
+
+    def change(self, text: str) -> str:
+        parts = text.split(SEPARATOR)
+        return SEPARATOR.join(part.replace(part.strip(), self.labels.get(part.strip(), part.strip())) for part in parts)
+
+
+class SeparateLabels(_TextRule):
+    """Separate labels by a semicolon and a space: `a;b` becomes `a; b`."""
+
+    rule: Literal["separate_labels"]
+
+    def change(self, text: str) -> str:
+        return f"{SEPARATOR} ".join(part.strip() for part in text.split(SEPARATOR)) if SEPARATOR in text else text
+
+
+class OrderLabels(_TextRule):
+    """Put labels into one order: the given one, the others after them alphabetically; none is removed."""
+
+    rule: Literal["order_labels"]
+    order: list[Text] = []
+
+    def change(self, text: str) -> str:
+        if SEPARATOR not in text:
+            return text
+        rank = {label: number for number, label in enumerate(self.order)}
+        labels = [part.strip() for part in text.split(SEPARATOR)]
+        return f"{SEPARATOR} ".join(sorted(labels, key=lambda label: (rank.get(label, len(rank)), label)))
+
+
+class StripSpaces(_TextRule):
+    """Remove spaces around the text, and make those inside single."""
+
+    rule: Literal["strip_spaces"]
+
+    def change(self, text: str) -> str:
+        return " ".join(text.split())
+
+
+Rule = Annotated[
+    DropRows | KeepRows | ReplaceWords | ReplaceLabels | SeparateLabels | OrderLabels | StripSpaces,
+    Field(discriminator="rule"),
+]
+
+
+def _is_one_of(text: str, values: Iterable[str]) -> bool:
+    return bool(values) and nfc(text).strip().casefold() in {value.casefold() for value in values}
+
+
+@dataclass
+class Tally:
+    """How many rows a rule has changed and left out, with examples."""
+
+    name: str
+    rule: str
+    num_changed: int = 0
+    num_dropped: int = 0
+    examples: list[list[str]] = field(default_factory=list)
+    """The first few different changes, each as text before and after, or question and answer of a row left out."""
+
+    def note(self, before: Row, after: Row | None) -> None:
+        if after is None:
+            self.num_dropped += 1
+            self._show([before.question, before.answer])
+        elif after is not before:
+            self.num_changed += 1
+            question = after.question != before.question
+            pair = (before.question, after.question) if question else (before.answer, after.answer)
+            self._show(list(pair))
+
+    def _show(self, example: list[str]) -> None:
+        if len(self.examples) < NUM_EXAMPLES and example not in self.examples:
+            self.examples.append(example)
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {"changed": self.num_changed, "dropped": self.num_dropped}
+        return {"name": self.name, "rule": self.rule, **counts, "examples": self.examples}
+
+
+def clean(rows: Iterable[Row], rules: Sequence[Rule]) -> tuple[list[Row], list[Tally]]:
+    """The remaining rows in order, and the tally of each rule.
+
+    A last rule leaves out rows whose question or answer is then empty, since a record cannot be empty.
+    """
+    tallies = [Tally(rule.name, rule.rule) for rule in rules]
+    steps: list[tuple[Callable[[Row], Row | None], Tally]] = [
+        (rule.apply, tally) for rule, tally in zip(rules, tallies, strict=True)
+    ]
+    empty = Tally("empty question or answer", "always")
+    steps.append((lambda row: row if row.question.strip() and row.answer.strip() else None, empty))
+    kept = [row for row in (_through(row, steps) for row in rows) if row is not None]
+    return kept, [*tallies, empty]
+
+
+def _through(row: Row, steps: Sequence[tuple[Callable[[Row], Row | None], Tally]]) -> Row | None:
+    for apply, tally in steps:
+        after = apply(row)
+        tally.note(row, after)
+        if after is None:
+            return None
+        row = after
+    return row
+
+
+Policy = Literal["merge", "keep", "drop"]
+RecordRows = tuple[Row, ...]
+"""The rows that one record is made of, in order; the answers of the later ones are further references."""
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The duplicates that were found, and their outcome."""
+
+    policy: Policy
+    num_pairs: int = 0
+    """Pairs of image and question with several rows."""
+    num_differing_pairs: int = 0
+    """Those pairs whose answers differ."""
+    num_identical: int = 0
+    """Rows left out because another row is identical."""
+    num_merged: int = 0
+    """Rows that became a further reference of another row's record."""
+    num_dropped: int = 0
+    """Rows left out because their answers differ."""
+
+
+def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRows], Duplicates]:
+    """The rows of each record, in the order of their first rows."""
+    by_pair: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_pair.setdefault((row.key, nfc(row.question)), []).append(row)
+    records: list[RecordRows] = []
+    counts: Counter[str] = Counter()
+    for alike in by_pair.values():
+        different = _different(alike)
+        counts["num_pairs"] += len(alike) > 1
+        counts["num_differing_pairs"] += len(different) > 1
+        counts["num_identical"] += len(alike) - len(different)
+        if len(different) == 1 or policy == "keep":
+            records += [(row,) for row in different]
+        elif policy == "merge":
+            records.append(tuple(different))
+            counts["num_merged"] += len(different) - 1
+        else:
+            counts["num_dropped"] += len(different)
+    return records, Duplicates(policy, **counts)
+
+
+def _different(rows: list[Row]) -> list[Row]:
+    """The first row of each answer."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(nfc(row.answer), row)
+    return list(first.values())
+
+
+PARTS = ("train", "val", "test")
+"""The parts of a split."""
+SYNONYMS = {
+    "validation": "val",
+    "validate": "val",
+    "valid": "val",
+    "dev": "val",
+    "training": "train",
+    "testing": "test",
+}
+
+
+def part_of(name: str) -> str:
+    """Our name for a dataset's name of a part; empty if there is none (Kvasir-VQA's only part is called `raw`)."""
+    name = SYNONYMS.get(name.strip().lower(), name.strip().lower())
+    return name if name in PARTS else ""
+
+
+def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str]:
+    """The family of each image key, named by its smallest image name, or by its smallest key if it has no names."""
+    parent: dict[str, str] = {}
+
+    def find(node: str) -> str:
+        root = node
+        while parent.setdefault(root, root) != root:
+            root = parent[root]
+        while parent[node] != root:
+            parent[node], node = root, parent[node]
+        return root
+
+    links: dict[tuple[str, ...], None] = {}  # many rows have the same links
+    for row in rows:
+        named = (f"name {nfc(row.image_id)}",) if row.image_id else ()
+        shared = (f"{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
+        links[f"key {row.key}", *named, *shared] = None
+    for first, *others in links:
+        root = find(first)
+        for other in others:
+            parent[find(other)] = root
+    best: dict[str, str] = {}
+    for node in parent:
+        kind, _, name = node.partition(" ")
+        if kind in ("name", "key"):
+            rank = f"{kind == 'key':d}{name}"  # names before keys
+            best[find(node)] = min(best.get(find(node), rank), rank)
+    return {node.removeprefix("key "): best[find(node)][1:] for node in parent if node.startswith("key ")}
+
+
+def split_by_image(
+    rows: Sequence[Row], shares: Mapping[str, float], seed: int, together: Sequence[str] = ()
+) -> dict[str, str]:
+    """The part of each image key; `shares` are shares of the images, without variants."""
+    family_of = families(rows, together)
+    members: dict[str, set[str]] = {name: set() for name in family_of.values()}
+    for row in rows:
+        if not row.variant:
+            members[family_of[row.key]].add(row.key)
+    order = sorted(members)
+    random.Random(f"split, seed {seed}").shuffle(order)
+    num_images = sum(len(keys) for keys in members.values())
+    part_of_family: dict[str, str] = {}
+    for part in ("val", "test"):
+        room = round(num_images * shares[part])
+        for name in order:
+            if name not in part_of_family and 0 < len(members[name]) <= room:
+                part_of_family[name] = part
+                room -= len(members[name])
+    return {key: part_of_family.get(name, "train") for key, name in family_of.items()}
+
+
+def split_by_lists(names: Iterable[str], lists: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """The part of each image by its name, with or without its suffix; empty for those that are in no list."""
+    part_of_name = {without_suffix(nfc(name)): part for part, listed in lists.items() for name in listed}
+    return {name: part_of_name.get(without_suffix(nfc(name)), "") for name in names}
+
+
+@dataclass(frozen=True)
+class Leak:
+    """How much of val or test is also in train."""
+
+    part: str
+    num_images: int
+    num_leaked: int
+    """Images whose family is also in train."""
+    num_questions: int
+    num_leaked_questions: int
+    """Questions about those images."""
+
+    @property
+    def share(self) -> float:
+        return self.num_leaked / self.num_images if self.num_images else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "images": self.num_images,
+            "also_in_train": self.num_leaked,
+            "share": round(self.share, 4),
+            "questions": self.num_questions,
+            "about_images_in_train": self.num_leaked_questions,
+        }
+
+
+def measure_leaks(keys: Iterable[str], parts: Iterable[str], family_of: Mapping[str, str]) -> list[Leak]:
+    """How much of val and of test is in train, given the image key and the part of each question."""
+    asked: dict[str, dict[str, int]] = {part: {} for part in PARTS}
+    for key, part in zip(keys, parts, strict=True):
+        if part:
+            name = family_of[key]
+            asked[part][name] = asked[part].get(name, 0) + 1
+    leaks = []
+    for part in ("val", "test"):
+        known = asked[part].keys() & asked["train"].keys()
+        num_known = sum(asked[part][name] for name in known)
+        if asked[part] and asked["train"]:
+            leaks.append(Leak(part, len(asked[part]), len(known), sum(asked[part].values()), num_known))
+    return leaks

@@ -17,15 +17,13 @@ from typing import Any
 
 from lookonce.datasets.prepare.build_records import Lists, build_records, write_parts
 from lookonce.datasets.prepare.definition import Definition, HubSection, find_definition
-from lookonce.datasets.prepare.duplicates import Policy
-from lookonce.datasets.prepare.extract import extract
-from lookonce.datasets.prepare.journal import REPORT, WORK, Journal, check_settings
+from lookonce.datasets.prepare.extract import REPORT, WORK, Journal, check_settings, extract
+from lookonce.datasets.prepare.rows import PARTS, Policy
 from lookonce.datasets.prepare.sources import Source, download_source, find_source
-from lookonce.datasets.prepare.splits import PARTS
 from lookonce.errors import SourceError, UsageError
 from lookonce.files import read_object, write_json
 from lookonce.hub import is_hub_name
-from lookonce.text import Notify, count, listed
+from lookonce.text import Notify, count, listed, quiet
 
 VERSION = 1
 """The version of the output for the same source and settings."""
@@ -60,7 +58,7 @@ class Prepared:
     """False if the folder held the complete dataset before."""
 
 
-def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify = lambda text: None) -> Prepared:
+def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify = quiet) -> Prepared:
     """Make `train.jsonl`, `val.jsonl`, `test.jsonl`, `images/` and `report.json` in `folder`.
 
     `name` is a known dataset or the path of a YAML file.

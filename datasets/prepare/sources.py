@@ -1,37 +1,236 @@
-"""The files of a dataset, at a path or downloaded from the Hub.
+"""The files of a dataset, at a path or downloaded from the Hub, and their rows, in chunks.
 
-Design: the file format is the first of those below that a folder has, so users need not name it; `--format` chooses if
-a folder has several. A source is identified by the names and sizes of its files: if they change during an unfinished
+Files are parquet, WebDataset tars, CSV, JSON, JSONL, or question|answer lines.
+
+Design: the file format is the first of `FORMATS` that a folder has, so users need not name it; `--format` chooses if a
+folder has several. A source is identified by the names and sizes of its files: if they change during an unfinished
 preparation, it is not resumed.
+
+A chunk has about two thousand rows. It is the unit in which an interrupted run resumes: some row groups of a parquet
+file, a tar file, a range of rows of another file. Chunks have names before they are read, and always come in the same
+order. Embedded images are the bytes of the file, never decoded. Values are strict, as records are: an error names file
+and line. A stream that is resumed is parsed again from its beginning, which takes seconds; a finished chunk of a
+parquet file is not opened.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.prepare.chunks import (
-    Chunk,
-    Reader,
-    csv_chunks,
-    field_values,
-    json_chunks,
-    parquet_chunks,
-    tar_chunks,
-    text_chunks,
+from lookonce.datasets.archives import DAMAGED, has_json, read_samples
+from lookonce.datasets.formats.image_references import SUFFIXES
+from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows, row_group_starts
+from lookonce.datasets.prepare.definition import ColumnsSection, Definition, HubSection, TextSection
+from lookonce.datasets.prepare.rows import part_of
+from lookonce.datasets.text_files import (
+    decode_json,
+    is_array,
+    is_json,
+    kind_of_file,
+    not_utf8,
+    read_array,
+    read_csv,
+    read_head,
+    read_jsonl,
 )
-from lookonce.datasets.prepare.definition import Definition, HubSection
-from lookonce.datasets.prepare.splits import part_of
-from lookonce.datasets.readers.file_kind import kind_of_file
-from lookonce.datasets.readers.tar import has_json
-from lookonce.errors import SourceError, UsageError
+from lookonce.errors import RecordsError, SourceError, UsageError
 from lookonce.files import files_below
 from lookonce.hub import download_dataset
+from lookonce.text import first_line, one_line
 
-SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv", ".tsv"), "json": (".jsonl", ".json")}
+CHUNK_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """One row as the file has it."""
+
+    values: dict[str, Any]
+    image: bytes | None
+    """The embedded image."""
+    origin: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows that are read together."""
+
+    name: str
+    read: Callable[[], Iterable[RawRow]]
+    num_rows: int | None = None
+    """None if the file must be read to know it."""
+
+
+Reader = Callable[[Path, str, Definition], Iterator[Chunk]]
+"""The chunks of a file, given its path, its name for messages, and the dataset definition."""
+
+
+def _broken(name: str, error: BaseException) -> RecordsError:
+    return RecordsError(f"{name} cannot be read ({first_line(error)}); is it complete? Download or copy it again")
+
+
+# Parquet.
+
+
+def parquet_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
+    """Row groups, as many together as make a chunk."""
+    try:
+        with open_parquet(path) as file:
+            starts = row_group_starts(file)
+    except Exception as error:  # the errors of pyarrow for damaged files have no common base
+        raise _broken(name, error) from None
+    first = 0
+    for last, end in enumerate(starts[1:]):
+        if end - starts[first] >= CHUNK_ROWS or last == len(starts) - 2:
+            read = partial(_read_row_groups, path, name, definition.columns, range(first, last + 1), starts[first])
+            yield Chunk(f"{name}, row {starts[first]}", read, end - starts[first])
+            first = last + 1
+
+
+def _read_row_groups(path: Path, name: str, columns: ColumnsSection, groups: range, first: int) -> Iterator[RawRow]:
+    with open_parquet(path) as file:
+        schema, found = file.schema_arrow, image_columns(file.schema_arrow)
+        image = next((found[column] for column in columns.names("image") if column in found), None)
+        kept = {image.name if image else "", *(one for some in columns.metadata.values() for one in some)}
+        unread = dict.fromkeys(one for one in byte_columns(schema) if one not in kept)
+        names = [one for one in schema.names if one not in unread]
+        rows = enumerate(read_rows(file, names, list(groups), image), first)
+        for number, row in _named_errors(rows, name, Exception):  # as above
+            values = unread | row.values | ({image.name: row.image_path} if image else {})
+            yield RawRow(values, row.image, f"{name}/{number}")
+
+
+def _named_errors(rows: Iterator[Any], name: str, *kinds: type[Exception]) -> Iterator[Any]:
+    """The same rows; errors of reading them name the file."""
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except RecordsError:
+            raise
+        except kinds as error:
+            raise _broken(name, error) from None
+        yield row
+
+
+# WebDataset tars.
+
+
+def tar_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
+    """A tar file of samples: an image, and a JSON file that holds its questions."""
+    yield Chunk(name, partial(_read_tar, path, name, definition))
+
+
+def _read_tar(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
+    for sample in _named_errors(read_samples(path, name), name, *DAMAGED):
+        yield from _sample_rows(sample, f"{name}/{one_line(sample['__key__'])}", definition)
+
+
+def _sample_rows(sample: dict[str, Any], origin: str, definition: Definition) -> Iterator[RawRow]:
+    image = next((sample[suffix] for suffix in sample if suffix.lower() in SUFFIXES), None)
+    if "json" not in sample:
+        raise RecordsError(
+            f"{origin}: expected a .json member with its questions, got {sorted(set(sample) - {'__key__', '__url__'})}"
+        )
+    try:
+        value = decode_json(sample["json"].decode(), f"{origin}.json")
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{origin}.json", error, "JSON") from None
+    own_id = {definition.columns.names("image_id")[0]: sample["__key__"].rpartition("/")[2]}
+    for values in _questions_in(value, definition.columns.names("question"), f"{origin}.json"):
+        yield RawRow(own_id | values, image, f"{origin}.json")
+
+
+def _questions_in(value: Any, question: Sequence[str], origin: str) -> list[dict[str, Any]]:
+    """One question, a list of them, or an object with such a list and the values that all of them share."""
+    if isinstance(value, dict) and not set(question) & set(value):
+        lists = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
+        if len(lists) == 1:
+            common = {key: item for key, item in value.items() if key != lists[0]}
+            return [common | item for item in value[lists[0]]]
+    rows = value if isinstance(value, list) else [value]
+    if not all(isinstance(row, dict) for row in rows):
+        raise RecordsError(f"{origin}: expected an object with `{question[0]}`, or a list of such objects")
+    return rows
+
+
+# Text files.
+
+
+def csv_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
+    """A CSV file with a header; JSON under such a name is read as JSON."""
+    if is_json(read_head(path)):
+        return json_chunks(path, name, definition)
+    return _cut(name, (RawRow(values, None, origin) for origin, values in read_csv(path, name)))
+
+
+def json_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
+    """JSONL, or one JSON array of objects."""
+    return _cut(name, _read_json(path, name))
+
+
+def _read_json(path: Path, name: str) -> Iterator[RawRow]:
+    read = read_array if is_array(read_head(path)) else read_jsonl
+    for origin, value in read(path, name):
+        if not isinstance(value, dict):
+            raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
+        yield RawRow(value, None, origin)
+
+
+def _cut(name: str, rows: Iterator[RawRow]) -> Iterator[Chunk]:
+    """The chunks of a stream."""
+    rows, first = _named_errors(rows, name, OSError, ValueError), 0
+    while some := list(islice(rows, CHUNK_ROWS)):
+        yield Chunk(f"{name}, row {first}", some.copy, len(some))
+        first += len(some)
+
+
+def text_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
+    """A file of `question|answer` lines about one image, which the path names."""
+    assert definition.text is not None
+    return _cut(name, _read_lines(path, name, definition.text))
+
+
+def _read_lines(path: Path, name: str, section: TextSection) -> Iterator[RawRow]:
+    fields = field_values(section, name)
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                origin = f"{name}:{number}"
+                yield RawRow(fields | _question_and_answer(line, section, origin), None, origin)
+
+
+def field_values(section: TextSection, name: str) -> dict[str, str]:
+    """The values in a file's path, and the image and image name made of them; empty if the path does not match."""
+    pieces = re.split(r"\{(\w+)\}", section.files)
+    expression = "".join(
+        re.escape(piece).replace(r"\*", "[^/]*") if number % 2 == 0 else f"(?P<{piece}>[^/]+?)"
+        for number, piece in enumerate(pieces)
+    )
+    found = re.fullmatch(f"(?:.*/)?{expression}", name)
+    if found is None:
+        return {}
+    fields = found.groupdict()
+    tail = "/".join(name.split("/")[-len(section.files.split("/")) :])
+    image = name.removesuffix(tail) + section.image.format(**fields)
+    return fields | {"image": image, "image_id": section.image_id.format(**fields)}
+
+
+def _question_and_answer(line: str, section: TextSection, origin: str) -> dict[str, str]:
+    texts = line.rstrip("\r\n").split(section.separator)
+    if len(texts) != 2:
+        raise RecordsError(f"{origin}: expected question{section.separator}answer, got {line.strip()!r}")
+    return {"question": texts[0], "answer": texts[1]}
+
+
+FORMAT_SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv", ".tsv"), "json": (".jsonl", ".json")}
 """File formats in order of preference, after text files if the definition has some."""
 READERS: dict[str, Reader] = {
     "text": text_chunks,
@@ -120,7 +319,9 @@ def find_source(
     if chosen not in found:
         wanted = f"{format} files" if format else "parquet, WebDataset tar, CSV, JSONL or JSON files"
         raise SourceError(f"{path} has no {wanted} with questions; {_where_from(definition)}")
-    files = _chosen(found[chosen], definition.files)
+    names = found[chosen]
+    matching = [name for name in names if any(Path(name).match(pattern) for pattern in definition.files)]
+    files = matching or names  # local copies may have another layout than the definition says
     return Source(
         location=str(path),
         format=chosen,
@@ -149,18 +350,12 @@ def _by_format(folder: Path, definition: Definition) -> dict[str, list[str]]:
 
 def _format_of(name: str) -> str:
     suffix = Path(name).suffix.lower()
-    return next((format for format, suffixes in SUFFIXES.items() if suffix in suffixes), "")
+    return next((format for format, suffixes in FORMAT_SUFFIXES.items() if suffix in suffixes), "")
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
     """A sort key that puts `seq_2` before `seq_10`."""
     return [(int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)]
-
-
-def _chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that match one of the definition's patterns, or all if none does: local copies have other layouts."""
-    matching = [name for name in names if any(Path(name).match(pattern) for pattern in patterns)]
-    return matching or list(names)
 
 
 def _part_of_file(name: str) -> str:

@@ -4,10 +4,16 @@ Design: weights are drawn with variance 1/fan_in, so that every layer keeps the 
 initialisation (0.02 everywhere) shrinks a tiny tower's output until nothing can be learned from it. Stock transformers,
 PEFT and lookonce all load the folder like any model of the family. The real sizes have the shapes of the published
 configurations with random weights, which is enough to measure speed.
+
+The tokenizer is a byte-level BPE trained on the sample's own questions and answers, so that a word is about one token
+and sequences stay short; any other text is encoded byte by byte. Its normaliser, its pattern, its decoder and its
+special tokens are those of Qwen's tokenizers, which also have tokens that are not special, such as `<think>`, and its
+chat template has the same structure. The code that turns records into tokens is the same for both.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -16,15 +22,89 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoTokenizer, PreTrainedModel
 from transformers.models.auto import processing_auto
 
-from lookonce.datasets.sample.tokenizer import write_tokenizer
+from lookonce.datasets.sample.scene import LESIONS, NORMAL_QUESTION, QUESTIONS
 from lookonce.errors import UsageError
-from lookonce.families.family import Family
+from lookonce.families.family import SPECIAL_TOKENS, Family
 from lookonce.families.lookup import DEFAULT, family_of
 from lookonce.files import follow_umask
 from lookonce.text import first_line
+
+NUM_WORD_TOKENS = 640
+WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Splits text into words before BPE: letters with one leading character, single digits, punctuation, line breaks."""
+
+CHAT_TEMPLATE = """\
+{%- macro parts(content) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}
+{%- for part in content -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type == 'text' -%}{{ part.text }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' + parts(message.content) + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def write_tokenizer(folder: Path) -> dict[str, int]:
+    """Write tokenizer and chat template as Hugging Face files into `folder`; return the ids of the special tokens."""
+    tokenizer = _train(_corpus())
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 32768,
+        "clean_up_tokenization_spaces": False,
+        "additional_special_tokens": list(SPECIAL_TOKENS[1:]),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return {token: vocabulary[token] for token in SPECIAL_TOKENS}
+
+
+def _corpus() -> list[str]:
+    """Return all words of the sample's conversations."""
+    rows, columns = ("upper", "center", "lower"), ("left", "center", "right")
+    cells = [f"{row}-{column}; center" for row, column in itertools.product(rows, columns)]
+    lesions = [f"{lesion.color} {lesion.size} {lesion.paris_type}" for lesion in LESIONS]
+    answers = ["yes", "no", "none", "not relevant", "red", "polyp", "ulcerative colitis", "oesophagitis", "tube"]
+    answers += ["biopsy forceps", "z-line", "colonoscopy", "gastroscopy"]
+    roles = ["system\n", "user\n", "assistant\n"]
+    return [NORMAL_QUESTION, *QUESTIONS, *cells, *lesions, *answers, *roles]
+
+
+def _train(corpus: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_WORD_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
+
 
 POSITION_STD = 0.1
 """The standard deviation of the tower's position embedding; a larger one drowns the colours of the tiny model."""
@@ -41,6 +121,10 @@ MIN_PIXELS, MAX_PIXELS = 65_536, 16_777_216
 """The limits of Qwen3-VL."""
 TINY_MIN_PIXELS, TINY_MAX_PIXELS = 4_096, 25_600
 """The limits of the tiny model, which give about 20 visual tokens per image."""
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"),
+    *("added_tokens.json", "special_tokens_map.json"),
+)
 MAX_SHARD_SIZE = "5GB"
 """As of the published models. A file's tensors are all in host memory before it is written."""
 
@@ -182,19 +266,7 @@ def write_image_processor(
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-TOKENIZER_FILES: tuple[str, ...] = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
-TOKENIZER_FILES += ("added_tokens.json", "special_tokens_map.json")
-
-
 def _copy_tokenizer(source: Path, folder: Path) -> dict[str, int]:
-    from transformers import AutoTokenizer
-
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)

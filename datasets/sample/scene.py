@@ -1,20 +1,41 @@
-"""What a synthetic endoscopy frame shows, as plain facts drawn from a seed.
+"""What a synthetic endoscopy frame shows, as plain facts drawn from a seed, and the questions that these answer.
 
-Design: a frame is a small set of facts (`Scene`). `draw.py` turns it into pixels and `questions.py` into questions and
-answers, so every answer is true of its image by construction. Facts come from shuffled cycles of values and not from
-independent draws: among about forty informative frames, independent draws correlate attributes by chance so much that a
-model learns the wrong one. The cost is that frames vary less than real ones; they are for trials, not for research.
+Design: a frame is a small set of facts (`Scene`). `draw.py` turns it into pixels, and `ask` and `ask_in_stages` into
+questions and answers, so every answer is true of its image by construction. Facts come from shuffled cycles of values
+and not from independent draws: among about forty informative frames, independent draws correlate attributes by chance
+so much that a model learns the wrong one. The cost is that frames vary less than real ones; they are for trials, not
+for research.
 
-The number of questions per image follows Kvasir-VQA (https://arxiv.org/abs/2409.01437): 38 % of the images have one
-question, 28 % have seventeen, and the mean is 9.2.
+The number of questions per image, their wording and their answers follow Kvasir-VQA
+(https://arxiv.org/abs/2409.01437), with the misspelt "instrumnets" corrected: 38 % of the images have one question,
+28 % have seventeen, and the mean is 9.2. Several labels are joined by "; " in alphabetical order, as in the cleaned
+dataset.
+
+With stages, each question is about every frame: what is seen, what follows from it, what follows next. An answer of
+stage 2 follows from two answers of stage 1, and that of stage 3 from both of stage 2. The four facts of a frame are
+drawn independently, and neither of two answers alone tells anything about what follows from both. So what a study of
+this sample must find is known: a model that is shown the earlier answers has 4 cases to learn for stage 3, and one that
+sees the frame alone has 16, too many for the 46 frames that it is trained on; no order of the questions can help. The
+facts are those that the tiny model sees well, since a wrong answer leads to the next. Half of the frames are in the
+test, so that differences are beyond chance. Protocols, classes and forms are made up and have no meaning in endoscopy.
+
+For measurements, frames have the sizes of a real dataset, stratified and not drawn. The few large images of Kvasir-VQA
+have many of its tokens. If sizes are drawn for some dozens of frames, chance makes the mean number of tokens per
+question anything from 390 to 710, and two such samples are not the same amount of work. So every split of a sample has
+each size in its exact share, as far as the number of frames allows, both among frames with few questions and among
+frames with many.
 """
 
 from __future__ import annotations
 
+import csv
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Generic, TypeVar
+
+from lookonce.errors import UsageError
 
 Value = TypeVar("Value")
 
@@ -153,3 +174,160 @@ class _SceneMaker:
         if kind == "normal" or not (kind == "instrument" or self.has_instrument.next()):
             return None
         return Instrument(self.instruments.next(), 0.70 if polyp_side == "left" else 0.30, 0.70)
+
+
+NORMAL_QUESTION = "Does this image contain any finding?"
+QUESTIONS = (
+    "What type of procedure is the image taken from?",
+    "Is there text?",
+    "Is there a green/black box artefact?",
+    "Have all polyps been removed?",
+    "Is this finding easy to detect?",
+    "How many findings are present?",
+    "How many polyps are in the image?",
+    "What type of polyp is present?",
+    "What is the size of the polyp?",
+    "What color is the abnormality? If more than one separate with ;",
+    "Where in the image is the abnormality?",
+    "Are there any abnormalities in the image? Check all that are present.",
+    "How many instruments are in the image?",
+    "Are there any instruments in the image? Check all that are present.",
+    "Where in the image is the instrument?",
+    "Are there any anatomical landmarks in the image? Check all that are present.",
+    "Where in the image is the anatomical landmark?",
+)
+NUM_QUESTIONS = len(QUESTIONS)
+
+
+def ask(scene: Scene) -> list[tuple[str, str]]:
+    """Return `scene.num_questions` pairs of question and answer; the same scene gives the same pairs."""
+    if scene.kind == "normal":
+        return [(NORMAL_QUESTION, "no")]
+    answers = dict(zip(QUESTIONS, _answers(scene), strict=True))
+    chosen = set(random.Random(scene.seed).sample(QUESTIONS, scene.num_questions))
+    return [(question, answers[question]) for question in QUESTIONS if question in chosen]
+
+
+def _answers(scene: Scene) -> tuple[str, ...]:
+    """Return the answers to `QUESTIONS`, in that order."""
+    num_polyps, inflamed = len(scene.polyps), scene.kind == "inflamed"
+    lesion, instrument = scene.lesion, scene.instrument
+    found = num_polyps > 0 or inflamed
+    inflammation = "ulcerative colitis" if scene.procedure == "colonoscopy" else "oesophagitis"
+    return (
+        scene.procedure,
+        "yes" if scene.has_text else "no",
+        "yes" if scene.has_box else "no",
+        "no" if num_polyps else "not relevant",
+        ("no" if num_polyps and lesion.size == "5-10mm" else "yes") if found else "not relevant",
+        str(num_polyps + inflamed),
+        str(num_polyps),
+        lesion.paris_type if num_polyps else "none",
+        lesion.size if num_polyps else "none",
+        lesion.color if num_polyps else "red" if inflamed else "none",
+        "; ".join(sorted({cell(x, y) for x, y in scene.polyps})) or "none",
+        "polyp" if num_polyps else inflammation if inflamed else "none",
+        "1" if instrument else "0",
+        instrument.name if instrument else "none",
+        cell(instrument.x, instrument.y) if instrument else "none",
+        scene.landmark or "none",
+        "center" if scene.landmark else "none",
+    )
+
+
+def cell(x: float, y: float) -> str:
+    """Name the ninth of the view with the point: "upper-left" ... "center" ... "lower-right"."""
+    row = ("upper", "center", "lower")[min(2, int(y * 3))]
+    column = ("left", "center", "right")[min(2, int(x * 3))]
+    return "center" if row == column == "center" else f"{row}-{column}"
+
+
+PROCEDURE, TEXT, BOX, SIDE = (
+    "What type of procedure is the image taken from?",
+    "Is there text?",
+    "Is there a green/black box artefact?",
+    "Where in the image is the abnormality?",
+)
+"""Questions of stage 1: what is seen."""
+PROTOCOL = "Which protocol applies?"
+"""Stage 2, from procedure and text: "a" for a colonoscopy with text or another procedure without, and else "b"."""
+CLASS = "Which class applies?"
+"""Stage 2, from box and side: 1 for a box and polyps on the left or neither, and else 2."""
+FORM = "Which form applies?"
+"""Stage 3: "a" for protocol a with class 1 or protocol b with class 2, and else "b"."""
+STAGED_KIND = "polyps"
+"""All frames are of the kind that has all four facts."""
+STAGED_IMAGES = 128
+STAGED_SHARES = {"train": 0.36, "val": 0.14, "test": 0.5}
+HEIGHTS = (0.2, 0.5, 0.8)
+"""Where the polyps are, in heights of the view."""
+
+
+def with_three_polyps(scene: Scene) -> Scene:
+    """The scene with three polyps on the side of the first one, which shows this side well."""
+    x, _ = scene.polyps[0]
+    return replace(scene, polyps=tuple((x, y) for y in HEIGHTS))
+
+
+def ask_in_stages(scene: Scene) -> list[tuple[str, str, int]]:
+    """The questions about a frame with their answers and stages, those of stage 1 first."""
+    is_left = scene.polyps[0][0] < 0.5
+    protocol = int((scene.procedure == "colonoscopy") != scene.has_text)
+    group = int(scene.has_box != is_left)
+    return [
+        (PROCEDURE, scene.procedure, 1),
+        (TEXT, "yes" if scene.has_text else "no", 1),
+        (BOX, "yes" if scene.has_box else "no", 1),
+        (SIDE, "left" if is_left else "right", 1),
+        (PROTOCOL, "ab"[protocol], 2),
+        (CLASS, "12"[group], 2),
+        (FORM, "ab"[group != protocol], 3),
+    ]
+
+
+KVASIR_SIZES = Path("kvasir")
+"""Instead of a file: the most frequent sizes of Kvasir-VQA, with about as many tokens per image (500 on average)."""
+KVASIR_SHARES = {(622, 530): 38, (720, 576): 25, (768, 576): 26, (1280, 1024): 8, (1920, 1072): 3}
+"""How many of a hundred images have each width and height."""
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+"""Steps of this fraction of a circle fall evenly into every arc, however many there are
+(https://en.wikipedia.org/wiki/Low-discrepancy_sequence#Additive_recurrence)."""
+
+FrameSize = tuple[int, int]
+"""The width and height of a frame."""
+
+
+def read_sizes(path: Path) -> list[FrameSize]:
+    """Read widths and heights from a CSV file with these columns, or return those of `KVASIR_SIZES`.
+
+    Raises:
+        UsageError: the path is neither.
+    """
+    if path == KVASIR_SIZES:
+        return [size for size, share in KVASIR_SHARES.items() for _ in range(share)]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            sizes = [(int(row["width"]), int(row["height"])) for row in csv.DictReader(file)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, repr(error)) from None
+    if not sizes:
+        raise _unusable(path, "it has no rows")
+    return sizes
+
+
+def _unusable(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is neither `kvasir` nor a CSV file with whole numbers as `width` and `height` ({why})")
+
+
+def stratify_sizes(
+    numbered: Sequence[tuple[int, Scene]], sizes: Sequence[FrameSize], seed: int | str
+) -> list[tuple[int, Scene]]:
+    """Give numbered scenes these sizes, each in its share of them; the same seed gives the same result."""
+    smallest_first = sorted(sizes, key=lambda size: size[0] * size[1])
+    angle = random.Random(seed).random()
+    result = []
+    for number, scene in sorted(numbered, key=lambda one: (one[1].num_questions, one[0])):
+        width, height = smallest_first[int(angle * len(sizes))]
+        result.append((number, replace(scene, width=width, height=height)))
+        angle = (angle + GOLDEN_RATIO) % 1
+    return sorted(result, key=lambda one: one[0])

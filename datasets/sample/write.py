@@ -1,8 +1,12 @@
-"""Write the sample: frames, records split by image, and a model to try everything with.
+"""Write the sample: frames, records split by image, a model to try everything with, and a run file that trains it.
 
 Design: the same seed gives the same bytes (with the same library versions). The split is by image, and is drawn within
 each kind of frame, so that all three splits have some of each. Two frames have a copy under another name, as in real
 datasets; a copy is in the split of its original.
+
+The run file is that of `experiments/`, with the sample's folder in place of theirs: `run.yaml` and `staged.yaml` beside
+this module are links to these, which become files in a wheel. Paths of a run file begin where a command runs; so do
+those of this one, where the sample was written.
 """
 
 from __future__ import annotations
@@ -22,16 +26,48 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.datasets.sample import stages as staged
 from lookonce.datasets.sample.draw import draw
-from lookonce.datasets.sample.questions import ask
-from lookonce.datasets.sample.run_file import write_run_file
-from lookonce.datasets.sample.scene import DEFAULT_SEED, NUM_IMAGES, Scene, make_scenes
-from lookonce.datasets.sample.sizes import FrameSize, read_sizes, stratify_sizes
+from lookonce.datasets.sample.scene import (
+    DEFAULT_SEED,
+    NUM_IMAGES,
+    STAGED_IMAGES,
+    STAGED_KIND,
+    STAGED_SHARES,
+    FrameSize,
+    Scene,
+    ask,
+    ask_in_stages,
+    make_scenes,
+    read_sizes,
+    stratify_sizes,
+    with_three_polyps,
+)
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, write_json
+from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, write_json, write_text
 from lookonce.signals import workers_without_signals
+from lookonce.text import in_yaml
+
+RUN_FILE = "run.yaml"
+HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
+
+
+def write_run_file(folder: Path, stages: bool) -> Path:
+    """Write `folder`/run.yaml, unless it exists, and return its path."""
+    path = folder / RUN_FILE
+    if not path.exists():
+        write_text(path, run_file(folder, stages))
+    return path
+
+
+def run_file(folder: Path, stages: bool) -> str:
+    """The text of the run file of the sample in `folder`."""
+    text = Path(__file__).with_name("staged.yaml" if stages else RUN_FILE).read_text()
+    text = re.sub(r"\A(#.*\n)+", HEADER, text)
+    text = re.sub(r"data/\w+/(\S+)", lambda found: in_yaml(folder / found[1]), text)
+    output = in_yaml(f"runs/{folder.absolute().name}")
+    return re.sub(r"^output: .*", lambda _: f"output: {output}", text, flags=re.M)
+
 
 SPLIT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
 NUM_COPIES = 2
@@ -81,13 +117,13 @@ def write_sample(
     A tiny model gets a run file too, `run.yaml`. `family` is the family of the model and `model` its size. `sizes` is a
     CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in its share.
     `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the bytes. With
-    `stages` the questions are those of stages.py. There are 64 frames, or 128 with stages, unless `num_images` says
-    otherwise. Of a sample that already exists, only a missing run file is written.
+    `stages` the questions are those of `ask_in_stages`. There are 64 frames, or 128 with stages, unless `num_images`
+    says otherwise. Of a sample that already exists, only a missing run file is written.
 
     Raises:
         UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
     """
-    num_images = num_images or (staged.NUM_IMAGES if stages else NUM_IMAGES)
+    num_images = num_images or (STAGED_IMAGES if stages else NUM_IMAGES)
     wanted = {
         "seed": seed,
         "model": model,
@@ -149,8 +185,8 @@ def _write(
     images = folder / "images"
     images.mkdir()
     if stages:
-        scenes = [staged.with_three_polyps(scene) for scene in make_scenes(seed, num_images, (staged.KIND,))]
-        splits = split_scenes(scenes, seed, staged.SPLIT_SHARES)
+        scenes = [with_three_polyps(scene) for scene in make_scenes(seed, num_images, (STAGED_KIND,))]
+        splits = split_scenes(scenes, seed, STAGED_SHARES)
     else:
         splits = split_scenes(list(make_scenes(seed, num_images)), seed)
     num_questions = {}
@@ -219,7 +255,7 @@ def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
         return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
     return [
         Record(images=(path,), turns=(Turn(question, answer),), metadata=metadata | {"stage": stage})
-        for question, answer, stage in staged.ask_in_stages(scene)
+        for question, answer, stage in ask_in_stages(scene)
     ]
 
 

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from lookonce.cache.build.encode import ImageFeatures, encode_patches
 from lookonce.cache.format import Grid
-from lookonce.datasets.curriculum.context import NOT_ANSWERED, as_shown, with_context
+from lookonce.datasets.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.majority import Majority, MajorityInContext
 from lookonce.datasets.records import Context, Record, Turn

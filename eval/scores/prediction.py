@@ -30,9 +30,8 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lookonce.datasets.formats.checks import is_utf8
-from lookonce.datasets.formats.record import Record, Turn
-from lookonce.datasets.readers.text import read_jsonl
+from lookonce.datasets.formats.record import Record, Turn, is_utf8
+from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.eval.scores.match import exact, word_overlap
 from lookonce.files import write_text

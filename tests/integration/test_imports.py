@@ -36,9 +36,9 @@ def test_help_imports_no_large_library(root):
 
 READ_ONLY = """
 import math, sys
-from lookonce.datasets import stamps
+from lookonce.datasets import images
 from lookonce.cli import main
-stamps.now = lambda: math.inf  # the sample may be too new for a note
+images.now = lambda: math.inf  # the sample may be too new for a note
 for words in {commands}:
     try:
         main(words, standalone_mode=False)
@@ -55,7 +55,7 @@ def test_read_only_commands_import_neither_torch_nor_transformers(root, make_run
     shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=shutil.ignore_patterns("user-*"))
     run, run_file = make_run(), str(tmp_path / "run.yaml")
     Path(run_file).write_text(run.model_dump_json())
-    monkeypatch.setattr("lookonce.datasets.stamps.now", lambda: float("inf"))
+    monkeypatch.setattr("lookonce.datasets.images.now", lambda: float("inf"))
     open_run(run, Needs("tests", model="fingerprint"))
     read_only = [["status"], ["cache", "status"], ["cache", "verify"], ["cache", "stage"]]
     commands = [[*words, run_file] for words in read_only]

@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.reader import VisionCache
-from lookonce.datasets import stamps
+from lookonce.datasets import images
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -153,7 +153,7 @@ def backdate() -> Callable[[Path, float], None]:
 @pytest.fixture
 def files_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were just written have stamps that are trusted; no program can set the time of a status change."""
-    monkeypatch.setattr(stamps, "now", lambda: time.time() + 10)
+    monkeypatch.setattr(images, "now", lambda: time.time() + 10)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from support.commands import all_commands
 from support.keys import bounds_of, keys_of
 
 from lookonce.cli import main
-from lookonce.datasets.curriculum.stage_map import StageMap
+from lookonce.datasets.curriculum import StageMap
 from lookonce.datasets.prepare.definition import Definition, read_definition
 from lookonce.errors import UsageError
 from lookonce.eval.submission import SubmissionInfo

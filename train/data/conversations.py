@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.cache.format import Grid
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import RecordsError

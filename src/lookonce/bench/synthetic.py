@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lookonce.datasets.sample.sizes import KVASIR_SIZES
+from lookonce.datasets.sample.scene import KVASIR_SIZES
 from lookonce.datasets.sample.write import write_sample
 from lookonce.families.lookup import DEFAULT
 from lookonce.files import write_text

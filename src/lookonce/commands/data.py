@@ -134,8 +134,7 @@ def audit(
         sections, texts = [token_stats.section(stats)], [token_stats.to_text(stats)]
         tokens = {"tokens": stats.to_json()}
     if html:
-        from lookonce.datasets.audit.contact_sheet import draw_contact_sheet
-        from lookonce.datasets.audit.page import to_page
+        from lookonce.datasets.audit.report import draw_contact_sheet, to_page
         from lookonce.files import write_text
 
         write_text(html, to_page(report, sections, draw_contact_sheet(corpus, seed)))
@@ -201,7 +200,7 @@ def clean(
       lookonce data clean train.jsonl train-clean.jsonl
       lookonce data clean train.jsonl train-clean.jsonl --image-root images --json
     """
-    from lookonce.datasets.clean import clean as clean_records
+    from lookonce.datasets.rewrite import clean as clean_records
 
     report = clean_records(
         source,
@@ -297,8 +296,8 @@ def convert(
       lookonce data convert chats.jsonl out/train.parquet --to parts --image-root /data/frames
       lookonce data convert own.jsonl data/own.jsonl --split val=0.1,test=0.1 --together patient
     """
-    from lookonce.datasets.convert import convert as convert_records
-    from lookonce.datasets.divide import Division, parse_shares
+    from lookonce.datasets.rewrite import Division, parse_shares
+    from lookonce.datasets.rewrite import convert as convert_records
     from lookonce.errors import UsageError
 
     if together and shares is None:
@@ -386,7 +385,7 @@ def data_prepare(
       lookonce data prepare kvasir-vqa-x1 data/x1-official --split official
       lookonce data prepare my-set.yaml data/mine --source rows.jsonl --image-root frames
     """
-    from lookonce.datasets.prepare.report import next_steps, report_text
+    from lookonce.datasets.prepare.build_records import next_steps, report_text
     from lookonce.datasets.prepare.run import Options, prepare
 
     options = Options(source, revision, format, image_root, split, seed, duplicates, num_variants)  # type: ignore[arg-type]
@@ -432,7 +431,7 @@ def tar(
       lookonce data tar data/sample/train.jsonl data/sample/val.jsonl data/sample/tars
       lookonce data tar train.jsonl /scratch/tars --image-root images --tar-mb 500 --skip-missing
     """
-    from lookonce.datasets.tar_images import write_tar_shards
+    from lookonce.datasets.tar_shards import write_tar_shards
 
     report = write_tar_shards(
         records,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.datasets.curriculum.values import as_text
+from lookonce.datasets.curriculum import as_text
 from lookonce.errors import UsageError
 from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.metrics import IN_CONTEXT

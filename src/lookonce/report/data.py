@@ -14,7 +14,7 @@ from typing import Any
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS
 from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.prepare.journal import REPORT
+from lookonce.datasets.prepare.extract import REPORT
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError
 from lookonce.eval.scores.prediction import Prediction

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads

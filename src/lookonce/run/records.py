@@ -17,16 +17,11 @@ from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
-from lookonce.datasets.curriculum.context import counted, without_some
-from lookonce.datasets.curriculum.folds import hold_out
-from lookonce.datasets.curriculum.given import with_given
-from lookonce.datasets.curriculum.selection import select_training
-from lookonce.datasets.curriculum.stage_map import read_stage_map, with_stages
-from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.readers.text import read_jsonl
-from lookonce.datasets.records import Record, RecordsFile, missing_file
-from lookonce.datasets.stamps import is_gone
-from lookonce.datasets.usable import leave_out
+from lookonce.datasets.context import counted, with_given, without_some
+from lookonce.datasets.curriculum import hold_out, read_stage_map, select_training, with_stages
+from lookonce.datasets.images import ImageIndex, index_images, is_gone
+from lookonce.datasets.records import Record, RecordsFile, leave_out, missing_file
+from lookonce.datasets.text_files import read_jsonl
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError
 from lookonce.hub import check_name

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lookonce.datasets.formats.text_files import safe_cell
+from lookonce.datasets.text_files import safe_cell
 from lookonce.eval.compare import Candidate, Comparison, Pair, shown_p
 from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import scores_by

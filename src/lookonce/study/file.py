@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lookonce.datasets.curriculum.values import as_text
+from lookonce.datasets.curriculum import as_text
 from lookonce.errors import UsageError
 from lookonce.eval.join import Label
 from lookonce.files import write_text

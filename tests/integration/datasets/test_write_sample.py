@@ -13,9 +13,7 @@ from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample import write
 from lookonce.datasets.sample.draw import draw
-from lookonce.datasets.sample.questions import ask
-from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, make_scenes
-from lookonce.datasets.sample.sizes import KVASIR_SIZES
+from lookonce.datasets.sample.scene import DEFAULT_SEED, KVASIR_SIZES, Scene, ask, make_scenes
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 

@@ -294,7 +294,7 @@ def test_a_cache_with_a_damaged_shard_is_not_read(trained, run_file, built, samp
 
 def test_starting_reads_the_weights_for_their_hash_once(trained, sample, tmp_path, monkeypatch):
     """The hash of the language model is kept beside the caches, for asking as for training."""
-    monkeypatch.setattr("lookonce.datasets.stamps.now", lambda: float("inf"))
+    monkeypatch.setattr("lookonce.datasets.images.now", lambda: float("inf"))
     settings = trained.model_copy(update={"cache": trained.cache.model_copy(update={"dir": tmp_path / "caches"})})
     shutil.copytree(trained.cache.dir, settings.cache.dir)
     shutil.rmtree(settings.cache.dir / "fingerprints", ignore_errors=True)

@@ -19,7 +19,7 @@ from support.models.flash_linear_attention import take_stand_in
 from support.trainings import SIZES, Step, batches, records, step
 from torch.nn.functional import pad
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.eval.answerer import Answerer
 from lookonce.families.kernels import restrict_kernels

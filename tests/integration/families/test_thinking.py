@@ -16,7 +16,7 @@ from support.chat_tokenizers import let_think
 from support.sample import stock_answer
 
 from lookonce.cli import main
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import LookonceError, RunFolderError
 from lookonce.eval.answerer import Answerer

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from support.fuzzing import cases, mutations
 
 from lookonce.datasets.archives import read_members
-from lookonce.datasets.prepare.chunks import parquet_chunks, tar_chunks
 from lookonce.datasets.prepare.definition import find_definition
+from lookonce.datasets.prepare.sources import parquet_chunks, tar_chunks
 from lookonce.datasets.records import RecordsFile
 
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file
 
-from lookonce.datasets.curriculum.context import as_shown
+from lookonce.datasets.context import as_shown
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.folder import RunFolder

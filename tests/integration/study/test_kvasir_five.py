@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.curriculum.stage_map import read_stage_map
+from lookonce.datasets.curriculum import read_stage_map
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.study.figures import chains, needs_of
 from lookonce.study.file import StudyFile, read_study

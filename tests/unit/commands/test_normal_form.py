@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from lookonce.cli import main
-from lookonce.datasets.curriculum.context import ContextForm, with_context
+from lookonce.datasets.context import ContextForm, with_context
 from lookonce.datasets.majority import Majority, MajorityInContext
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.join import Run, route

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.datasets.audit.audit import audit
 from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.clean import clean
 from lookonce.datasets.records import read_records
+from lookonce.datasets.rewrite import clean
 from lookonce.errors import RecordsError, UsageError
 
 GOOD = b'{"image_filename": "a.png",   "question":"Where?", "answer": "l\\u00e0" , "stage": 1}\r\n'

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from lookonce.datasets.malformed import Collector, by_kind, kind_of
-from lookonce.datasets.records import RecordsFile
+from lookonce.datasets.records import Collector, RecordsFile, by_kind, kind_of
 from lookonce.errors import RecordsError
 
 GOOD = {"image_filename": "a.jpg", "question": "How many?", "answer": "3"}

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
+from lookonce.datasets.formats.record import CONTROL_TOKEN
 from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import ImageError, RecordsError
@@ -235,7 +236,9 @@ def test_link_inside_the_root_is_followed(tmp_path: Path) -> None:
     assert index_images(records).key_of == {root / "images" / "a.jpg": image_key(shared / "a.jpg")}
 
 
-TEXT = st.text(CHARACTERS, min_size=1).filter(str.strip)
+TEXT = st.text(CHARACTERS, min_size=1).filter(
+    lambda text: text.strip() and not CONTROL_TOKEN.search(text) and "im" not in text.lower()  # no marks of images
+)
 NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=20).filter(
     lambda name: name.strip() and name not in (".", "..")
 )

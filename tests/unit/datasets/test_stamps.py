@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import lookonce.datasets.stamps
-from lookonce.datasets.stamps import TICK_S, stamp, stamps
+import lookonce.datasets.images
+from lookonce.datasets.images import TICK_S, stamp, stamps
 
 LONG_AGO = 10**9
 
@@ -34,7 +34,7 @@ def test_a_stamp_is_size_and_both_times(tmp_path, files_are_old):
 @pytest.mark.parametrize(("age", "has_one"), [(TICK_S / 2, False), (TICK_S + 5, True)])
 def test_a_file_that_was_just_changed_has_no_stamp(tmp_path, monkeypatch, age, has_one):
     path = old_file(tmp_path / "a.jpg")
-    monkeypatch.setattr(lookonce.datasets.stamps, "now", lambda: path.stat().st_ctime + age)
+    monkeypatch.setattr(lookonce.datasets.images, "now", lambda: path.stat().st_ctime + age)
     assert bool(stamp(path)) is has_one
     os.utime(path, (time.time() + 100,) * 2)
     assert not stamp(path)

@@ -17,7 +17,7 @@ from lookonce.cli import main
 from lookonce.datasets import tar_shards
 from lookonce.datasets.images import index_images, read_bytes
 from lookonce.datasets.records import read_records
-from lookonce.datasets.tar_images import write_tar_shards
+from lookonce.datasets.tar_shards import write_tar_shards
 from lookonce.errors import DiskFull, ImageError, UsageError
 from lookonce.files import TEMPORARY_MARK
 

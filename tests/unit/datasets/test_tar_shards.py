@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lookonce.datasets.audit.image_info import ImageInfo
-from lookonce.datasets.image_suffixes import suffix_of_format
+from lookonce.datasets.audit.corpus import ImageInfo
+from lookonce.datasets.formats.image_references import suffix_of_format
 from lookonce.datasets.records import read_records
-from lookonce.datasets.tar_images import write_tar_shards
-from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size
+from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shards
 
 SPLITS = ("train", "val", "test")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lookonce.datasets.records import Record, Turn
-from lookonce.datasets.usable import leave_out
+from lookonce.datasets.records import Record, Turn, leave_out
 
 A, B, C = Path("/a.png"), Path("/b.png"), Path("/c.png")
 

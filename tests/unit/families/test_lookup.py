@@ -11,8 +11,7 @@ import pytest
 from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.datasets.sample.model import make_config, write_model
-from lookonce.datasets.sample.tokenizer import SPECIAL_TOKENS
+from lookonce.datasets.sample.model import SPECIAL_TOKENS, make_config, write_model
 from lookonce.errors import ModelError, UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES, family_in, family_of, family_of_tower
 

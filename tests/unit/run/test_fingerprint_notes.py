@@ -20,7 +20,7 @@ from lookonce.cache.store.fingerprint import NOTES, Fingerprint, Source, code_fi
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_model, open_run, source_of
 
-CLOCK = "lookonce.datasets.stamps.now"
+CLOCK = "lookonce.datasets.images.now"
 
 
 def find_fingerprint(run: RunFile) -> Fingerprint:

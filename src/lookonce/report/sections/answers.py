@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from lookonce.datasets.audit.contact_sheet import data_url, small_jpegs
-from lookonce.datasets.stamps import is_gone
+from lookonce.datasets.audit.report import data_url, small_jpegs
+from lookonce.datasets.images import is_gone
 from lookonce.page.sections import Card, gallery, subsection
 from lookonce.report.part import Part, words
 from lookonce.report.runs import ReportedRun

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.run.sections.numbers import Count, NumRows, NumTokens
 from lookonce.settings import Same, Section
 

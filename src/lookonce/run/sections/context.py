@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
 
-from lookonce.datasets.curriculum.context import ContextForm
+from lookonce.datasets.context import ContextForm
 from lookonce.run.sections.paths import Paths
 from lookonce.settings import ByContent
 

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from lookonce.datasets.curriculum.folds import Fold
-from lookonce.datasets.curriculum.selection import Selection
+from lookonce.datasets.curriculum import Fold, Selection
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.run.sections.context import ContextSection
 from lookonce.run.sections.paths import Paths, UserPath

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from lookonce.datasets.audit.audit import Audit, audit
-from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.corpus import Corpus, list_questions
 from lookonce.datasets.audit.findings import Finding
-from lookonce.datasets.audit.questions import list_questions
 from lookonce.datasets.audit.report import to_text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lookonce.datasets.audit.image_info import inspect_images
+from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.images import index_images
 from lookonce.datasets.records import Record

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.strategies import TEXT
 
 from lookonce.cli import main
-from lookonce.datasets.audit.labels import plain, same_labels
+from lookonce.datasets.audit.findings import plain, same_labels
 
 
 @given(st.lists(st.sampled_from(["red", "pink", "Flesh", "blue green"]), min_size=1), st.randoms(use_true_random=False))

@@ -14,9 +14,8 @@ from support.html_page import HOSTILE, Page, assert_harmless
 
 from lookonce.cli import main
 from lookonce.datasets.audit.audit import audit
-from lookonce.datasets.audit.contact_sheet import SIDE, draw_contact_sheet
 from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.page import to_page
+from lookonce.datasets.audit.report import SIDE, draw_contact_sheet, to_page
 from lookonce.page.sections import Section
 
 

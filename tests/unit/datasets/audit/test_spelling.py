@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.datasets.audit.spelling import is_slip, is_swap, look_alikes
+from lookonce.datasets.audit.findings import is_slip, is_swap, look_alikes
 
 WORDS = st.text("abcdeimnrstu", min_size=5, max_size=9)
 

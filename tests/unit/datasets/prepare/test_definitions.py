@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pyarrow import parquet
 
-from lookonce.datasets.curriculum.stage_map import read_stage_map
+from lookonce.datasets.curriculum import read_stage_map
 from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
-from lookonce.datasets.prepare.rules import Rule
+from lookonce.datasets.prepare.rows import Rule
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import UsageError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.prepare import chunks, images
-from lookonce.datasets.prepare.journal import WORK, Journal
+from lookonce.datasets.prepare import extract, sources
+from lookonce.datasets.prepare.extract import WORK, Journal
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import UsageError
 
@@ -42,8 +42,8 @@ def expected(source, tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("cut_at", range(12))
 def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, expected, monkeypatch, cut_at):
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 5)
-    writes, write = [], images._write
+    monkeypatch.setattr(sources, "CHUNK_ROWS", 5)
+    writes, write = [], extract._write
 
     def cut(path: Path, data: bytes) -> None:
         writes.append(path)
@@ -51,7 +51,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, ex
             raise PowerCut
         write(path, data)
 
-    monkeypatch.setattr(images, "_write", cut)
+    monkeypatch.setattr(extract, "_write", cut)
     if 1 <= cut_at <= 11:
         with pytest.raises(PowerCut):
             made()
@@ -71,7 +71,7 @@ def test_a_run_interrupted_after_reading_reads_nothing_again(tmp_path, made, exp
         patched.setattr(f"lookonce.datasets.prepare.run.{step}", cut)
         with pytest.raises(PowerCut):
             made()
-    monkeypatch.setattr(chunks, "_read_row_groups", cut)
+    monkeypatch.setattr(sources, "_read_row_groups", cut)
     made()
     assert finished(tmp_path / "out") == expected
 

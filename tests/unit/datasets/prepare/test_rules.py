@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.duplicates import join_duplicates
-from lookonce.datasets.prepare.rows import Row, text_of
-from lookonce.datasets.prepare.rules import (
+from lookonce.datasets.prepare.rows import (
+    Row,
     Rule,
     clean,
-    order_labels,
-    replace_labels,
-    replace_words,
-    separate_labels,
-    strip_spaces,
+    join_duplicates,
+    text_of,
 )
 
 KVASIR = find_definition("kvasir-vqa").rules
@@ -28,6 +24,11 @@ RULE: TypeAdapter[Any] = TypeAdapter(Rule)
 
 def rule(**values: Any) -> Any:
     return RULE.validate_python({"name": "it", **values})
+
+
+def changed(text: str, **values: Any) -> str:
+    """A text after the rule with these values."""
+    return str(rule(**values).change(text))
 
 
 def row(question: str = "Is there text?", answer: str = "yes", key: str = "a", **values: Any) -> Row:
@@ -47,7 +48,7 @@ def row(question: str = "Is there text?", answer: str = "yes", key: str = "a", *
     ],
 )
 def test_only_whole_words_are_replaced(text, after):
-    assert replace_words(text, {"instrumnets": "instruments", "rigth": "right"}) == after
+    assert changed(text, rule="replace_words", words={"instrumnets": "instruments", "rigth": "right"}) == after
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_only_whole_words_are_replaced(text, after):
     ],
 )
 def test_only_whole_labels_are_replaced(text, after):
-    assert replace_labels(text, {">20": ">20mm"}) == after
+    assert changed(text, rule="replace_labels", labels={">20": ">20mm"}) == after
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_only_whole_labels_are_replaced(text, after):
     ],
 )
 def test_labels_are_separated_by_semicolon_and_space(text, after):
-    assert separate_labels(text) == after
+    assert changed(text, rule="separate_labels") == after
 
 
 @pytest.mark.parametrize(
@@ -92,11 +93,11 @@ def test_labels_are_separated_by_semicolon_and_space(text, after):
     ],
 )
 def test_labels_are_in_the_given_order_then_alphabetical_and_none_is_lost(text, order, after):
-    assert order_labels(text, order) == after
+    assert changed(text, rule="order_labels", order=order) == after
 
 
 def test_outer_spaces_are_removed_and_inner_ones_are_single():
-    assert strip_spaces("  a \t b\n") == "a b"
+    assert changed("  a \t b\n", rule="strip_spaces") == "a b"
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ import pytest
 from pyarrow import parquet
 from webdataset import TarWriter
 
-from lookonce.datasets.prepare import chunks
+from lookonce.datasets import parquet as parquet_reader
+from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.prepare.sources import find_source
-from lookonce.datasets.readers import parquet as parquet_reader
 from lookonce.datasets.records import read_records
 from lookonce.errors import ImageError, UsageError
 
@@ -174,7 +174,7 @@ def test_a_source_may_be_one_file_with_images_elsewhere(tmp_path, expected):
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 7])
 def test_chunks_of_any_size_give_the_same_records(tmp_path, monkeypatch, chunk_rows, expected):
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(sources, "CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr(parquet_reader, "IMAGE_ROWS", 2)
     LAYOUTS["parquet, dictionary"](tmp_path / "parquet")
     assert content(made(tmp_path / "a", tmp_path / "parquet")) == expected

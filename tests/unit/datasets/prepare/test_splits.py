@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.datasets.prepare.rows import Row
-from lookonce.datasets.prepare.splits import families, measure_leaks, part_of, split_by_image, split_by_lists
+from lookonce.datasets.prepare.rows import Row, families, measure_leaks, part_of, split_by_image, split_by_lists
 
 SHARES = {"val": 0.15, "test": 0.15}
 

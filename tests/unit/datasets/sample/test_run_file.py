@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lookonce.datasets.sample.run_file import run_file, write_run_file
+from lookonce.datasets.sample.write import run_file, write_run_file
 from lookonce.run.config import RunFile
 
 

@@ -15,8 +15,18 @@ from PIL import Image
 from lookonce.datasets.images import index_images
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.draw import PANEL_WIDTH, draw
-from lookonce.datasets.sample.questions import NORMAL_QUESTION, NUM_QUESTIONS, QUESTIONS, ask, cell
-from lookonce.datasets.sample.scene import DEFAULT_SEED, LESIONS, SIZES, Scene, make_scenes
+from lookonce.datasets.sample.scene import (
+    DEFAULT_SEED,
+    LESIONS,
+    NORMAL_QUESTION,
+    NUM_QUESTIONS,
+    QUESTIONS,
+    SIZES,
+    Scene,
+    ask,
+    cell,
+    make_scenes,
+)
 
 SPLITS = ("train", "val", "test")
 

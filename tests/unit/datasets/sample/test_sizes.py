@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.sample.scene import make_scenes
-from lookonce.datasets.sample.sizes import KVASIR_SHARES, KVASIR_SIZES, read_sizes, stratify_sizes
+from lookonce.datasets.sample.scene import KVASIR_SHARES, KVASIR_SIZES, make_scenes, read_sizes, stratify_sizes
 from lookonce.datasets.sample.write import split_scenes, write_sample
 from lookonce.errors import UsageError
 

@@ -6,21 +6,21 @@ from collections import defaultdict
 
 import pytest
 
-from lookonce.datasets.sample.scene import make_scenes
-from lookonce.datasets.sample.stages import (
+from lookonce.datasets.sample.scene import (
     BOX,
     CLASS,
     FORM,
-    KIND,
     PROCEDURE,
     PROTOCOL,
     SIDE,
+    STAGED_KIND,
     TEXT,
     ask_in_stages,
+    make_scenes,
     with_three_polyps,
 )
 
-SCENES = [with_three_polyps(scene) for scene in make_scenes(3, 288, (KIND,))]
+SCENES = [with_three_polyps(scene) for scene in make_scenes(3, 288, (STAGED_KIND,))]
 ANSWERS = [{question: answer for question, answer, _ in ask_in_stages(scene)} for scene in SCENES]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.questions import together, turns_before, without_answers
 from lookonce.eval.decoding.dialogue import Answer

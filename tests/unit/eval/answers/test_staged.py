@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED, ContextForm
+from lookonce.datasets.context import NOT_ANSWERED, ContextForm
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.eval.answers.questions import (

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lookonce.datasets.curriculum.context import NOT_ANSWERED
+from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError
 from lookonce.eval.answers.questions import dialogues_of, without_answers

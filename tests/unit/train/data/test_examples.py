@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.curriculum.lessons import LessonOrder
+from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.train.data import conversations as module

@@ -1,0 +1,262 @@
+"""Answers to earlier questions in the prompt of a question about the same images.
+
+Design: the context is kept beside the turns of a record, because majority answers and comparisons know a question by
+its text. It becomes a text or turns when tokens are made (`Record.shown`). As a text it is a part of the question, so
+the questions of a stage remain parallel branches of one prefix. As turns, only the record's own answers are trained on:
+an answer of the context may be wrong, and a true one is trained on in its own record.
+
+Only records of an earlier stage give context, and never an answer to a question that the record itself asks. Records
+without images are about nothing in common and have none. Drop-out follows from the seed, the images and the turns of a
+record, so it is the same in every process and every epoch.
+
+The answers of a model, in predictions files, are found by the keys of the images and the text of the question, as two
+runs are compared, so a file serves whatever its paths are. A question that a file answers twice has its first answer;
+two files that answer it otherwise are refused, because it is unknown which of the two models was not trained on the
+image.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+
+from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, as_text, texts_of
+from lookonce.datasets.formats.record import CONTROL_TOKEN, Context, Record, Turn, is_utf8
+from lookonce.datasets.text_files import read_jsonl
+from lookonce.errors import RecordsError
+from lookonce.settings import Same, Section
+from lookonce.text import count, listed, located, nfc, quoted
+
+NOT_ANSWERED = "(not answered)"
+"""What stands for an answer that is empty or was cut off."""
+PLACE = re.compile(r"\{(\w*)\}")
+Answered = Callable[[Record], Sequence[Turn]]
+"""The questions of a record with the answers that the context has."""
+
+
+class ContextForm(Section):
+    """Which questions give context to which, and how it is written."""
+
+    by: Same[Annotated[str, Field(min_length=1)]]
+    """The metadata field that says in which stage a record is."""
+    order: Same[Annotated[DifferentValues, Field(min_length=2)]]
+    """The field's values in the order of the stages. A record has the answers of all stages before its own; records
+    with other values neither have nor give context."""
+    form: Same[Literal["summary", "turns"]] = "summary"
+    """`summary`: the answers are a text in the question. `turns`: they are turns before the question, and not trained
+    on."""
+    each: Same[str] = "{question} {answer}"
+    """How a summary writes each answer; a semicolon stands between two."""
+    template: Same[str] = "Known so far: {answers}\n{question}"
+    """How a summary and the question are one text."""
+    dropout: Same[Annotated[float, Field(ge=0, le=1)]] = 0
+    """Share of training records that are trained on without their context, drawn by `train.seed`."""
+
+    @field_validator("each", "template")
+    @classmethod
+    def _has_its_places(cls, text: str, info: ValidationInfo) -> str:
+        found = set(PLACE.findall(text))
+        if info.field_name == "each" and not {"answer"} <= found <= {"answer", "question"}:
+            raise ValueError(f"must have {{answer}}, may have {{question}}, and nothing else in braces (got {text!r})")
+        if info.field_name == "template" and found != {"answers", "question"}:
+            raise ValueError(f"must have {{answers}} and {{question}}, and nothing else in braces (got {text!r})")
+        return text
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {as_text(value): number for number, value in enumerate(self.order)}
+
+    def stage_of(self, record: Record) -> int | None:
+        """The number of a record's stage, from 0; None if it is in none, or in several."""
+        texts = texts_of(record, self.by)
+        return self._numbers.get(texts[0]) if len(texts) == 1 else None
+
+    def check(self, records: Iterable[Record]) -> None:
+        """Check that some record is in each stage; raises RecordsError."""
+        found = {text for record in records for text in texts_of(record, self.by)}
+        unknown = [text for text in self._numbers if text not in found]
+        if not found:
+            raise RecordsError(
+                f"`data.context`: no record has the field {self.by}; `data.stage_map` gives records a stage"
+            )
+        if unknown:
+            raise RecordsError(
+                f"`data.context`: no record has {self.by} {unknown[0]}; values are {listed(sorted(found), 10)}"
+            )
+
+    def write(self, answers: Sequence[Turn], question: str) -> Context | None:
+        """The context of a question; None without answers."""
+        if not answers:
+            return None
+        if self.form == "turns":
+            return Context(tuple(answers))
+        texts = [_filled(self.each, question=turn.question, answer=" ".join(turn.answer.split())) for turn in answers]
+        return Context(tuple(answers), _filled(self.template, answers="; ".join(texts), question=question))
+
+
+def with_context(
+    records: Sequence[Record], form: ContextForm, keys_of: KeysOf, answered: Answered = lambda record: record.turns
+) -> list[Record]:
+    """The records, each with the answers of earlier stages about exactly the same images.
+
+    The answers are in the order of the stages, and within a stage in that of the records.
+    """
+    stages = [form.stage_of(record) if record.images else None for record in records]
+    about: dict[Keys, list[tuple[int, int]]] = defaultdict(list)
+    for number, (record, stage) in enumerate(zip(records, stages, strict=True)):
+        if stage is not None:
+            about[keys_of(record)].append((stage, number))
+    found = list(records)
+    for members in about.values():
+        members.sort()
+        for stage, number in members:
+            earlier = [records[other] for before, other in members if before < stage]
+            found[number] = _with_answers(records[number], earlier, form, answered)
+    return found
+
+
+def _with_answers(record: Record, earlier: Iterable[Record], form: ContextForm, answered: Answered) -> Record:
+    own = {nfc(turn.question) for turn in record.turns}
+    turns: dict[Turn, Turn] = {}
+    for turn in (turn for other in earlier for turn in answered(other)):
+        if (compared := turn.in_nfc).question not in own:
+            turns.setdefault(compared, turn)
+    return replace(record, context=form.write(tuple(turns.values()), record.turns[0].question))
+
+
+def without_some(records: Sequence[Record], dropout: float, seed: int, keys_of: KeysOf) -> list[Record]:
+    """The records, of which about this share has lost its context."""
+    return [
+        replace(record, context=None) if record.context and _draw(record, seed, keys_of) < dropout else record
+        for record in records
+    ]
+
+
+def _draw(record: Record, seed: int, keys_of: KeysOf) -> float:
+    """A number from 0 to 1 that follows from the record; a string seed is hashed with sha512."""
+    turns = [(turn.question, turn.answer) for turn in record.turns]
+    return random.Random(f"seed {seed}, context of {keys_of(record)} {turns}").random()
+
+
+def as_shown(text: str, ended: str | None) -> str:
+    """A model's answer as a context has it; one that is empty, was cut off or spells a special token is not shown."""
+    return text.strip() if ended != "length" and text.strip() and not CONTROL_TOKEN.search(text) else NOT_ANSWERED
+
+
+def counted(records: Sequence[Record], split: str) -> str:
+    """How many records have a context, and how long it is."""
+    sizes = [len(record.known) for record in records if record.context]
+    mean = f", {sum(sizes) / len(sizes):.1f} in the mean" if sizes else ""
+    return (
+        f"`data.context`: {len(sizes):,} of {count(len(records), f'{split} record')} have answers to earlier "
+        f"questions in their prompts{mean}"
+    )
+
+
+def _filled(template: str, **texts: str) -> str:
+    """The template with texts in its places, in which braces have no meaning."""
+    return PLACE.sub(lambda found: texts[found[1]], template)
+
+
+class _Row(BaseModel):
+    """What is read of a row."""
+
+    question: str
+    predicted: str
+    image_keys: Annotated[Keys, Field(min_length=1)]
+    ended: str | None = None
+
+
+def with_given(
+    records: Mapping[str, Sequence[Record]], form: ContextForm, paths: Sequence[Path], keys_of: KeysOf
+) -> dict[str, list[Record]]:
+    """The records of some splits with contexts: the answers in predictions files, or without any their own.
+
+    Raises:
+        RecordsError: the files lack answers, or are wrong.
+    """
+    if not paths:
+        return {split: with_context(some, form, keys_of) for split, some in records.items()}
+    given = GivenAnswers(paths, keys_of)
+    found = {split: with_context(some, form, keys_of, given.turns) for split, some in records.items()}
+    given.check()
+    return found
+
+
+class GivenAnswers:
+    """The answers of some predictions files; notes which are asked for in vain."""
+
+    def __init__(self, paths: Iterable[Path], keys_of: KeysOf) -> None:
+        """Read the files.
+
+        Raises:
+            RecordsError: a file is missing, or a row is no prediction or contradicts another one.
+        """
+        self._paths, self._keys_of = [*paths], keys_of
+        self._answers: dict[tuple[Keys, str], tuple[str, Path]] = {}
+        self._missing: dict[tuple[Keys, str], str] = {}
+        for path in self._paths:
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            for place, value in read_jsonl(path):
+                row = _row(value, place)
+                answer = as_shown(row.predicted, row.ended)
+                asked = row.image_keys, nfc(row.question)
+                known, other = self._answers.setdefault(asked, (answer, path))
+                if nfc(known) != nfc(answer) and other != path:
+                    raise RecordsError(
+                        f"{place} answers {quoted(row.question)} about the same image otherwise than {other}; "
+                        "name files of different images in `data.context.answers`"
+                    )
+        except FileNotFoundError:
+            raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
+
+    def turns(self, record: Record) -> list[Turn]:
+        """The questions of a record with the given answers."""
+        return [Turn(turn.question, self._find(record, turn.question)) for turn in record.turns]
+
+    def _find(self, record: Record, question: str) -> str:
+        asked = self._keys_of(record), nfc(question)
+        if asked in self._answers:
+            return self._answers[asked][0]
+        self._missing[asked] = f"{quoted(question)} of {record.origin}"
+        return NOT_ANSWERED
+
+    def check(self) -> None:
+        """Check that each answer that was asked for was found.
+
+        Raises:
+            RecordsError: counts and names the others.
+        """
+        if self._missing:
+            named, files = listed([*self._missing.values()], 3), listed([str(path) for path in self._paths])
+            raise RecordsError(
+                f"`data.context.answers`: {files} lacks {count(len(self._missing), 'answer')} to earlier questions: "
+                f"{named}; name all predictions of the training and validation records"
+            )
+
+
+def _row(value: object, place: str) -> _Row:
+    try:
+        row = _Row.model_validate(value)
+        if not is_utf8(row.question + row.predicted):
+            raise RecordsError(
+                f"{place} holds half a character (a lone surrogate); answer again with: lookonce eval RUN"
+            )
+        return row
+    except ValidationError as error:
+        name = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RecordsError(
+            f"{place} is not a prediction with image keys: `{name}` is missing or wrong; expected rows as "
+            "`lookonce eval` writes them"
+        ) from None

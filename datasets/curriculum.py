@@ -1,0 +1,373 @@
+"""Which records are trained on, and in which order: by their metadata, and by a map from questions to stages.
+
+Design: a CSV file has texts alone, and a parquet column with gaps has 1.0 for 1. So values of metadata are compared as
+the texts that JSON would write, without a needless `.0`: the 1 of a run file is also the "1" of a CSV file.
+
+A stage map is a YAML file with the stage and category of each question text, so that any records can have stages:
+
+    questions:
+      "Is there text?": {stage: 1, category: yes/no}
+      "Where is the finding?": {stage: 2}
+    default: {stage: 3}
+
+Stages belong to questions, not to rows. Labels that were given row by row differ between rows with the same question,
+and a curriculum over them would have the same question in several stages. So the map replaces what records say
+themselves. A question that the map lacks is an error unless there is a default, because its records would be in no
+stage and silently miss from a selection.
+
+A record is selected if each field has one of the given values. Of these records, the share is the first part of one
+random order that follows from the seed and the number of all training records. So shares are nested: those of 0.384 are
+among those of 0.694, and a set that grows by phases never loses a record. The share is one of records and not of
+images, so that the random sets beside a curriculum differ from its stages in nothing but the choice: a stage too has
+some questions about nearly every image. What is left out can be selected from again (`data.replay`), by the same rules
+and in the same random order.
+
+A fold is one of several parts of the images, of equal size to one image. Training leaves out the records about it, so
+that the model can answer about images it never saw. Images are known by their keys: two paths with the same bytes are
+in one fold, and so are images that one record shows together. The folds follow from the seed and the images alone, so
+the trainings that leave out one fold each need not know of each other. Records without images are in no fold: all
+trainings have them.
+
+Lessons are the parts of an epoch that are trained on one after another, each with the records of one metadata value.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from lookonce.datasets.formats.record import Record
+from lookonce.errors import RecordsError
+from lookonce.settings import MAX_COUNT, Section, read_settings
+from lookonce.text import Notify, count, listed, nfc, quiet, quoted, shown, value_of
+
+MAX_NUMBER = 2**53
+"""Larger integers are not exact as the floating-point numbers that other programs read."""
+Keys = tuple[str, ...]
+KeysOf = Callable[[Record], Keys]
+"""The keys of a record's images."""
+
+
+def _is_one_value(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("must be a text, a number, true or false")
+    if not isinstance(value, str) and not abs(value) <= MAX_NUMBER:  # also not a number
+        raise ValueError(f"must be a number from -{MAX_NUMBER:,} to {MAX_NUMBER:,}, or a text in quotes")
+    return value
+
+
+def as_list(value: Any) -> Any:
+    """One value as a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
+Value = Annotated[Any, AfterValidator(_is_one_value)]
+Values = Annotated[list[Value], BeforeValidator(as_list), Field(min_length=1)]
+"""One value or a list of them."""
+
+
+def _are_different(values: list[Any]) -> list[Any]:
+    most, number = next(iter(Counter(map(as_text, values)).most_common(1)), ("", 0))
+    if number > 1:
+        raise ValueError(f"has {shown(most)} twice; write each value once")
+    return values
+
+
+DifferentValues = Annotated[list[Value], AfterValidator(_are_different)]
+
+
+def as_text(value: Any) -> str:
+    """A value of metadata or of the run file as text, in the form in which texts are compared."""
+    if isinstance(value, str):
+        return nfc(value)
+    if type(value) is int or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return nfc(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def texts_of(record: Record, field: str) -> list[str]:
+    """The values of a metadata field as texts: several if it is a list, none if the record lacks it."""
+    value = value_of(record.metadata, field)
+    return [] if value is None else [as_text(one) for one in as_list(value)]
+
+
+def named(record: Record, field: str) -> str:
+    """The record's value of a field for a message: "stage 2", "no stage"."""
+    texts = texts_of(record, field)
+    return f"{field} {shown(', '.join(texts))}" if texts else f"no {field}"
+
+
+def counted(names: Iterable[str]) -> str:
+    """How often each name occurs: "stage 2 (1,200), stage 3 (80)"."""
+    numbers = sorted(Counter(names).items())
+    return listed([f"{name} ({number:,})" for name, number in numbers], 10)
+
+
+Stage = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
+
+
+class QuestionStage(Section):
+    """The metadata of records with a question."""
+
+    stage: Stage | None = None
+    """The stage of a curriculum."""
+    category: str | None = None
+    """The kind of question."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> QuestionStage:
+        if self.stage is None and self.category is None:
+            raise ValueError("needs a stage or a category")
+        return self
+
+
+class StageMap(Section):
+    """The stage and category of each question."""
+
+    questions: dict[Annotated[str, AfterValidator(nfc)], QuestionStage]
+    """By question text, which must be the same to the letter; Unicode's normal form does not count."""
+    default: QuestionStage | None = None
+    """For questions that the map lacks."""
+
+    def find(self, question: str) -> QuestionStage | None:
+        """The entry of a question; None if it has none."""
+        return self.questions.get(nfc(question), self.default)
+
+
+def read_stage_map(path: Path) -> StageMap:
+    """The stage map in a file.
+
+    Raises:
+        UsageError: the file is missing or not YAML, or a key or value is wrong.
+    """
+    expected = 'a mapping with `questions`, such as {questions: {"Is there text?": {stage: 1}}}'
+    return read_settings(path, StageMap, f"the stage map {path}", "correct `data.stage_map`", expected)
+
+
+def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = quiet) -> dict[str, list[Record]]:
+    """The records of all splits with the stages and categories of a map in their metadata.
+
+    `notify` gets the number of questions that have the default.
+
+    Raises:
+        UsageError: the map is missing or wrong.
+        RecordsError: the map lacks questions; counts and names them. Or the questions of one record differ in stage.
+    """
+    stage_map = read_stage_map(path)
+    unknown = Counter(
+        question
+        for some in records.values()
+        for record in some
+        for turn in record.turns
+        if (question := nfc(turn.question)) not in stage_map.questions
+    )
+    if unknown and stage_map.default is None:
+        raise RecordsError(
+            f"the stage map {path} lacks {_questions(unknown)}; add them, or give all others a stage with `default`"
+        )
+    if unknown:
+        notify(f"the stage map {path} gives its default to {_questions(unknown)}")
+    return {split: [_staged(record, stage_map.find) for record in some] for split, some in records.items()}
+
+
+def _questions(unknown: Counter[str]) -> str:
+    each = [f"{quoted(question)} ({number:,})" for question, number in unknown.most_common()]
+    texts, times = count(len(unknown), "question text"), count(unknown.total(), "time")
+    return f"{texts}, asked {times}: {listed(each, 5)}"
+
+
+def _staged(record: Record, find: Callable[[str], QuestionStage | None]) -> Record:
+    found = [find(turn.question) for turn in record.turns]
+    if any(one != found[0] for one in found):
+        raise RecordsError(
+            f"{record.origin}: the questions of one record must have the same stage and category, got "
+            f"{listed([quoted(turn.question) for turn in record.turns])}; write a record for each of them"
+        )
+    entry: dict[str, Any] = found[0].model_dump(exclude_none=True) if found[0] else {}
+    return replace(record, metadata={**record.metadata, **entry})
+
+
+class Selection(Section):
+    """Values of metadata fields, and a share of the records that have them."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Values]
+    share: Annotated[float, Field(gt=0, le=1)] = 1
+    """How many of the records that have the values are selected. All other keys are metadata fields."""
+
+    @property
+    def fields(self) -> dict[str, Values]:
+        """The values that each field may have."""
+        return self.__pydantic_extra__
+
+
+class _Choice:
+    """A selection that is applied to some of the training records, which it takes in a random order."""
+
+    def __init__(self, records: Sequence[Record], seed: int) -> None:
+        self.records = records
+        order = list(range(len(records)))
+        # A string seed is hashed with sha512, so the order is the same in every process.
+        random.Random(f"seed {seed}, share of records").shuffle(order)
+        self._place = {index: place for place, index in enumerate(order)}
+
+    def select(self, indices: Sequence[int], wanted: Selection, key: str) -> tuple[list[int], dict[int, str]]:
+        """The indices that are selected, in order, and why each of the others is not."""
+        self._check(indices, wanted, key)
+        fields = {field: frozenset(map(as_text, values)) for field, values in wanted.fields.items()}
+        why = {index: _misfit(self.records[index], fields) for index in indices}
+        fitting = sorted((index for index in indices if not why[index]), key=self._place.__getitem__)
+        if not fitting:
+            raise RecordsError(f"`{key}` leaves no record: each field must have one of its values; write fewer fields")
+        num_selected = max(round(wanted.share * len(fitting)), 1)
+        why |= dict.fromkeys(fitting[num_selected:], f"not in the share of {wanted.share:g}")
+        return sorted(fitting[:num_selected]), {index: reason for index, reason in why.items() if reason}
+
+    def _check(self, indices: Iterable[int], wanted: Selection, key: str) -> None:
+        """Check that some record has each of the values."""
+        records = [self.records[index] for index in indices]
+        for field, values in wanted.fields.items():
+            found = {text for record in records for text in texts_of(record, field)}
+            unknown = [text for text in map(as_text, values) if text not in found]
+            if not found:
+                known = sorted({name for record in records for name in record.metadata})
+                raise RecordsError(f"`{key}`: no record has the field {field}; {_known('fields', known)}")
+            if unknown:
+                raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; {_known('values', sorted(found))}")
+
+
+def _known(what: str, names: Sequence[str]) -> str:
+    return f"{what} are {listed(names, 10)}" if names else "records have no metadata; `data.stage_map` gives them some"
+
+
+def _misfit(record: Record, fields: Mapping[str, frozenset[str]]) -> str:
+    """The first field without one of its values, such as "stage 2"; empty if there is none."""
+    for field, values in fields.items():
+        if values.isdisjoint(texts_of(record, field)):
+            return named(record, field)
+    return ""
+
+
+def select_training(
+    records: Sequence[Record], where: Selection, replay: Selection | None, seed: int, notify: Notify = quiet
+) -> list[Record]:
+    """The records that `where` selects, and those that `replay` selects of the others, in their order.
+
+    `notify` gets the number of those that are left out, and of those that are replayed, by the value that decided.
+
+    Raises:
+        RecordsError: no record has a field or value, or none is left.
+    """
+    choice = _Choice(records, seed)
+    selected, left_out = choice.select(range(len(records)), where, "data.where")
+    total = count(len(records), "train record")
+    if left_out:
+        notify(f"`data.where` leaves out {len(left_out):,} of {total}: {counted(left_out.values())}")
+    if replay:
+        if not left_out:
+            raise RecordsError("`data.where` leaves no record out, so `data.replay` has none to select; remove it")
+        again, _ = choice.select(sorted(left_out), replay, "data.replay")
+        notify(f"`data.replay` trains on {len(again):,} of them: {counted(left_out[index] for index in again)}")
+        selected = sorted(selected + again)
+    return [records[index] for index in selected]
+
+
+class Fold(Section):
+    """One of several parts of the training images."""
+
+    fold: Annotated[int, Field(ge=1, le=1_000_000)]
+    """The number of the part that is left out, from 1."""
+    of: Annotated[int, Field(ge=2, le=1_000_000)]
+    """The number of parts."""
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Fold:
+        if self.fold > self.of:
+            raise ValueError(f"the folds of {self.of} are 1 to {self.of} (got fold {self.fold})")
+        return self
+
+
+def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) -> tuple[list[Record], list[Record]]:
+    """The records that are trained on, and those about the images of the fold, both in their order.
+
+    Raises:
+        RecordsError: there are fewer images than folds.
+    """
+    keys = [keys_of(record) for record in records]
+    group_of = _together(keys)
+    order = sorted(set(group_of.values()))
+    if len(order) < fold.of:
+        raise RecordsError(
+            f"`data.held_out`: {count(len(order), 'image')} cannot be divided into {fold.of} folds; images that a "
+            "record shows together are in one fold"
+        )
+    # A string seed is hashed with sha512, so the order is the same in every process.
+    random.Random(f"seed {seed}, folds of images").shuffle(order)
+    left_out = {group for place, group in enumerate(order) if place % fold.of == fold.fold - 1}
+    found: tuple[list[Record], list[Record]] = ([], [])
+    for record, some in zip(records, keys, strict=True):
+        found[bool(some) and group_of[some[0]] in left_out].append(record)
+    return found
+
+
+def _together(keys: Iterable[Keys]) -> dict[str, str]:
+    """The smallest key of all images that are shown together with an image, by its key."""
+    parent: dict[str, str] = {}
+
+    def find(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            parent[key] = key = parent[parent[key]]
+        return key
+
+    for first, *others in filter(None, keys):
+        for other in (first, *others):
+            smaller, larger = sorted((find(first), find(other)))
+            parent[larger] = smaller
+    return {key: find(key) for key in parent}
+
+
+class LessonOrder(Section):
+    """The lessons of an epoch in their order."""
+
+    by: Annotated[str, Field(min_length=1)]
+    """The metadata field that says in which lesson a record is."""
+    lessons: Annotated[DifferentValues, Field(min_length=1)]
+    """The field's values, in the order of the lessons."""
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {as_text(value): number for number, value in enumerate(self.lessons)}
+
+    def find(self, record: Record) -> int | None:
+        """The number of a record's lesson, from 0; None if it is in no lesson, or in several."""
+        texts = texts_of(record, self.by)
+        return self._numbers.get(texts[0]) if len(texts) == 1 else None
+
+    def lesson_of(self, record: Record) -> int:
+        """The number of a record's lesson, from 0; it must have one."""
+        number = self.find(record)
+        assert number is not None, f"{record.origin}: {named(record, self.by)}"
+        return number
+
+    def check(self, records: Sequence[Record]) -> str:
+        """How many records each lesson has, as text.
+
+        Raises:
+            RecordsError: records are in no lesson, or in several; counts and names their values.
+        """
+        sizes = Counter(map(self.find, records))
+        if sizes[None]:
+            others = counted(named(record, self.by) for record in records if self.find(record) is None)
+            raise RecordsError(
+                f"`batch.order`: {sizes[None]:,} of {count(len(records), 'train record')} are not in one lesson: "
+                f"{others}; add the values to `lessons`, or leave the records out with `data.where`"
+            )
+        return ", then ".join(f"{self.by} {as_text(value)} ({sizes[n]:,})" for n, value in enumerate(self.lessons))

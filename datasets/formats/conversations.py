@@ -1,0 +1,382 @@
+"""The record formats of other programs: conversations as messages, or as an instruction and its output.
+
+LLaVA, and ShareGPT as LLaMA-Factory writes it, which has all images in a list, `images`, and optionally a `system`
+text. One function reads both: images under either key, roles as `from` and `value` or as `role` and `content`.
+
+    {"id": "1", "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nIs there text?"},
+     {"from": "gpt", "value": "yes"}]}
+
+Messages: the first of these is the format of ms-swift and LLaMA-Factory, the second of Hugging Face, TRL and Axolotl,
+the third of OpenAI. One function reads all three, and a file may mix them. A part `{"type": "image"}` without a path
+refers to the next of `images`, or to the one with its `index`, as in TRL's datasets. In content parts `<image>` is a
+word; the text parts of a message are joined.
+
+    {"messages": [{"role": "user", "content": "<image>Is there text?"}, {"role": "assistant", "content": "yes"}],
+     "images": ["/data/a.jpg"]}
+
+    {"messages": [{"role": "user", "content": [{"type": "image", "path": "a.jpg"}, {"type": "text", "text": "..."}]},
+                  {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]}
+
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///data/a.jpg"}}, ...
+
+Alpaca, as LLaMA-Factory writes it: if the input is not empty, the question is the instruction, a line break and the
+input. Earlier turns are in `history`, a list of pairs; the image tags are then in the first of them.
+
+    {"instruction": "<image>Is there text?", "input": "", "output": "yes", "images": ["a.jpg"]}
+
+Design: strict, like everything that reads records. Nothing of a conversation is dropped or changed silently. A record
+is refused if training would have to ignore something in it: a tool call, a video, or a message key that says what to
+learn from the message. Keys beside the messages that have no such meaning are kept as metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from lookonce.datasets.formats.image_references import (
+    MOVE_IMAGES,
+    NAMING_TAG,
+    TAG,
+    Finder,
+    add_tags,
+    check_num_tags,
+    remove_tags,
+)
+from lookonce.datasets.formats.record import (
+    Record,
+    Row,
+    Turn,
+    answer_text,
+    items,
+    kind,
+    need,
+    optional_text,
+    refuse_pixel_limits,
+    shown,
+    text,
+)
+from lookonce.errors import RecordsError
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+ROLES = {"system": SYSTEM, "user": USER, "human": USER, "assistant": ASSISTANT, "gpt": ASSISTANT}
+TOOLS = ("tool", "tools", "tool_call", "tool_response", "function", "function_call", "observation", "ipython")
+UNSUPPORTED = {
+    "video": "videos are not supported",
+    "videos": "videos are not supported",
+    "audio": "audio is not supported",
+    "audios": "audio is not supported",
+    "tools": "tool calls are not supported",
+    "objects": "boxes of objects are not filled in; write them into the text",
+}
+"""Keys that change what a record means, and the reason why a record is refused if their value is not empty."""
+OTHER_TAGS = {f"<{kind}>": UNSUPPORTED[kind] for kind in ("video", "audio")}
+
+
+class Message(NamedTuple):
+    """One message of a conversation."""
+
+    role: str
+    """SYSTEM, USER or ASSISTANT."""
+    content: Any
+    """The content as it was read; it is checked to be text when the record is made."""
+    has_tags: bool = True
+    """Whether `<image>` in the content is an image tag; if not, it is a word."""
+
+
+def parse_role(value: Any, number: int, origin: str) -> str:
+    """Return the role of message `number`.
+
+    Raises:
+        RecordsError: it is not one of `ROLES`.
+    """
+    if isinstance(value, str) and value in ROLES:
+        return ROLES[value]
+    if value in TOOLS:
+        raise RecordsError(f"{origin}: message {number} has the role {value!r}; tool calls are not supported")
+    raise RecordsError(f"{origin}: message {number} has the role {kind(value)}; expected one of {', '.join(ROLES)}")
+
+
+def message_values(message: Any, number: int, keys: Sequence[str], origin: str) -> list[Any]:
+    """Return the values of a message's keys.
+
+    Raises:
+        RecordsError: a key is missing, or the message has another key, which would be lost.
+    """
+    if not isinstance(message, dict):
+        raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
+    refuse_pixel_limits(message, f"{origin}: message {number} has")
+    if other := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
+        raise RecordsError(f"{origin}: message {number} has `{other[0]}`, which would be lost; expected {list(keys)}")
+    return [need(message, key, f"{origin}: message {number}") for key in keys]
+
+
+def image_references(row: Row, origin: str) -> list[Any]:
+    """Return the image references under `image` or `images`, where there may be one or a list.
+
+    Raises:
+        RecordsError: both keys have a value.
+    """
+    found = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
+    if len(found) > 1:
+        raise RecordsError(f"{origin}: both `image` and `images` have a value; expected one of the two keys")
+    if not found:
+        return []
+    return found[0] if isinstance(found[0], list) else [found[0]]
+
+
+def to_record(
+    row: Row, keys: Sequence[str], messages: Sequence[Message], references: Sequence[Any], finder: Finder, origin: str
+) -> Record:
+    """Make a record of messages and image references; all keys of `row` but `keys`, system and images are metadata.
+
+    Raises:
+        RecordsError: user and assistant do not alternate, an answer is missing, an image tag is where no image can be
+            shown, or something in `row` would be lost.
+    """
+    if unsupported := [key for key in UNSUPPORTED if row.get(key)]:
+        raise RecordsError(f"{origin}: it has `{unsupported[0]}`; {UNSUPPORTED[unsupported[0]]}")
+    messages, num_tags = _remove_tags(messages, origin)
+    check_num_tags(num_tags, len(references), origin)
+    system, turns = _to_turns(messages, optional_text(row.get("system"), "system", origin), origin)
+    images = tuple(finder.find(reference, origin) for reference in references)
+    known = {"system", "image", "images", *keys}
+    return Record(images, turns, system, {key: value for key, value in row.items() if key not in known}, origin)
+
+
+def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message], int]:
+    without, num_tags, after_question = [], 0, False
+    for number, message in enumerate(messages, start=1):
+        content = message.content if message.has_tags and isinstance(message.content, str) else ""
+        if other := next((tag for tag in OTHER_TAGS if tag in content and message.role == USER), None):
+            raise RecordsError(f"{origin}: {other} in message {number}; {OTHER_TAGS[other]}")
+        if TAG in content and NAMING_TAG not in content:
+            if message.role != USER or after_question:
+                raise RecordsError(f"{origin}: {TAG} in message {number}, of the {message.role}; {MOVE_IMAGES}")
+            question, num_tags = remove_tags(content, origin)
+            message = message._replace(content=question)
+        after_question = after_question or message.role == USER
+        without.append(message)
+    return without, num_tags
+
+
+def _to_turns(messages: Sequence[Message], system: str | None, origin: str) -> tuple[str | None, tuple[Turn, ...]]:
+    first_number = 1
+    if messages and messages[0].role == SYSTEM:
+        if system is not None:
+            raise RecordsError(f"{origin}: two system texts, under `system` and in the first message; expected one")
+        system, messages, first_number = optional_text(messages[0].content, "system", origin), messages[1:], 2
+    for number, message in enumerate(messages, start=first_number):
+        _check_role(message.role, number, is_question=(number - first_number) % 2 == 0, origin=origin)
+    if not messages:
+        raise RecordsError(f"{origin}: it has no messages; expected at least one question and answer")
+    if len(messages) % 2:
+        raise RecordsError(f"{origin}: the last question has no answer; training needs one")
+    pairs = zip(messages[::2], messages[1::2], strict=True)
+    return system, tuple(
+        Turn(text(user.content, "question", origin), answer_text(assistant.content, "answer", origin))
+        for user, assistant in pairs
+    )
+
+
+def _check_role(role: str, number: int, is_question: bool, origin: str) -> None:
+    if role == SYSTEM:
+        raise RecordsError(f"{origin}: message {number} is a system text; expected it first, or under `system`")
+    if role != (USER if is_question else ASSISTANT):
+        wanted = "a question of the user" if is_question else "an answer of the assistant"
+        raise RecordsError(f"{origin}: message {number} has the role {role}; expected {wanted}, the two alternate")
+
+
+def to_messages(system: str | None, turns: Sequence[Turn]) -> list[Message]:
+    """Make messages of a conversation."""
+    first = [] if system is None else [Message(SYSTEM, system)]
+    pairs = [(Message(USER, turn.question), Message(ASSISTANT, turn.answer)) for turn in turns]
+    return first + [message for pair in pairs for message in pair]
+
+
+def read_conversations(row: Row, finder: Finder, origin: str) -> Record:
+    """Read a LLaVA or ShareGPT record."""
+    values = items(need(row, "conversations", origin), "conversations", origin)
+    messages = [_message(value, number, origin) for number, value in enumerate(values, start=1)]
+    return to_record(row, ("conversations",), messages, image_references(row, origin), finder, origin)
+
+
+def _message(value: Any, number: int, origin: str) -> Message:
+    keys = ("role", "content") if isinstance(value, dict) and "role" in value else ("from", "value")
+    role, content = message_values(value, number, keys, origin)
+    return Message(parse_role(role, number, origin), content)
+
+
+def write_llava(record: Record, images: list[str]) -> Row:
+    """Write one image as a text, several as a list; without images there is no key for them."""
+    shown = {} if not images else {"image": images[0] if len(images) == 1 else images}
+    return dict(record.metadata) | shown | _conversations(record)
+
+
+def write_sharegpt(record: Record, images: list[str]) -> Row:
+    """Write all images as a list."""
+    return dict(record.metadata) | _conversations(record) | {"images": images}
+
+
+def _conversations(record: Record) -> Row:
+    messages = to_messages(None, record.turns)
+    rows = [{"from": "human" if message.role == USER else "gpt", "value": message.content} for message in messages]
+    rows[0]["value"] = add_tags(rows[0]["value"], len(record.images), between="\n")
+    return {"conversations": rows} | ({} if record.system is None else {"system": record.system})
+
+
+IMAGE_KEYS = ("path", "url", "image", "base64")
+"""The keys under which a part of type `image` may have its reference."""
+ALLOWED_KEYS = {
+    "text": ("type", "text", "index"),
+    "image": ("type", *IMAGE_KEYS, "index"),
+    "image_url": ("type", "image_url", "index"),
+}
+"""The keys of each type of part; all others must be empty."""
+
+
+class FromImages(NamedTuple):
+    """Stands for the reference of a part that has none itself, because it is under `images`."""
+
+    number: int | None
+    """Its position in `images`, from 0, if the part has an `index`."""
+
+
+def read_messages(row: Row, finder: Finder, origin: str) -> Record:
+    """Read a record of messages, each with a text or with parts."""
+    messages: list[Message] = []
+    references: list[Any] = []
+    for number, value in enumerate(items(need(row, "messages", origin), "messages", origin), start=1):
+        role, content = message_values(value, number, ("role", "content"), origin)
+        message = Message(parse_role(role, number, origin), content)
+        if isinstance(content, list):
+            text, in_parts = _join_parts(content, number, origin)
+            if in_parts and (message.role != USER or any(before.role == USER for before in messages)):
+                raise RecordsError(f"{origin}: an image in message {number}, of the {message.role}; {MOVE_IMAGES}")
+            references += in_parts
+            message = Message(message.role, text, has_tags=False)
+        messages.append(message)
+    references = _resolve(references, image_references(row, origin), origin)
+    return to_record(row, ("messages",), messages, references, finder, origin)
+
+
+def _join_parts(content: list[Any], number: int, origin: str) -> tuple[str, list[Any]]:
+    """Return the text of a message and its image references, which must all be before the text or after it."""
+    parts = [_part(part, number, origin) for part in content]
+    if [kind for kind, _ in groupby(parts, key=lambda part: part[0])].count("text") > 1:
+        raise RecordsError(f"{origin}: an image in the middle of message {number}; {MOVE_IMAGES}")
+    text = "".join(value for kind, value in parts if kind == "text")
+    return text, [value for kind, value in parts if kind != "text"]
+
+
+def _part(part: Any, number: int, origin: str) -> tuple[str, Any]:
+    """Return "text" or "image", and the text or the image reference."""
+    where = f"{origin}: message {number}"
+    name = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(name, str) or name not in ALLOWED_KEYS:
+        what = f"{kind(part)}, of type {shown(name)}" if name else kind(part)
+        raise RecordsError(f"{where} has a part that is {what}; expected one of type {', '.join(ALLOWED_KEYS)}")
+    for value in (part, part.get("image_url")):
+        refuse_pixel_limits(value, f"{where} has a part with")
+    if other := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:
+        raise RecordsError(f"{where} has a part with `{other[0]}`, which would be lost; expected {ALLOWED_KEYS[name]}")
+    if name == "text":
+        text = need(part, "text", where)
+        if not isinstance(text, str):
+            raise RecordsError(f"{where} has a part whose `text` is {kind(text)}; expected text")
+        return "text", text
+    if name == "image_url":
+        value = need(part, "image_url", where)
+        return "image", need(value, "url", where) if isinstance(value, dict) else value
+    references = [part[key] for key in IMAGE_KEYS if part.get(key) is not None]
+    return "image", references[0] if references else FromImages(part.get("index"))
+
+
+def _resolve(in_parts: list[Any], images: Sequence[Any], origin: str) -> list[Any]:
+    """Return all references in order: those of the parts, with each `FromImages` replaced by the next of `images`."""
+    if not in_parts:
+        return list(images)
+    num_missing = sum(isinstance(reference, FromImages) for reference in in_parts)
+    if num_missing != len(images):
+        raise RecordsError(
+            f"{origin}: {num_missing} image parts have no reference of their own, and `images` has {len(images)}; "
+            "expected the same number"
+        )
+    following = iter(enumerate(images))
+    return [_resolve_one(reference, following, origin) for reference in in_parts]
+
+
+def _resolve_one(reference: Any, following: Iterator[tuple[int, Any]], origin: str) -> Any:
+    if not isinstance(reference, FromImages):
+        return reference
+    index, image = next(following)
+    if reference.number not in (None, index):
+        raise RecordsError(f"{origin}: image part {index} has the index {reference.number}; expected them in order")
+    return image
+
+
+def write_messages(record: Record, images: list[str]) -> Row:
+    """Write texts with image tags, and a list of images."""
+    rows = _messages(record)
+    first = _first_question(rows)
+    first["content"] = add_tags(first["content"], len(images))
+    return dict(record.metadata) | {"messages": rows, "images": images}
+
+
+def write_parts(record: Record, images: list[str]) -> Row:
+    """Write all contents as lists of parts, so that a parquet column of them has one type."""
+    rows = _messages(record)
+    for message in rows:
+        message["content"] = [{"type": "text", "text": message["content"]}]
+    _first_question(rows)["content"][:0] = [{"type": "image", "path": name} for name in images]
+    return dict(record.metadata) | {"messages": rows}
+
+
+def write_openai(record: Record, images: list[str]) -> Row:
+    """Write lists of parts with images as file:// URLs, as the format has URLs; without images, write texts."""
+    if not images:
+        return dict(record.metadata) | {"messages": _messages(record)}
+    row = write_parts(record, [])
+    urls = [image.absolute().as_uri() for image in record.images]
+    _first_question(row["messages"])["content"][:0] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return row
+
+
+def _messages(record: Record) -> list[Row]:
+    messages = to_messages(record.system, record.turns)
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _first_question(rows: Iterable[Row]) -> Row:
+    return next(message for message in rows if message["role"] == USER)
+
+
+def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
+    """Read a record in LLaMA-Factory's Alpaca format."""
+    instruction = text(need(row, "instruction", origin), "instruction", origin)
+    output = answer_text(need(row, "output", origin), "output", origin)
+    more = optional_text(row.get("input"), "input", origin)
+    turns = [_pair(pair, origin) for pair in items(row.get("history") or [], "history", origin)]
+    turns.append(Turn(instruction if more is None else f"{instruction}\n{more}", output))
+    keys = ("instruction", "input", "output", "history")
+    return to_record(row, keys, to_messages(None, turns), image_references(row, origin), finder, origin)
+
+
+def _pair(value: Any, origin: str) -> Turn:
+    if not isinstance(value, list) or len(value) != 2:
+        raise RecordsError(f"{origin}: `history` must be pairs of a question and an answer, got {kind(value)}")
+    return Turn(text(value[0], "history", origin), answer_text(value[1], "history", origin))
+
+
+def write_alpaca(record: Record, images: list[str]) -> Row:
+    """Write the last turn as instruction and output, and the turns before it as history."""
+    pairs = [[turn.question, turn.answer] for turn in record.turns]
+    pairs[0][0] = add_tags(pairs[0][0], len(images))
+    instruction, output = pairs[-1]
+    row: Row = {"instruction": instruction, "input": "", "output": output}
+    if record.system is not None:
+        row["system"] = record.system
+    if len(pairs) > 1:
+        row["history"] = pairs[:-1]
+    return dict(record.metadata) | row | {"images": images}

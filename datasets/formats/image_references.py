@@ -1,0 +1,429 @@
+"""Image references: what a record says of an image, as a path; and image tags and marks in texts.
+
+A reference is a path, a `file://` URL, a `data:` URL, base64, or an object with `bytes` or `path`. A tag is `<image>`;
+marks are those of other programs:
+
+    <img>a.jpg</img>   ![](a.jpg)   <img src="a.jpg">   [img]a.jpg[/img]      name their file
+    <|image_1|>   <image_1>   <image_placeholder>   <ImageHere>   ...         stand for an image of the record
+
+Design: paths are judged by their text, without accessing the disk. A relative path that leads out of the root keeps its
+`..`, which no other path has, and is never opened. An absolute path is taken as it is, as many formats use them, unless
+an image root was named: then absolute paths, too, must lie inside it. So naming a root confines records from elsewhere,
+and a relative path never reaches files outside the folder of the records.
+
+Embedded bytes have no path. The caller may pass a function that stores them; training passes none, since it reads
+images by path in both phases, and the error names the command that extracts them. Bytes that are only stored are
+recognised by their first bytes, without Pillow, so broken images keep the suffix that they claim. URLs to other
+machines are refused: a training must not depend on what a server returns that day.
+
+The images of a record come before its first question, so that all questions about an image can share its tokens. A tag
+at the beginning of the first question means exactly that. A tag at its end is moved to the beginning, as LLaVA itself
+does. Anywhere else its position has a meaning that would be lost, and the record is refused.
+
+Marks are read in every record format, by the same rule: those that name files give the record its images, others must
+be as many as its images. A record is never trained without the image that its text speaks of. `<image>` itself is a tag
+in formats that define it, and a word in the others. HTML and Markdown are texts where a model may learn to read or
+write them: in answers and system texts, and beside images with other names.
+
+Removing a tag also removes one line break beside it, or spaces, so a question that itself begins with a line break can
+be written and read back.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import html
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PosixPath
+from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
+
+from lookonce.datasets.formats.record import Record, Turn, kind, may_have_marks, refuse_pixel_limits, shown, text
+from lookonce.errors import RecordsError
+from lookonce.families.family import IMAGE_IN_PROMPT
+from lookonce.text import count, one_line, shell
+
+SUFFIXES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
+"""Files with these suffixes are images."""
+OF_FORMAT = {"JPEG": ".jpg", "MPO": ".jpg", "JPEG2000": ".jp2", "TIFF": ".tif"}
+"""Suffixes of those of Pillow's formats that are not named like the format."""
+SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+)
+"""The first bytes of image files; WebP's are in two places."""
+IMAGE_SUFFIX = re.compile(rf"\.({'|'.join(SUFFIXES)})$", re.IGNORECASE)
+
+
+def suffix_of_format(format: str) -> str:
+    """The suffix for Pillow's name of a format: ".jpg"."""
+    return OF_FORMAT.get(format, f".{format.lower()}")
+
+
+def suffix_of_bytes(data: bytes) -> str:
+    """The suffix that the first bytes of a file ask for; empty if they are unknown."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return ".webp"
+    return next((suffix_of_format(format) for signature, format in SIGNATURES if data.startswith(signature)), "")
+
+
+def without_suffix(name: str) -> str:
+    """A file name without its suffix, if that is an image's."""
+    return IMAGE_SUFFIX.sub("", name)
+
+
+Keep = Callable[[bytes], Path]
+"""Stores the bytes of an embedded image and returns its path."""
+SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+DATA = re.compile(r"data:([^,]*),", re.IGNORECASE)
+BASE64 = re.compile(r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
+"""The encoded bytes of JPEG, PNG, GIF, WebP, TIFF or BMP files; a path with a suffix does not match."""
+ELSEWHERE = "move it there or give another image root"
+ID_FOLDERS, ID_SUFFIXES = ("", "images/"), ("", *(f".{suffix}" for suffix in SUFFIXES))
+OBJECT_KEYS = ("bytes", "path", "url", "image")
+
+
+class ImagePath(PosixPath):
+    """The path of an image, which messages show on one line: a name may hold line breaks, as data alone decides it."""
+
+    def __format__(self, spec: str) -> str:
+        return format(one_line(str(self)), spec)
+
+
+class Finder:
+    """Finds the paths of the images of one records file."""
+
+    def __init__(self, file: Path, image_root: Path | None, keep: Keep | None = None) -> None:
+        """`image_root` confines all paths; by default relative ones begin at the file's folder. `keep` stores bytes."""
+        self.file, self.keep = file, keep
+        self._anchor = os.path.abspath(file.parent if image_root is None else image_root)
+        self._inside = os.path.join(self._anchor, "")
+        self._is_fenced = image_root is not None
+        self._known: dict[str, Path] = {}
+
+    def find(self, reference: Any, origin: str) -> Path:
+        """The absolute path of an image.
+
+        Raises:
+            RecordsError: the reference is malformed, is a URL to another machine, or embeds an image without `keep`.
+        """
+        if isinstance(reference, str) and reference in self._known:
+            return self._known[reference]
+        if isinstance(reference, Path):  # a row of the parquet file in which it is embedded
+            return reference
+        if isinstance(reference, dict):
+            return self._find_object(reference, origin)
+        if isinstance(reference, bytes):
+            return self._keep(reference, origin)
+        name = text(reference, "image", origin)
+        if name[:5].lower() == "data:":
+            return self._keep(_data_of_url(name, origin), origin)
+        if BASE64.fullmatch(name):
+            return self._keep(_data_of_base64(name, origin), origin)
+        found = self._known[name] = self._path(_local(name, origin))
+        return found
+
+    def find_id(self, name: str) -> Path | None:
+        """The file that is called like an image's name in the dataset, with any suffix; None if there is none.
+
+        This is the only search on the disk: the root and its folder `images` are looked at.
+        """
+        if f"id {name}" not in self._known:
+            paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
+            found = next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None)
+            if found is None:
+                return None
+            self._known[f"id {name}"] = found
+        return self._known[f"id {name}"]
+
+    def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
+        refuse_pixel_limits(reference, f"{origin}: an image has")
+        if isinstance(data := reference.get("bytes"), str):
+            return self._keep(_data_of_base64(data, origin), origin)
+        given = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
+        if not given:
+            raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
+        return self.find(given[0], origin)
+
+    def _keep(self, data: bytes, origin: str) -> Path:
+        if self.keep is None:
+            raise RecordsError(
+                f"{origin}: the image is embedded in the record, and only images with a path can be read again; "
+                f"extract them with: {shell('lookonce', 'data', 'convert', self.file, 'OUT.jsonl')}"
+            )
+        return self.keep(data)
+
+    def _path(self, name: str) -> Path:
+        if name.startswith("/"):
+            name = f"/{name.lstrip('/')}"
+            if not self._is_fenced:
+                return ImagePath(os.path.normpath(name))
+        path = os.path.normpath(os.path.join(self._anchor, name))
+        if path != self._anchor and not path.startswith(self._inside):
+            return ImagePath(self._anchor, os.path.relpath(path, self._anchor))
+        return ImagePath(path)
+
+
+def _local(name: str, origin: str) -> str:
+    """The path that a name or `file://` URL means."""
+    if not (match := SCHEME.match(name)):
+        return name
+    if match[1].lower() != "file":
+        raise RecordsError(
+            f"{origin}: image {kind(name)} is not on this machine; download it and use its path: a training must not "
+            "depend on what a server returns that day"
+        )
+    host, slash, path = name[match.end() :].partition("/")
+    if host not in ("", "localhost"):
+        raise RecordsError(f"{origin}: image {kind(name)} names another machine; expected file:///path/to/a.jpg")
+    return unquote(slash + path, errors="surrogateescape")
+
+
+def _data_of_url(name: str, origin: str) -> bytes:
+    match = DATA.match(name)
+    if match is None:
+        raise RecordsError(f"{origin}: image {kind(name)} is not a complete data: URL; it has no comma")
+    if match[1].lower().endswith(";base64"):
+        return _data_of_base64(unquote(name[match.end() :]), origin)
+    return unquote_to_bytes(name[match.end() :])
+
+
+def _data_of_base64(value: str, origin: str) -> bytes:
+    try:
+        return base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RecordsError(f"{origin}: the embedded image is not base64 ({error}); is it cut off?") from None
+
+
+class Namer:
+    """The references to images in a file that is being written."""
+
+    def __init__(self, file: Path, image_root: Path | None, *, absolute: bool = False) -> None:
+        """Names are relative to `image_root` or the file's folder; with `absolute`, others may be absolute."""
+        self.root = file.parent if image_root is None else image_root
+        self._absolute = absolute and image_root is None
+        self._known: dict[Path, str] = {}
+
+    def name(self, image: Path, origin: str = "") -> str:
+        """The name of an image.
+
+        Raises:
+            RecordsError: it lies outside the root, from where it would not be found.
+        """
+        if image not in self._known:
+            self._known[image] = self._name(image, f"{origin}: " if origin else "")
+        return self._known[image]
+
+    def _name(self, image: Path, of: str) -> str:
+        name = os.path.relpath(image, self.root)
+        is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
+        if os.pardir in image.parts:
+            raise RecordsError(
+                f"{of}image {image} lies outside the root that it was read with, or outside {self.root}; {ELSEWHERE}"
+            )
+        if is_outside and not self._absolute:
+            raise RecordsError(f"{of}image {image} lies outside {self.root}; {ELSEWHERE}")
+        name = os.path.abspath(image) if is_outside else name
+        return name if _is_plain(name) else f"/.{name}" if is_outside else f"./{name}"
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it is read back as a path, not as another kind of reference."""
+    return bool(name.strip()) and not (SCHEME.match(name) or name[:5].lower() == "data:" or BASE64.fullmatch(name))
+
+
+TAG = "<image>"
+NAMING_TAG = "</image>"
+"""The end of a mark that is no tag: `<image>a.jpg</image>`."""
+LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
+MOVE_IMAGES = "lookonce shows images before the first question; move it there"
+MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\((?P<markdown>[^()\n]*)\)"
+"""Images in HTML and in Markdown."""
+OPENS = (
+    r"<\|?(?:(?:begin|start)_of_(?:image|img)|(?:image|img|media)_(?:start|begin)|start_img|boi)\|?>|<im_start>|<img>"
+)
+CLOSES = r"<\|?(?:end_of_(?:image|img)|(?:image|img|media)_end|end_img|eoi)\|?>|<im_end>|</img>"
+FILLS = (
+    r"<im_patch>|<\|?(?:image|img|media)[ _@]?(?:placeholder|token|here|pad|patch|soft_token|context|content)\|?>"
+    r"|<\| ?(?:img|image) ?\|>|\[(?:image|img)_break\]"
+)
+"""Tokens around the tokens of one image, and such tokens, of which programs write any number for an image."""
+MARK = re.compile(
+    rf"{MARKUP}|<img>(?P<img>[^<>]*)</img>|\(<image>\./</image>\)|<image>(?P<image>[^<>]*)</image>"
+    rf"|(?:{OPENS})(?:image)?(?:<image>|{FILLS})*(?:{CLOSES})|<fake_token_around_image><image><fake_token_around_image>"
+    r"|\[img\](?P<bbcode>[^\[\]]*)\[/img\]|(?<!\[img\])(?<!\[img_break\])\[img\](?:\[img(?:_break)?\])*\[img_end\]"
+    rf"|{IMAGE_IN_PROMPT}|{OPENS}|{CLOSES}|{FILLS}|<fake_token_around_image>"
+    r"|(?!(?-i:<image>))< ?image ?>|< ?img ?>|<(?:img|image) ?/>|\[ ?(?:img|image) ?\]"
+    r"|(?:(?P<bar><\|?)|\[)(?:img|image)[ _#:-]?(?P<number>\d+)(?(bar)\|?>|\])",
+    re.IGNORECASE,
+)
+"""The image marks of other programs. No part can begin within itself, so a search takes linear time."""
+SOURCE = re.compile(r"""\bsrc\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
+URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+BEFORE_MARK = re.compile(r"\s*(?:Picture \d+:[ \t]*)?")
+"""What may stand between two marks: spaces, and the label that Qwen-VL writes before each of its own."""
+LABEL_AT_END = re.compile(r"Picture \d{1,9}:[ \t]*\Z")
+MAX_LABEL = 24
+"""The longest such label."""
+
+
+def remove_tags(question: str, origin: str) -> tuple[str, int]:
+    """Return the first question without the tags at its two ends, and how many tags there were.
+
+    Raises:
+        RecordsError: there is a tag between its words.
+    """
+    rest = question[match.end() :] if (match := LEADING.match(question)) else question
+    rest = _without_last_tags(rest)
+    if TAG in rest:
+        raise RecordsError(f"{origin}: {TAG} in the middle of the first question; {MOVE_IMAGES}")
+    return rest, question.count(TAG)
+
+
+def _without_last_tags(text: str) -> str:
+    """A text without the tags at its end; a regular expression would take the square of their number."""
+    end, first = len(text), None
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        if not text.endswith(TAG, 0, end):
+            return text if first is None else _without_line_end(text[:first])
+        end = first = end - len(TAG)
+
+
+def _without_line_end(text: str) -> str:
+    """What stands before a tag or a mark, without the spaces or the line break between the two."""
+    text = text.rstrip(" \t")
+    return text[:-1].removesuffix("\r") if text.endswith("\n") else text
+
+
+def check_num_tags(num_tags: int, num_images: int, origin: str) -> None:
+    """Check that there is one tag for each image, or none.
+
+    Raises:
+        RecordsError: there are more tags or fewer.
+    """
+    if num_tags not in (0, num_images):
+        tags, images = count(num_tags, f"{TAG} tag"), count(num_images, "image")
+        raise RecordsError(f"{origin}: {tags} and {images}; expected one tag for each image, or no tags")
+
+
+def add_tags(question: str, num_images: int, between: str = "") -> str:
+    """Return a question with a tag for each image before it, each followed by `between`."""
+    needs_line_break = num_images and not between and question[:1].isspace()
+    return (TAG + between) * num_images + ("\n" if needs_line_break else "") + question
+
+
+def read_marks(record: Record, find: Callable[[str], Path]) -> Record:
+    """The record without image marks, and with the images that they name; `find` gives the path of a name.
+
+    Raises:
+        RecordsError: a mark is not at an end of the first question, or the marks are not those of the record's images.
+    """
+    if not may_have_marks(record):
+        return record
+    for where, one in _other_texts(record):
+        for mark in _marks(one):
+            if not (_is_markup(mark) and (record.images or not where.startswith("question"))):
+                raise RecordsError(f"{record.origin}: the image mark {shown(mark[0])} in {where}; {MOVE_IMAGES}")
+    if not (marks := _marks(record.turns[0].question)):
+        return record
+    try:
+        return _with_marks_read(record, marks, find)
+    except RecordsError:
+        if record.images and all(map(_is_markup, marks)):
+            return record
+        raise
+
+
+def _with_marks_read(record: Record, marks: Sequence[re.Match[str]], find: Callable[[str], Path]) -> Record:
+    first, *others = record.turns
+    question = text(_without_marks(first.question, marks, record.origin), "question", record.origin)
+    return replace(record, images=_images_of(marks, record, find), turns=(Turn(question, first.answer), *others))
+
+
+def _is_markup(mark: re.Match[str]) -> bool:
+    return re.fullmatch(MARKUP, mark[0], re.IGNORECASE) is not None
+
+
+def _marks(one: str) -> list[re.Match[str]]:
+    return list(MARK.finditer(one)) if "<" in one or "[" in one else []
+
+
+def _other_texts(record: Record) -> Iterator[tuple[str, str]]:
+    """Each text but the first question, and what it is."""
+    if record.system:
+        yield "the system text", record.system
+    for number, turn in enumerate(record.turns, start=1):
+        if number > 1:
+            yield f"question {number}", turn.question
+        yield f"answer {number}", turn.answer
+    for one in record.references:
+        yield "references", one
+
+
+def _without_marks(question: str, marks: Sequence[re.Match[str]], origin: str) -> str:
+    """The question without the marks at its two ends."""
+    start, end, waiting = 0, len(question), [*marks]
+    while waiting and BEFORE_MARK.fullmatch(question, start, waiting[0].start()):
+        start = waiting.pop(0).end()
+    while waiting and not question[waiting[-1].end() : end].strip():
+        end = waiting.pop().start()
+        if label := LABEL_AT_END.search(question, max(end - MAX_LABEL, start), end):
+            end = label.start()
+    if waiting:
+        mark = shown(waiting[0][0])
+        raise RecordsError(f"{origin}: the image mark {mark} in the middle of the first question; {MOVE_IMAGES}")
+    rest = question[start:end]
+    if start:
+        rest = re.sub(r"\A[ \t]*(?:\r?\n)?", "", rest)
+    if end < len(question):
+        rest = _without_line_end(rest)
+    return rest
+
+
+def _images_of(marks: Sequence[re.Match[str]], record: Record, find: Callable[[str], Path]) -> tuple[Path, ...]:
+    """The images of a record whose first question has these marks."""
+    names, images = list(map(_name, marks)), record.images
+    numbers = [int(mark["number"]) for mark in marks if mark["number"]]
+    first = f"{record.origin}: the image mark {shown(marks[0][0])}"
+    if all(names):
+        named = tuple(map(find, names))
+        if not images:
+            return named
+        for mark, image, other in zip(marks, images, named, strict=False):
+            if image.name != other.name:
+                what = f"the image mark {shown(mark[0])} names another image than the record"
+                raise RecordsError(f"{record.origin}: {what}, which has {shown(image.name)}; keep one of the two")
+    elif any(names):
+        raise RecordsError(f"{first} and another one, of which only one names a file; name the files of all images")
+    if len(marks) != len(images):
+        num_marks, num_images = count(len(marks), "image mark"), count(len(images), "image")
+        raise RecordsError(
+            f"{first}: {num_marks} and {num_images}; expected one mark for each image: name the images of the record, "
+            "or remove the marks"
+        )
+    if numbers and numbers not in (list(range(len(images))), list(range(1, len(images) + 1))):
+        raise RecordsError(f"{first}: expected the numbers of the marks in the order of the images, got {numbers}")
+    return images
+
+
+def _name(mark: re.Match[str]) -> str:
+    """The name of the file that a mark names; empty if it only stands for an image."""
+    if mark["markdown"] is not None:
+        name = mark["markdown"].strip()
+        name = name[1:].partition(">")[0] if name.startswith("<") else re.split(r"\s+[\"']", name, maxsplit=1)[0]
+        return name if URL.match(name) else unquote(name)
+    if source := SOURCE.search(mark[0]):
+        name = html.unescape(next(filter(None, source.groups()), ""))
+        return name if URL.match(name) else unquote(name)
+    name = (mark["img"] or mark["image"] or mark["bbcode"] or "").strip()
+    return "" if name in (".", "./") else name

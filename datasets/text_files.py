@@ -1,0 +1,482 @@
+"""Text files of rows: JSONL, JSON arrays and CSV, read and written; and what else a file is that does not hold records.
+
+Design: each row comes with its origin, "train.jsonl:12". JSONL and CSV are read line by line. The text of an array is
+in memory and one record at a time is decoded; its records are counted from 1 ("train.json: record 12"), since all of
+them may be on one line. Lines end at line feeds only; U+2028 and similar characters are part of a text. CSV is that of
+Python and spreadsheets (RFC 4180), with a header; all cells are texts. Its separator is that of the header, since
+spreadsheets write semicolons in many countries.
+
+The first row that cannot be read is an error. A caller that wants to know all of them passes `broken`; reading then
+continues with the next row. After wrong JSON in an array, or wrong quotes in CSV, where the next row begins is unknown,
+and reading ends.
+
+A file is recognised by its first bytes, and a table also by its name, since a table begins with any text. Files that
+people have in place of records are named, each with the command that makes records of it: a folder, an archive, a
+workbook, another encoding, JSON over several lines. Nothing is converted on the way, so what is trained on is the file
+that was checked.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from lookonce.datasets.formats.record import KEYS, QUESTION_NAMES, Row, is_utf8, respelt
+from lookonce.datasets.formats.record import shown as value_shown
+from lookonce.errors import RecordsError
+from lookonce.files import open_regular
+from lookonce.text import listed, quoted, shell, shown
+
+Rows = Generator[tuple[str, Any], None, None]
+"""The origin of each row for messages, and its value."""
+Broken = Callable[[str, RecordsError], None]
+"""Takes the origin of a row that cannot be read, and the error; the row is skipped unless this raises."""
+HEAD_BYTES = 4096
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SPACE = re.compile(r"[ \t\r\n]*")
+SEPARATORS = (",", "\t", ";", "|")
+"""Separators of cells; the first is usual in .csv, the second in .tsv."""
+SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
+"""The line before the header that names the separator to Excel."""
+QUOTES = {
+    "unexpected end of data": "a cell begins with a quote and no quote ends it",
+    "expected after": "a quoted cell continues after its second quote; write a quote within a cell twice",
+}
+"""What the errors of Python's reader mean."""
+MAX_CELL_CHARACTERS = 1 << 30
+MAX_LINE_BYTES = 1 << 30
+"""The longest line: a file of nothing but zeros may be a terabyte long and take no place on the disk."""
+MAX_ARRAY_BYTES = 1 << 32
+"""The largest JSON array, since all of its text is in memory."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these keys and values; Python itself would keep the last of two values without a word."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"an object has the key {shown(key)!r} twice; keep one")
+    return values
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of a file, by which its type is recognised.
+
+    Raises:
+        RecordsError: it is a device or a FIFO, which cannot be read twice.
+    """
+    try:
+        with open_regular(path) as file:
+            return file.read(HEAD_BYTES)
+    except ValueError as error:
+        raise RecordsError(str(error)) from None
+
+
+def is_array(head: bytes) -> bool:
+    """Whether a JSON file that begins with these bytes holds an array, not one object per line."""
+    return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file that begins with these bytes holds JSON: an array or an object."""
+    return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"[", b"{"))
+
+
+def refuse(origin: str, error: RecordsError) -> None:
+    """Raise the error: the first row that cannot be read ends the reading."""
+    raise error from None
+
+
+def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> Rows:
+    """One value per line; blank lines are skipped. `name` replaces the path in messages, also below."""
+    name = name or str(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
+            origin, line = f"{name}:{number}", line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            _check_length(line, origin)
+            if not line.strip():
+                continue
+            try:
+                value = decode_json(_decode_text(line, origin), origin)
+            except RecordsError as error:
+                broken(origin, error)
+            else:
+                yield origin, value
+
+
+def _check_length(line: bytes | str, origin: str) -> None:
+    if len(line) >= MAX_LINE_BYTES:
+        raise RecordsError(f"{origin}: the line is longer than {MAX_LINE_BYTES:,} bytes; is this a text file?")
+
+
+def not_utf8(place: str, error: UnicodeDecodeError, kind: str) -> RecordsError:
+    """The error of a file, or a line of one, that is not in UTF-8."""
+    advice = "convert one that was written on Windows with: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+    return RecordsError(f"{place} cannot be read ({error}); expected a {kind} file in UTF-8; {advice}")
+
+
+def _decode_text(line: bytes, origin: str) -> str:
+    try:
+        return line.removesuffix(b"\n").decode()
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{origin}:", error, "JSONL") from None
+
+
+def decode_json(text: str, origin: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        RecordsError: it is not JSON.
+    """
+    try:
+        return DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise RecordsError(f"{origin}: not JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # too many digits or too deep nesting
+        raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
+
+
+def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> Rows:
+    """The records of one JSON array."""
+    name = name or str(path)
+    if (num_bytes := path.stat().st_size) > MAX_ARRAY_BYTES:
+        limit = f"expected at most {MAX_ARRAY_BYTES:,}"
+        raise RecordsError(f"{name} has {num_bytes:,} bytes, {limit}; write one record a line, as JSONL")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(name, error, "JSON") from None
+    position, number = _skip_space(text, _skip_space(text, 0) + 1), 0
+    is_open = text[position : position + 1] != "]"
+    while is_open:
+        number += 1
+        origin = f"{name}: record {number}"
+        try:
+            value, end = _decode_record(text, position, origin)
+        except RecordsError as error:
+            return broken(origin, error)
+        yield origin, value
+        position = _skip_space(text, end)
+        is_open = text[position : position + 1] == ","
+        position = _skip_space(text, position + 1) if is_open else position
+    if text[position : position + 1] != "]":
+        broken(name, RecordsError(f"{name}: expected a comma or ] after record {number}; is the file cut off?"))
+    elif text[position + 1 :].strip():
+        hint = "expected one array, or one object per line"
+        broken(name, RecordsError(f"{name}: text after the end of the array; {hint}"))
+
+
+def _decode_record(text: str, position: int, origin: str) -> tuple[Any, int]:
+    """The value that begins at `position`, and where it ends."""
+    try:
+        return DECODER.raw_decode(text, position)
+    except json.JSONDecodeError as error:
+        place = f"at line {error.lineno}, column {error.colno}"
+        raise RecordsError(f"{origin}: not JSON ({error.msg} {place})") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = SPACE.match(text, position)
+    assert match is not None
+    return match.end()
+
+
+def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
+    """The cells of each row by the names in the header; blank lines are skipped.
+
+    `delimiter` is by default the one that separates the header.
+    """
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    name, start = name or str(path), 1
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            first = next(filter(str.strip, iter(partial(file.readline, HEAD_BYTES), "")), "")
+            if named := SEPARATOR_LINE.fullmatch(first):
+                delimiter = delimiter or named[1]
+            delimiter = delimiter or separator_of(first, SEPARATORS[path.suffix.lower() == ".tsv"])
+            file.seek(0)
+            rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
+            header = next(filter(None, rows), [])
+            _check_header(header, name)
+            start = rows.line_num + 1
+            for cells in rows:
+                origin, start = f"{name}:{start}", rows.line_num + 1
+                if len(cells) == len(header):
+                    yield origin, dict(zip(header, cells, strict=True))
+                elif cells:
+                    numbers = f"expected {len(header)} cells as in the header, got {len(cells)}"
+                    broken(origin, RecordsError(f"{origin}: {numbers}; are commas quoted?"))
+        except csv.Error as error:
+            advice = next((advice for what, advice in QUOTES.items() if what in str(error)), "")
+            broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({advice or error})"))
+        except UnicodeDecodeError as error:
+            raise not_utf8(name, error, "CSV") from None
+
+
+def separator_of(header: str, usual: str) -> str:
+    """The separator of a table with this header: that of most usual names, else the usual one if it separates."""
+
+    def rank(separator: str) -> tuple[int, bool, int]:
+        cells = cells_of(header, separator)
+        num_known = len(KEYS.intersection(cell.strip().lower() for cell in cells))
+        return num_known, separator == usual and len(cells) > 1, len(cells)
+
+    return max((usual, *SEPARATORS), key=rank)
+
+
+def cells_of(line: str, separator: str) -> list[str]:
+    """The cells of a line; none if it is not one of a table."""
+    try:
+        return next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:
+        return []
+
+
+def _lines(file: TextIO, name: str) -> Iterator[str]:
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), ""), start=1):
+        _check_length(line, f"{name}:{number}")
+        yield "\n" if number == 1 and SEPARATOR_LINE.fullmatch(line) else line
+
+
+def _check_header(header: list[str], name: str) -> None:
+    if header.count("") > 1:
+        numbers = listed([str(number) for number, column in enumerate(header, start=1) if not column])
+        raise RecordsError(f"{name}:1: columns {numbers} have no names; name them in the first line, or delete them")
+    if twice := [column for column, number in Counter(header).items() if number > 1]:
+        raise RecordsError(
+            f"{name}:1: two columns are called {shown(twice[0])!r}; expected different names, so rename one"
+        )
+
+
+Kind = Literal["jsonl", "array", "table", "parquet"]
+TABLES = (".csv", ".tsv")
+ENCODINGS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Marks at the beginning of texts in other encodings; that of UTF-32 begins with that of UTF-16."""
+COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+"""The first bytes of compressed files, and the command that decompresses them."""
+OTHERS = {
+    b"PK\x03\x04": ("a zip archive", "unpack it with: unzip {path}"),
+    b"7z\xbc\xaf": ("a 7z archive", "unpack it with: 7z x {path}"),
+    b"\xd0\xcf\x11\xe0": ("an old Excel workbook (.xls)", "save it as CSV in UTF-8"),
+    b"PK\x05\x06": ("an empty zip archive", "name a file of records"),
+    b"Rar!": ("a RAR archive", "unpack it with: unrar x {path}"),
+    b"%PDF": ("a PDF file", "name a file of records"),
+    b"\xff\xd8\xff": ("a JPEG image", "name a file of records"),
+    b"\x89PNG": ("a PNG image", "name a file of records"),
+    b"\x89HDF": ("an HDF5 file", "write its rows as JSONL or parquet"),
+    b"\x93NUMPY": ("an array of NumPy", "write its rows as JSONL or parquet"),
+    b"\x80\x04\x95": ("a pickle of Python", "write its rows as JSONL or parquet"),
+    b"SQLite format 3\0": ("an SQLite database", "write its rows as JSONL or CSV"),
+    b"\xff\xff\xff\xff": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
+    b"ARROW1": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
+    b"version https://git-lfs": ("a pointer of Git LFS in place of the file", "download the file with: git lfs pull"),
+    b"<!doctype html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),
+    b"<html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),
+}  # fmt: skip
+"""The first bytes, in lower case, of other files, what these are and what to do."""
+WORKBOOKS = {
+    b"opendocument.spreadsheet": "a LibreOffice workbook",
+    b"xl/": "an Excel workbook",
+    b"[Content_Types].xml": "an Excel workbook",
+}
+"""What the first bytes of a workbook hold."""
+RECORD_KEYS = ("turns", "conversations", "messages", "images")
+"""Keys whose value is a list in a record itself."""
+MAX_PARSED = 1 << 26
+"""The most characters of a file that are parsed for a message."""
+
+
+def kind_of_file(path: Path) -> Kind:
+    """The kind of a records file.
+
+    Raises:
+        RecordsError: it is something else; says what, and what to do.
+        FileNotFoundError: there is no such file.
+    """
+    if path.is_dir():
+        raise RecordsError(f"cannot read {path}: {folder_in_place(path)}")
+    head = read_head(path)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    _refuse_others(path, head)
+    start = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    if path.suffix.lower() == ".parquet" and head:
+        raise RecordsError(f"{path} is not a parquet file, in spite of its name; it begins with {_shown(start)}")
+    if path.suffix.lower() in TABLES and not is_json(head):
+        return "table"
+    if is_array(head):
+        return "array"
+    if not is_json(head) and _is_header(start):
+        raise RecordsError(f"{path} is a table, beginning with {_shown(start)}; give its name the suffix .csv or .tsv")
+    if _ends_with_comma(start):
+        command = f"sed 's/,[[:space:]]*$//' {shell(path)} > NEW.jsonl"
+        raise RecordsError(f"{path}: its lines end with commas; write one object a line, with: {command}")
+    if _goes_over_lines(start):
+        raise RecordsError(_over_lines(path))
+    return "jsonl"
+
+
+def folder_in_place(path: Path) -> str:
+    """What to say of a folder in place of a records file."""
+    names = sorted(one.name for one in path.iterdir() if one.suffix.lower() in (".jsonl", ".json", ".parquet", *TABLES))
+    inside = f"name a file in it: {listed(names, 3)}" if names else "name a records file"
+    return f"it is a folder; {inside}, or make records of it with: lookonce data prepare"
+
+
+def _refuse_others(path: Path, head: bytes) -> None:
+    for magic, command in COMPRESSED.items():
+        if head.startswith(magic):
+            raise RecordsError(f"{path} is compressed; unpack it, for example with: {command} --keep {shell(path)}")
+    if head.startswith(b"PK\x03\x04") and (what := next((WORKBOOKS[one] for one in WORKBOOKS if one in head), "")):
+        raise RecordsError(f"{path} is {what}; save it as CSV in UTF-8")
+    for magic, (what, advice) in OTHERS.items():
+        if head.lstrip()[: len(magic)].lower() == magic.lower():
+            raise RecordsError(f"{path} is {what}; {advice.format(path=shell(path))}")
+    if head[257:262] == b"ustar":
+        raise RecordsError(f"{path} is a tar archive; make records of its samples with: lookonce data prepare")
+    encoding = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), "")
+    zeros = [head[start::2].count(b"\0") for start in (0, 1)]
+    if encoding or (len(head) / 4 < sum(zeros) <= len(head) * 0.6 and min(zeros) < max(zeros) / 9):  # else: damage
+        encoding = encoding or ("UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE")
+        kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
+        advice = f"expected a {kind} file in UTF-8; convert it with: iconv -f {encoding} -t UTF-8 {shell(path)} > NEW"
+        raise RecordsError(f"{path}:1: cannot be read (it is in {encoding}); {advice}")
+
+
+def _is_header(start: bytes) -> bool:
+    """Whether a text begins with a line of names, one of which is usual for a question."""
+    line = start.partition(b"\n")[0].decode("utf-8", "replace")
+    cells = cells_of(line.strip(), separator_of(line, ","))
+    return len(cells) > 1 and not {*QUESTION_NAMES}.isdisjoint(cells)
+
+
+def _goes_over_lines(start: bytes) -> bool:
+    """Whether a JSON object begins whose first line is not its last."""
+    line, _, others = start.partition(b"\n")
+    return start.startswith(b"{") and bool(others) and line.rstrip().endswith((b"{", b"[", b","))
+
+
+def _ends_with_comma(start: bytes) -> bool:
+    """Whether the first line is an object with a comma after it."""
+    line = start.partition(b"\n")[0].rstrip()
+    if not (line.startswith(b"{") and line.endswith(b"},")):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line[:-1]), dict)
+    return False
+
+
+def _over_lines(path: Path) -> str:
+    """What to say of objects over several lines."""
+    selected = "."
+    with path.open(encoding="utf-8-sig", errors="replace") as file, contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(file.read(MAX_PARSED))
+        selected = f".{inner}[]" if (inner := records_inside(value)) else "."
+    command = f"{shell('jq', '-c', selected, path)} > NEW.jsonl"
+    return f"{path}: its JSON objects go over several lines; write one object a line, with: {command}"
+
+
+def records_inside(value: Mapping[str, Any]) -> str:
+    """The key of an object that is not a record and has a list of them; empty if it is not plain which one that is."""
+    lists = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
+    return (
+        lists[0] if len(lists) == 1 and lists[0] not in RECORD_KEYS and re.fullmatch(r"[A-Za-z_]\w*", lists[0]) else ""
+    )
+
+
+def _shown(start: bytes) -> str:
+    return quoted(start.partition(b"\n")[0][:40].decode("utf-8", "replace"))
+
+
+FORMULA = re.compile(r"'*(\s*[=+\-@]|[\t\r\n])")
+"""How a cell begins that a spreadsheet takes for a formula, or, after apostrophes, one that is marked as text."""
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+Named = Iterable[tuple[str, Row]]
+"""Rows to write, and what to call each in a message."""
+
+
+def read_table(path: Path, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
+    """A record per row of CSV; an empty cell is a key that the record does not have."""
+    for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
+        if not set(QUESTION_NAMES) & set(cells):
+            got = f"{value_shown(list(cells))}{respelt(cells)}; the first line of a table must name its columns"
+            error = RecordsError(f"{path}:1: no column is called `{QUESTION_NAMES[0]}`, got {got}")
+            return broken(f"{path}:1", error)
+        yield origin, {from_cell(name): from_cell(cell) for name, cell in cells.items() if cell}
+
+
+def write_jsonl(path: Path, rows: Named) -> None:
+    """One object per line."""
+    with path.open("wb") as file:
+        for name, row in rows:
+            file.write(encode(row, name) + b"\n")
+
+
+def write_array(path: Path, rows: Named) -> None:
+    """One array, one object per line."""
+    with path.open("wb") as file:
+        file.write(b"[")
+        for number, (name, row) in enumerate(rows):
+            file.write(b",\n" if number else b"\n")
+            file.write(encode(row, name))
+        file.write(b"\n]\n")
+
+
+def encode(row: Any, name: str) -> bytes:
+    """A row as JSON.
+
+    Raises:
+        RecordsError: a value has no JSON type, or a text is not valid UTF-8.
+    """
+    try:
+        return json.dumps(row, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordsError(f"{name}: cannot be written as JSON in UTF-8 ({error})") from None
+
+
+def write_csv(path: Path, rows: Named, delimiter: str = ",") -> None:
+    """A header with the keys of all rows, in order of first appearance, and one line per row.
+
+    Values that are not texts are written as JSON.
+    """
+    texts = [{safe_cell(key): safe_cell(as_cell(value, name)) for key, value in row.items()} for name, row in rows]
+    header = list(dict.fromkeys(key for row in texts for key in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, header, restval="", delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(texts)
+
+
+def safe_cell(text: str) -> str:
+    """A cell that no spreadsheet runs as a formula: with an apostrophe before it, unless it is a number."""
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+def from_cell(text: str) -> str:
+    """The text that `safe_cell` has written."""
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
+
+
+def as_cell(value: Any, name: str) -> str:
+    """The cell of a value: empty for None, a text unchanged, all else as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) and is_utf8(value) else encode(value, name).decode()
