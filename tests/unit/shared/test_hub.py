@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from huggingface_hub.hf_api import RepoFile
 
+import lookonce.hub as module
 from lookonce.errors import ModelError, SourceError
-from lookonce.hub import verify as module
-from lookonce.hub.progress import Progress
-from lookonce.hub.verify import Stated, verify
+from lookonce.hub import Progress, Stated, verify
 
 COMMIT = "1" * 40
 EMPTY, HELLO = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391", "ce013625030ba8dba906f756967f9e9ca394464a"

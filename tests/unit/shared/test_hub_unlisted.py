@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.hub.unlisted import unlisted
+from lookonce.hub import unlisted
 
 STATED = {"config.json", "model.safetensors", "data/train.parquet"}
 
