@@ -23,7 +23,7 @@ from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.asking.answerer import Answerer
-from lookonce.page.lines import Line, Panel, line_plot, svg_file
+from lookonce.plots import Line, Panel, line_plot, svg_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves

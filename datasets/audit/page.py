@@ -13,9 +13,8 @@ from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.contact_sheet import Thumbnail
 from lookonce.datasets.audit.findings import Finding
 from lookonce.datasets.audit.report import asked_again, file_lines, size_lines, summary
-from lookonce.page.markup import table
-from lookonce.page.plots import points, shares
-from lookonce.page.sections import Card, Section, figure, gallery, heading, histogram, notice, page, section
+from lookonce.page import Card, Section, figure, gallery, heading, histogram, notice, page, section, table
+from lookonce.plots import points, shares
 from lookonce.text import count
 
 NUM_QUESTIONS = 30

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lookonce.datasets.audit.audit import Audit
 from lookonce.datasets.audit.findings import LEVELS, Finding
 from lookonce.datasets.audit.vocabulary import Vocabulary
-from lookonce.page.plots import binned
+from lookonce.plots import binned
 from lookonce.text import bars, count, shown, table
 
 NUM_QUESTIONS = 25

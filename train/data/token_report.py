@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lookonce.datasets.audit.findings import Finding, findings_from
-from lookonce.page.sections import Section
+from lookonce.page import Section
 from lookonce.text import count, table
 from lookonce.train.data.token_stats import Distribution, TokenStats
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from lookonce.files import write_text
-from lookonce.page.lines import Line, Panel, line_plot, svg_file
+from lookonce.plots import Line, Panel, line_plot, svg_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves, smoothed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from lookonce.page.markup import node
-from lookonce.page.sections import section
+from lookonce.page import section
+from lookonce.plots import node
 from lookonce.text import shown
 
 MAX_TEXT = 240

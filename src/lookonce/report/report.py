@@ -14,7 +14,7 @@ from typing import Any
 
 from lookonce.errors import UsageError
 from lookonce.files import write_text
-from lookonce.page.sections import heading, page
+from lookonce.page import heading, page
 from lookonce.report.data import DataFacts
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun, open_runs

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 from lookonce.datasets.audit.contact_sheet import data_url, small_jpegs
 from lookonce.datasets.stamps import is_gone
-from lookonce.page.sections import Card, gallery, subsection
+from lookonce.page import Card, gallery, subsection
 from lookonce.report.part import Part, words
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sheet import Kind, Row, draw_sheet

@@ -7,8 +7,7 @@ from xml.etree.ElementTree import Element
 
 from lookonce.eval.comparison.compare import Comparison, Pair, compare
 from lookonce.eval.comparison.report import sentence, shown_p, to_json
-from lookonce.page.markup import table
-from lookonce.page.sections import sentences, subsection
+from lookonce.page import sentences, subsection, table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sections.verdict import in_percent

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from xml.etree.ElementTree import Element
 
-from lookonce.page.cells import number_cell
-from lookonce.page.markup import Content, table
-from lookonce.page.sections import sentences, subsection
+from lookonce.page import sentences, subsection, table
+from lookonce.plots import Content, number_cell
 from lookonce.report.contexts import KINDS, PAIRS, ContextScores, Estimate, context_scores
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from lookonce.files import read_object
-from lookonce.page.markup import table
+from lookonce.page import table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.text import duration, faster, size

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lookonce.eval.scores.metrics import read_metrics
-from lookonce.page.lines import Line, Panel, line_plot
-from lookonce.page.markup import node
-from lookonce.page.sections import key
+from lookonce.page import key
+from lookonce.plots import Line, Panel, line_plot, node
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.run.folder import RunFolder

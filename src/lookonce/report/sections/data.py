@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from lookonce.page.markup import table
-from lookonce.page.sections import sentences
+from lookonce.page import sentences, table
 from lookonce.report.data import SplitFacts, overlap
 from lookonce.report.part import Part, merged
 from lookonce.report.runs import ReportedRun

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from xml.etree.ElementTree import Element
 
 from lookonce.eval.scores.match import is_closed
-from lookonce.page.markup import Content, table
-from lookonce.page.sections import subsection
+from lookonce.page import subsection, table
+from lookonce.plots import Content
 from lookonce.report.part import Part, breakable, words
 from lookonce.report.runs import ReportedRun
 from lookonce.text import count

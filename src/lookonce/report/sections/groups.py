@@ -9,9 +9,8 @@ from xml.etree.ElementTree import Element
 
 from lookonce.eval.scores.groups import GROUPINGS
 from lookonce.eval.scores.headline import NAMES
-from lookonce.page.cells import share_cell
-from lookonce.page.markup import Content, table
-from lookonce.page.sections import subsection
+from lookonce.page import subsection, table
+from lookonce.plots import Content, share_cell
 from lookonce.report.part import Part, words
 from lookonce.report.runs import ReportedRun
 from lookonce.report.scores import Scored

@@ -7,7 +7,7 @@ from typing import Any
 
 from lookonce.eval.scores.figures import Figure
 from lookonce.eval.scores.headline import NAMES
-from lookonce.page.markup import table
+from lookonce.page import table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 

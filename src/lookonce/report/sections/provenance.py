@@ -12,8 +12,8 @@ from lookonce.eval.comparison.report import FEW_IMAGES
 from lookonce.eval.scores.headline import BASELINES, NAMES
 from lookonce.eval.statistics.intervals import MIN_CLUSTERS
 from lookonce.hub import find_model, license_of_model
-from lookonce.page.markup import Content, table
-from lookonce.page.sections import sentences, subsection
+from lookonce.page import sentences, subsection, table
+from lookonce.plots import Content
 from lookonce.report.part import Part, breakable, merged
 from lookonce.report.runs import ReportedRun
 from lookonce.run.sections.model import ModelSection

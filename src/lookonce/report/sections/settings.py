@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lookonce.differences import flatten
-from lookonce.page.markup import Content, table
-from lookonce.page.sections import folded
+from lookonce.page import folded, table
+from lookonce.plots import Content
 from lookonce.report.part import Part, breakable
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile

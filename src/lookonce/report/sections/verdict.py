@@ -8,8 +8,7 @@ from typing import Any
 from lookonce.eval.comparison.report import FEW_IMAGES
 from lookonce.eval.scores.headline import NAMES
 from lookonce.eval.statistics.intervals import Interval
-from lookonce.page.markup import table
-from lookonce.page.sections import sentences
+from lookonce.page import sentences, table
 from lookonce.report.part import Part, merged
 from lookonce.report.runs import ReportedRun
 from lookonce.text import count

@@ -15,8 +15,7 @@ from typing import Any
 from lookonce.eval.comparison.compare import Candidate, Comparison, Pair
 from lookonce.eval.comparison.report import shown_p
 from lookonce.eval.statistics.intervals import Interval
-from lookonce.page.markup import table
-from lookonce.page.sections import sentences
+from lookonce.page import sentences, table
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sections.cost import Cost

@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import Literal
 from xml.etree.ElementTree import Element
 
-from lookonce.page.lines import Line, Panel, line_plot
-from lookonce.page.markup import node
-from lookonce.page.sections import key
+from lookonce.page import key
+from lookonce.plots import Line, Panel, line_plot, node
 from lookonce.report.part import Part
 from lookonce.report.runs import ReportedRun
 from lookonce.report.sections.curves import NUM_COLOURS

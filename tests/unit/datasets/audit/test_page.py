@@ -17,7 +17,7 @@ from lookonce.datasets.audit.audit import audit
 from lookonce.datasets.audit.contact_sheet import SIDE, draw_contact_sheet
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.page import to_page
-from lookonce.page.sections import Section
+from lookonce.page import Section
 
 
 @pytest.fixture

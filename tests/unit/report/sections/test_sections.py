@@ -25,7 +25,7 @@ from lookonce.run.folder import RunFolder
 
 def words(part) -> str:
     """The text of a part, as a browser would show it."""
-    from lookonce.page.sections import page
+    from lookonce.page import page
 
     return " ".join("".join(f"{text} " for text in Page(page("t", part.elements(), "")).text).split())
 

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.page.markup import document, node
+from lookonce.page import document
+from lookonce.plots import node
 
 PRINTED = st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff")
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lookonce.page.lines import MAX_POINTS, Line, Panel, line_plot, nice_ticks, svg_file, thinned
+from lookonce.plots import MAX_POINTS, Line, Panel, line_plot, nice_ticks, svg_file, thinned
 
 POINTS = [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]
 

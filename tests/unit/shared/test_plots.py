@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.page.plots import binned, columns, points, shares, text_width
+from lookonce.plots import binned, columns, points, shares, text_width
 
 
 def test_plots_of_nothing_and_of_large_numbers_are_drawn():
