@@ -2,6 +2,5 @@
 
 selftest     before a training, test once on each machine that packs are exact
 train        train, evaluate, summarise, report
-init         propose a run file, and write it
 fetch        download a run's model and check its data, for jobs without internet
 """

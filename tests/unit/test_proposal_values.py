@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.proposal.facts import Facts, Sampled
-from lookonce.proposal.values import Proposal, propose
+from lookonce.proposal import Facts, Proposal, Sampled, propose
 
 FACTS = Facts(
     num_records=40_000,

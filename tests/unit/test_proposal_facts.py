@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.proposal import facts
-from lookonce.proposal.facts import find_facts
+import lookonce.proposal as facts
+from lookonce.proposal import find_facts
 
 
 @pytest.fixture(scope="module")
