@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from lookonce.cache.build.planner import planned_tokens
 from lookonce.cache.store.dtypes import STORAGE
-from lookonce.checks.template import without_thinking
+from lookonce.checks.inputs import without_thinking
 from lookonce.datasets.images import count_images, image_size, read_many
 from lookonce.datasets.records import Record
 from lookonce.disk_space import free_bytes, with_margin

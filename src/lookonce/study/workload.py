@@ -10,11 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lookonce.checks.images import CheckedImages, check_images
-from lookonce.checks.model import CheckedModel, check_model
-from lookonce.checks.records import CheckedRecords, check_context, check_records
+from lookonce.checks.check import check_settings
+from lookonce.checks.inputs import (
+    CheckedImages,
+    CheckedModel,
+    CheckedRecords,
+    check_context,
+    check_images,
+    check_model,
+    check_records,
+)
 from lookonce.checks.report import Result
-from lookonce.checks.settings import check_settings
 from lookonce.datasets.records import Record
 from lookonce.errors import RecordsError
 from lookonce.run.config import RunFile
