@@ -26,7 +26,7 @@ LAYERS = (
     "run",
     "train",
     "eval",
-    "bench selftest status",
+    "bench selftest status summary",
     "checks proposal report",
     "workflow adapter",
     "study",

@@ -23,9 +23,8 @@ from lookonce.report.scores import RunScores, score_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, RECORD, Environment, RunFolder, read_form
 from lookonce.run.log_file import Curves, read_curves, read_lines
-from lookonce.status.report import TrainingPhase
-from lookonce.status.status import find_training
-from lookonce.status.summary import Summary
+from lookonce.status import TrainingPhase, find_training
+from lookonce.summary import Summary
 from lookonce.text import listed
 
 

@@ -21,7 +21,7 @@ from lookonce.files import write_json
 from lookonce.run.claim import RunClaim
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import read_splits
-from lookonce.status.status import find_scores
+from lookonce.status import find_scores
 from lookonce.study.expand import StudyRun
 from lookonce.study.file import StudyFile
 from lookonce.study.state import read_state

@@ -19,7 +19,7 @@ from lookonce.report.contexts import OPTIONS, asked_beside
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM
 from lookonce.run.records import check_paths
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus
 from lookonce.study.builds import find_builders, read_contents
 from lookonce.study.expand import LOGS, StudyRun, expand, write_run_files
 from lookonce.study.file import read_study

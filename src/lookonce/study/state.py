@@ -19,8 +19,7 @@ from lookonce.report.contexts import asked_beside
 from lookonce.run.folder import RECORD
 from lookonce.run.open import answers_identity
 from lookonce.run.start_adapter import start_identity
-from lookonce.status.report import TrainingPhase
-from lookonce.status.status import find_scores, find_training
+from lookonce.status import TrainingPhase, find_scores, find_training
 from lookonce.study.expand import StudyRun
 from lookonce.text import listed, shell
 

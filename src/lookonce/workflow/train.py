@@ -25,7 +25,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.records import HELD_OUT
 from lookonce.run.startup import Startup
-from lookonce.status.summary import Summary, summarise
+from lookonce.summary import Summary, summarise
 from lookonce.text import Notify, first_line, quiet, shell
 from lookonce.train.loop.checkpoints import OTHER_BYTES, kept
 from lookonce.train.model.frozen.choice import frozen_of_answers

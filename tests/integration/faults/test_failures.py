@@ -20,7 +20,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.status.status import find_training
+from lookonce.status import find_training
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.metrics_log import MetricsLog
 from lookonce.workflow.train import train

@@ -14,8 +14,7 @@ from lookonce.files import write_json
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.progress_file import Progress
-from lookonce.status.report import State
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus, State
 from lookonce.workflow.train import train
 
 ME = Process.this()

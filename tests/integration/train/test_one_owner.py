@@ -23,7 +23,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.files import TEMPORARY_MARK
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder
-from lookonce.status.status import find_training
+from lookonce.status import find_training
 from lookonce.workflow.train import train
 
 QUIET = {"notify": lambda note: None}

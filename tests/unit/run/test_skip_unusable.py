@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.open import FROM_CACHE, TO_BUILD, TO_LOOK, open_run
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus
 
 GOOD, BAD, MISSING = ("a.png", "b.png"), "text.png", "nowhere.png"
 

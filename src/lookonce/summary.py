@@ -82,7 +82,8 @@ class Summary:
             best = f"lowest {self.best_validation_loss:.4f}, at step {self.best_validation_step:,}"
             lines.append(("val loss", f"{best} of {self.num_steps:,}"))
         if self.exact_match is not None and self.majority is not None:
-            lines.append((SPLITS[self.split], self._accuracy(self.exact_match, self.majority)))
+            name = {"val": "validation", "test": "test"}[self.split]
+            lines.append((name, self._accuracy(self.exact_match, self.majority)))
         lines += [("report", self.report)] if self.report else []
         lines += [("adapter", self.adapter), ("try next", self.next_command)]
         return f"\n{self.run}\n\n{rows(lines)}\n"
@@ -121,9 +122,6 @@ def question_of(command: str) -> tuple[str, ...]:
     except ValueError:
         return ()
     return tuple(words) if words[:1] in (["predict"], ["eval"]) and command.isprintable() else ()
-
-
-SPLITS = {"val": "validation", "test": "test"}
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:

@@ -8,7 +8,7 @@ from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.decoding.answer import Answer
 from lookonce.run.folder import RunFolder
-from lookonce.status.status import find_unfinished
+from lookonce.status import find_unfinished
 
 YES = Answer("yes", (1, 2), -0.5, "stop")
 

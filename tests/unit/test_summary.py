@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from lookonce.run.folder import RunFolder
-from lookonce.status.summary import Summary
+from lookonce.summary import Summary
 
 SUMMARY = Summary(
     run="runs/a",
