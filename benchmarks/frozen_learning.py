@@ -29,7 +29,7 @@ from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
 from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 RUN_FILE = Path(__file__).parents[1] / "experiments" / "sample.yaml"
 KINDS = ("fp8", "int8", "nf4")

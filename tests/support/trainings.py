@@ -26,7 +26,7 @@ from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.train.model.loss import forward_loss
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 COMPILED_ON_GPU = [
     pytest.mark.gpu,

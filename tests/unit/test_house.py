@@ -28,7 +28,7 @@ LAYERS = (
     "eval",
     "bench selftest status summary",
     "checks proposal report",
-    "workflow adapter",
+    "workflow adapter fetch",
     "study",
     "commands",
     "cli __main__",

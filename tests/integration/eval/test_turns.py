@@ -32,7 +32,7 @@ from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.collate_rows import RowCollator
 from lookonce.train.data.features import Pixels
 from lookonce.train.model.load import load_with_tower, load_without_tower
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 NEW_TOKENS = 5
 PIXELS = {"min_pixels": 1, "max_pixels": 120_000}

@@ -23,7 +23,7 @@ from lookonce.run.folder import RunFolder
 from lookonce.status import find_training
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.metrics_log import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 FEW = {"steps": 12}

@@ -15,7 +15,7 @@ from lookonce.selftest.note import VARIABLE, combination, is_noted_exact
 from lookonce.selftest.run import gpu_sizes, run_selftest
 from lookonce.selftest.ways import ON_GPU, Way
 from lookonce.train.model import attention, cuda_graphs
-from lookonce.workflow.selftest import check_exact
+from lookonce.workflow import check_exact
 
 pytestmark = COMPILED_ON_GPU
 

@@ -15,7 +15,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.progress_file import Progress
 from lookonce.status import RunStatus, State
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 ME = Process.this()
 NUM_STEPS = 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import Stopped
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 USER_SETTINGS = ("TENSORBOARD", "WANDB", "MLFLOW")
 OTHERS_WARN = pytest.mark.filterwarnings("ignore")  # the trackers use what Python and each other call deprecated
@@ -94,7 +94,7 @@ import os, signal
 from peft import PeftModel
 from lookonce.cli import main
 from lookonce.train.loop.metrics_log import MetricsLog
-from lookonce.workflow import train as workflow
+import lookonce.workflow as workflow
 
 def kill(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)

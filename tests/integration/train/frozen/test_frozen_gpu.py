@@ -30,7 +30,7 @@ from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 pytestmark = COMPILED_ON_GPU
 

@@ -20,7 +20,7 @@ from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.gradient_checkpointing import checkpointed
 from lookonce.train.model.load import load_without_tower
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 CPU = torch.device("cpu")
 COMPILE = nn.Module.compile

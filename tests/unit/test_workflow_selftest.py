@@ -8,11 +8,11 @@ import re
 import pytest
 import torch
 
+import lookonce.workflow as workflow
 from lookonce.errors import TrainingError
 from lookonce.selftest.report import Check, Report
 from lookonce.selftest.ways import ON_GPU, Way
-from lookonce.workflow import selftest
-from lookonce.workflow.selftest import check_exact, in_own_process, not_exact
+from lookonce.workflow import check_exact, in_own_process, not_exact
 
 HERE = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}
 
@@ -44,8 +44,8 @@ def machine(monkeypatch, tmp_path) -> Machine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LOOKONCE_SELFTEST", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(selftest, "combination", lambda precision: HERE)
-    monkeypatch.setattr(selftest, "in_own_process", machine.test)
+    monkeypatch.setattr(workflow, "combination", lambda precision: HERE)
+    monkeypatch.setattr(workflow, "in_own_process", machine.test)
     return machine
 
 
@@ -136,7 +136,7 @@ class FakeProcess:
 
 
 def test_the_report_comes_from_a_process_of_its_own(monkeypatch):
-    monkeypatch.setattr(selftest, "get_context", FakeContext())
+    monkeypatch.setattr(workflow, "get_context", FakeContext())
     expected = Report(HERE, (), 1)
     assert in_own_process(lambda: expected) == expected
 
@@ -145,12 +145,12 @@ def test_an_error_of_that_process_is_an_error_here(monkeypatch):
     def full() -> Report:
         raise TrainingError("the self-test is out of memory")
 
-    monkeypatch.setattr(selftest, "get_context", FakeContext())
+    monkeypatch.setattr(workflow, "get_context", FakeContext())
     with pytest.raises(TrainingError, match="^the self-test is out of memory$"):
         in_own_process(full)
 
 
 def test_a_process_that_crashes_is_an_error_that_names_its_exit_code(monkeypatch):
-    monkeypatch.setattr(selftest, "get_context", FakeContext(-11))
+    monkeypatch.setattr(workflow, "get_context", FakeContext(-11))
     with pytest.raises(TrainingError, match="ended with exit code -11 .* lookonce selftest; LOOKONCE_SELFTEST=off"):
         in_own_process(os.abort)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import lookonce.workflow as workflow
 from lookonce.run.folder import RunFolder
-from lookonce.workflow import train as workflow
 
 
 def test_a_report_that_cannot_be_written_is_a_note(make_run, tmp_path, monkeypatch):
