@@ -30,8 +30,8 @@ from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
-from lookonce.report.data import DataFacts
 from lookonce.report.report import report_training
+from lookonce.report.runs import DataFacts
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun, Timed, untimed
 from lookonce.run.records import HELD_OUT

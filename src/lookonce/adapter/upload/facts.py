@@ -15,9 +15,8 @@ from lookonce.adapter.upload.base_model import BaseModel
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.errors import LookonceError
 from lookonce.eval.scores.metrics import read_metrics
-from lookonce.report.data import SplitFacts
-from lookonce.report.runs import ReportedRun
-from lookonce.report.sections.cost import Cost
+from lookonce.report.runs import ReportedRun, SplitFacts
+from lookonce.report.training import Cost
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT, read_split

@@ -16,9 +16,8 @@ from lookonce.eval.comparison.compare import Candidate, Comparison, Pair
 from lookonce.eval.comparison.report import shown_p
 from lookonce.eval.statistics.intervals import Interval
 from lookonce.page import sentences, table
-from lookonce.report.part import Part
-from lookonce.report.runs import ReportedRun
-from lookonce.report.sections.cost import Cost
+from lookonce.report.runs import Part, ReportedRun
+from lookonce.report.training import Cost
 from lookonce.study.file import StudyFile
 from lookonce.study.report.tables import Table, ends
 from lookonce.text import count, duration

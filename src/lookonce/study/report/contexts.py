@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lookonce.report.contexts import KINDS, PAIRS, ContextScores
-from lookonce.report.sections.contexts import HEADER, Cell, context_cells
+from lookonce.report.contexts import HEADER, KINDS, PAIRS, Cell, ContextScores, context_cells
 from lookonce.study.report.tables import Table, ends
 from lookonce.text import table
 

@@ -15,9 +15,8 @@ from xml.etree.ElementTree import Element
 
 from lookonce.page import key
 from lookonce.plots import Line, Panel, line_plot, node
-from lookonce.report.part import Part
-from lookonce.report.runs import ReportedRun
-from lookonce.report.sections.curves import NUM_COLOURS
+from lookonce.report.runs import Part, ReportedRun
+from lookonce.report.training import NUM_COLOURS
 from lookonce.run.log_file import read_lines
 from lookonce.study.file import StudyFile
 

@@ -14,7 +14,7 @@ from statistics import fmean
 from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.groups import scores_by
 from lookonce.page import subsection, table
-from lookonce.report.part import Part
+from lookonce.report.runs import Part
 from lookonce.study.file import StudyFile
 from lookonce.study.report.tables import Table
 from lookonce.text import listed

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from lookonce.adapter.upload.base_model import BaseModel
 from lookonce.adapter.upload.card import card
 from lookonce.adapter.upload.facts import UNKNOWN, CardFacts, Dataset, find_dataset
-from lookonce.report.data import SplitFacts
+from lookonce.report.runs import SplitFacts
 
 SCORES = {
     "overall": {"num_questions": 69, "exact_match": 0.884, "majority": 0.435},

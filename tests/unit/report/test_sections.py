@@ -12,14 +12,11 @@ from support.html_page import Page
 
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
+from lookonce.report.answers import errors
+from lookonce.report.provenance import settings
 from lookonce.report.runs import open_runs
-from lookonce.report.sections.cost import cost
-from lookonce.report.sections.curves import curves
-from lookonce.report.sections.errors import errors
-from lookonce.report.sections.groups import groups
-from lookonce.report.sections.metrics import metrics
-from lookonce.report.sections.settings import settings
-from lookonce.report.sections.verdict import verdict
+from lookonce.report.scores import groups, metrics, verdict
+from lookonce.report.training import cost, curves
 from lookonce.run.folder import RunFolder
 
 
