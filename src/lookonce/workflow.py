@@ -36,10 +36,8 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun, Timed, untimed
 from lookonce.run.records import HELD_OUT
 from lookonce.run.startup import Startup
-from lookonce.selftest.note import VARIABLE, combination, is_noted_exact, save_note
-from lookonce.selftest.report import Report
+from lookonce.selftest.report import VARIABLE, Report, Way, combination, is_noted_exact, save_note
 from lookonce.selftest.run import run_selftest
-from lookonce.selftest.ways import Way
 from lookonce.summary import Summary, summarise
 from lookonce.text import Notify, count, duration, first_line, quiet, shell
 from lookonce.train.loop.checkpoints import OTHER_BYTES, kept

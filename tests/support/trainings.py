@@ -19,7 +19,7 @@ from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.sections.batch import BatchSection
-from lookonce.selftest.passes import ieee_float32
+from lookonce.selftest.model import ieee_float32
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.features import Batch
 from lookonce.train.model.attention import PackMask

@@ -10,8 +10,7 @@ import torch
 
 import lookonce.workflow as workflow
 from lookonce.errors import TrainingError
-from lookonce.selftest.report import Check, Report
-from lookonce.selftest.ways import ON_GPU, Way
+from lookonce.selftest.report import ON_GPU, Check, Report, Way
 from lookonce.workflow import check_exact, in_own_process, not_exact
 
 HERE = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}

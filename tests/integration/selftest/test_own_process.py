@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lookonce.selftest.report import Check, Report
-from lookonce.selftest.ways import Way
+from lookonce.selftest.report import Check, Report, Way
 from lookonce.workflow import in_own_process
 
 

@@ -20,7 +20,7 @@ ALLOWED = {
     "datasets/sample/tokenizer.py": {"vision_start", "vision_end", "image_pad"},  # it writes such a tokenizer
     "datasets/sample/model.py": {"vision_start", "vision_end", "Qwen2VL"},  # and settings of that image processor
     "src/lookonce/adapter/upload/card.py": {"visual"},  # the name of a task on the Hub
-    "src/lookonce/selftest/questions.py": {"vision_start", "vision_end", "image_pad"},  # its own model's tokens
+    "src/lookonce/selftest/model.py": {"vision_start", "vision_end", "image_pad"},  # its own model's tokens
 }
 """What single modules may name, and why."""
 ASKED = {"model_type"}

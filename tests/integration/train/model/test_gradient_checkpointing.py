@@ -15,7 +15,7 @@ from torch import nn
 from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.selftest.passes import Passes
+from lookonce.selftest.model import Passes
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.gradient_checkpointing import checkpointed
