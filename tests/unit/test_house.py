@@ -160,7 +160,7 @@ def test_no_module_imports_itself_through_others(root):
         ("datasets", "import lookonce.commands.cache"),
         ("cache", "from lookonce import run"),
         ("train", "from lookonce.eval.run import evaluate"),
-        ("train", "import lookonce.bench.step_time as bench"),
+        ("train", "import lookonce.bench.step as bench"),
         ("run", "from lookonce.train.model import load"),
         ("", "from lookonce.cache.constants import FORMAT_VERSION"),
     ],

@@ -30,7 +30,7 @@ import torch
 from peft import get_peft_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lookonce.bench.variants import StockCollator
+from lookonce.bench.step import StockCollator
 from lookonce.cache.constants import Grid
 from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections.batch import BatchSection

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.bench.step_report import Measured, StepReport
+from lookonce.bench.step import Measured, StepReport
 
 
 def measured(variant, seconds, mfu=None, peak_gb=None):

@@ -1,17 +1,23 @@
-"""How fast a cache is built, beside what limits it: the measurements behind `lookonce bench cache`.
+"""How fast a cache is built and read, beside what limits both: `lookonce bench cache` and `lookonce bench read`.
 
-Measured together, over the same images: the tower alone on patches that are already on the GPU, the disk alone, the
-build from end to end (JPEG decoding to fsync), and a stock loop (stock processor, stock tower, safetensors, one image
-at a time). The build cannot be faster than the slower of the first two, so its share of that limit is the main result.
-The disk is measured before and after the build and averaged, because disks are not steady. The build is warmed up with
-a few tower batches. Its phases are busy seconds of all threads or of the GPU; they overlap, so their sum exceeds the
-elapsed time.
+Design: of building are measured together, over the same images: the tower alone on patches that are already on the GPU,
+the disk alone, the build from end to end (JPEG decoding to fsync), and a stock loop (stock processor, stock tower,
+safetensors, one image at a time). The build cannot be faster than the slower of the first two, so its share of that
+limit is the main result. The disk is measured before and after the build and averaged, because disks are not steady.
+The build is warmed up with a few tower batches. Its phases are busy seconds of all threads or of the GPU; they overlap,
+so their sum exceeds the elapsed time.
+
+The same files are read twice: in order in large blocks, which is the disk's speed, and image by image in random order
+through `VisionCache.get_many`, with checksums. Before each, the kernel is asked to drop the files from the page cache
+(`posix_fadvise`, which needs no privileges; it has no effect on a file system in memory).
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,23 +29,26 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lookonce.bench.matmul import matmul_flops_per_second, synchronize
+from lookonce.bench.flops import matmul_flops_per_second, synchronize
 from lookonce.cache.build.planner import planned_images
 from lookonce.cache.build.worker import BuildOptions, build_cache
+from lookonce.cache.constants import BUILD_COMMAND
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.direct_io import DirectFile
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.plan import PlannedImage, cut
-from lookonce.cache.store.shards import NUM_WRITERS
+from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.shards import NUM_WRITERS, shard_path
 from lookonce.datasets.images import ImageIndex, read_bytes
 from lookonce.disk_space import existing
-from lookonce.errors import ImageError, UsageError
+from lookonce.errors import FeaturesMissing, ImageError, UsageError
 from lookonce.files import scratch_folder
-from lookonce.text import rows, table
+from lookonce.text import count, rows, size, table
+from lookonce.threads import NUM_THREADS
 
 BLOCK_BYTES = 1 << 24
-"""Size of a write of the disk alone: large enough for any disk."""
+"""Size of a write or a read of the disk alone: large enough for any disk."""
 WARM_UP_BATCHES = 6
 
 
@@ -238,3 +247,105 @@ def _stock_loop(
         levels = [output.pooler_output, *getattr(output, "deepstack_features", ())]
         save_file({"features": torch.stack(levels, dim=1).cpu()}, folder / f"{image.key}.safetensors")
     return time.perf_counter() - start
+
+
+IMAGES_PER_CALL = 32
+
+
+@dataclass(frozen=True)
+class ReadBench:
+    """What was measured."""
+
+    num_images: int
+    num_bytes: int
+    """Bytes of features that were read in random order."""
+    sequential_bytes: int
+    sequential_seconds: float
+    random_seconds: float
+    open_seconds: float
+    check: bool
+
+    @property
+    def share(self) -> float:
+        """The rate of random reads divided by that of sequential reads."""
+        return (self.num_bytes / self.random_seconds) / (self.sequential_bytes / self.sequential_seconds)
+
+    def text(self) -> str:
+        checked = "checked" if self.check else "not checked"
+        measured = (
+            ("files in order, in large blocks", self.sequential_bytes, self.sequential_seconds),
+            (f"images in random order, {checked}", self.num_bytes, self.random_seconds),
+        )
+        lines = [(name, f"{number / seconds / 1e9:.2f}", f"{seconds:.2f}") for name, number, seconds in measured]
+        facts = [
+            ("read", f"{count(self.num_images, 'image')}, {size(self.num_bytes)}, with {NUM_THREADS} threads"),
+            (
+                "random",
+                f"{self.share:.0%} of the sequential rate; files were dropped from the page cache before each",
+            ),
+            ("opening", f"{self.open_seconds * 1000:.0f} ms"),
+        ]
+        return "\n\n".join([table(("", "GB/s", "seconds"), lines), rows(facts)])
+
+
+def bench_read(folder: Path, num_images: int, *, check: bool = True, seed: int = 0) -> ReadBench:
+    """Read some images in random order, and their shards in order.
+
+    Raises:
+        CacheError: the cache cannot be opened or is damaged.
+    """
+    start = time.perf_counter()
+    cache = VisionCache.open(folder, check=check)
+    open_seconds = time.perf_counter() - start
+    keys = list(cache.keys())
+    if not keys:
+        raise FeaturesMissing(f"{folder} holds no features to read; encode some with: {BUILD_COMMAND}")
+    random.Random(seed).shuffle(keys)
+    keys = keys[:num_images]
+    entries = [cache.entry(key) for key in keys]
+    files = [shard_path(folder, shard) for shard in sorted({shard for shard, _ in entries})]
+    cache.get_many(keys[:IMAGES_PER_CALL], pin=True)  # allocating pinned memory is slow the first time
+    _drop_from_page_cache(files)
+    sequential_seconds = _read_in_order(files)
+    _drop_from_page_cache(files)
+    start = time.perf_counter()
+    for begin in range(0, len(keys), IMAGES_PER_CALL):
+        cache.get_many(keys[begin : begin + IMAGES_PER_CALL], pin=True)
+    random_seconds = time.perf_counter() - start
+    return ReadBench(
+        num_images=len(keys),
+        num_bytes=sum(entry.size_bytes for _, entry in entries),
+        sequential_bytes=sum(path.stat().st_size for path in files),
+        sequential_seconds=sequential_seconds,
+        random_seconds=random_seconds,
+        open_seconds=open_seconds,
+        check=check,
+    )
+
+
+def _read_in_order(files: list[Path]) -> float:
+    """Seconds to read whole files, block after block, each file by one thread."""
+    pin = torch.cuda.is_available()
+    buffers = [raw_bytes(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pin)) for _ in files[:NUM_THREADS]]
+
+    def read(path: Path) -> None:
+        buffer = buffers.pop()
+        descriptor = os.open(path, os.O_RDONLY)
+        offset = 0
+        while num_read := os.preadv(descriptor, [buffer], offset):
+            offset += num_read
+        os.close(descriptor)
+        buffers.append(buffer)
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        list(threads.map(read, files))
+    return time.perf_counter() - start
+
+
+def _drop_from_page_cache(files: list[Path]) -> None:
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
