@@ -37,7 +37,7 @@ from lookonce.train.model.gpu_memory import BYTES, fits, measured_name, peak_gb,
 if TYPE_CHECKING:
     from lookonce.checks.inputs import CheckedImages, CheckedModel
 
-CORRECT = "correct it: docs/run-file.md has all keys"
+
 REPEATS = 4
 """How often wrong values are taken out: only without them it is seen whether the others fit together."""
 
@@ -72,7 +72,7 @@ def _problems(values: dict[str, Any], context: Any = None) -> list[Any]:
 
 
 def _error(message: str) -> Result:
-    return Result("error", "run file", message, CORRECT)
+    return Result("error", "run file", message, "correct it: docs/run-file.md has all keys")
 
 
 def _remove(values: Any, problem: Any) -> None:
@@ -112,7 +112,10 @@ PLAIN_TRAINING = {
 
 def check_settings(run: RunFile) -> list[Result]:
     """Errors and warnings about settings that the schema allows."""
-    wrong = [*_launch(), *_packages(run), *_training(run), *_hardware(run)]
+    wrong = [*_launch(), *_packages(run), *_training(run)]
+    if run.train.precision == "fp16" and gpu_gb() is None:
+        lacking = "train.precision: fp16 needs a GPU, and this machine has none"
+        wrong.append(Result("warning", "training", lacking, "use bf16"))
     options = run.train
     usual = f"{options.optimizer}, {options.scheduler}, {run.batch.samples_per_step} samples a step"
     return [*(wrong or [Result("ok", "training", usual)]), *_splits(run)]
@@ -176,11 +179,6 @@ def _training(run: RunFile) -> Iterator[Result]:
             yield Result("error", "training", str(error), "correct the section `train`")
 
 
-def _hardware(run: RunFile) -> Iterator[Result]:
-    if run.train.precision == "fp16" and gpu_gb() is None:
-        yield Result("warning", "training", "train.precision: fp16 needs a GPU, and this machine has none", "use bf16")
-
-
 def _splits(run: RunFile) -> Iterator[Result]:
     split = run.eval.split
     if not getattr(run.data, split):
@@ -232,9 +230,8 @@ def _advice(name: str, gpu_gb: float, run: RunFile) -> str:
     return f"{' or '.join(ways)} ({PAGE})"
 
 
-STATE_BYTES = 3 * 4
-"""Bytes of a checkpoint for each trained weight: the weight and Adam's two moments, in float32."""
-ADAPTER_BYTES = 4
+STATE_BYTES, ADAPTER_BYTES = 3 * 4, 4
+"""Bytes for each trained weight: of a checkpoint the weight and Adam's two moments, in float32; of the adapter."""
 
 
 def check_disk(run: RunFile, model: CheckedModel, images: CheckedImages, is_complete: bool) -> list[Result]:

@@ -184,7 +184,6 @@ def _read(
     return [Result("error", "records", value, f"correct them; all are listed by: {audit}")]
 
 
-THINKS = "training refuses every record: the chat template lets the model think before it answers"
 FETCH = "correct `model.path`, or where there is internet: lookonce fetch RUN.yaml"
 
 
@@ -239,7 +238,8 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
         return
     if told := without_thinking(model.folder, model.counter):
         model.counter = told  # the lengths of records are those with the key that is advised
-        yield Result("error", "template", THINKS, "set `data.enable_thinking: false`; docs/models.md#thinking")
+        thinks = "training refuses every record: the chat template lets the model think before it answers"
+        yield Result("error", "template", thinks, "set `data.enable_thinking: false`; docs/models.md#thinking")
     elif refused := refusal(model.counter):
         model.counter = None
         yield Result("error", "template", f"training refuses {refused}", "use the model's own chat template")
@@ -272,11 +272,6 @@ def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
         "adapter",
         f"rank {run.lora.rank}: {model.num_trained:,} trained weights{f'; {without}' if without else ''}",
     )
-
-
-REPAIR_IMAGES = "repair the files, or remove their records"
-SET_ROOT = "set `data.image_root`; image paths are relative to it, and without it to the records file"
-SKIPPED = "their records are left out (data.skip_unusable)"
 
 
 @dataclass
@@ -331,8 +326,11 @@ def _unusable(
     number = f"{count(len(paths), 'image')} of {count(num_records, 'record')}"
     what = f"{number} cannot be used: {listed(named, NUM_NAMED)}"
     if run.data.skip_unusable:
-        return Result("warning", "images", what, SKIPPED)
-    return Result("error", "images", what, SET_ROOT if len(unusable) == len(origin_of) else REPAIR_IMAGES)
+        return Result("warning", "images", what, "their records are left out (data.skip_unusable)")
+    if len(unusable) == len(origin_of):
+        set_root = "set `data.image_root`; image paths are relative to it, and without it to the records file"
+        return Result("error", "images", what, set_root)
+    return Result("error", "images", what, "repair the files, or remove their records")
 
 
 def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:

@@ -98,13 +98,12 @@ def answers(runs: Sequence[ReportedRun]) -> Part:
     names = [run.name for run in answered]
     pictures = small_jpegs({Path(row[0].images[0]) for kind in kinds for row in kind.rows if row[0].images}, SIDE)
     text = "Drawn from a fixed seed, not by hand."
-    content = [element for kind in kinds if kind.rows for element in _gallery(kind, names, pictures)]
+    content = []
+    for kind in kinds:
+        if kind.rows:
+            shown_of_all = f"{count(len(kind.rows), 'question')} of {kind.num_questions:,}."
+            content += subsection(kind.title, shown_of_all, gallery(_card(row, names, pictures) for row in kind.rows))
     return Part("answers", ANSWERS, text, [_kind_numbers(kind, names) for kind in kinds], content)
-
-
-def _gallery(kind: Kind, names: Sequence[str], pictures: dict[Path, bytes]) -> list[Element]:
-    text = f"{count(len(kind.rows), 'question')} of {kind.num_questions:,}."
-    return subsection(kind.title, text, gallery(_card(row, names, pictures) for row in kind.rows))
 
 
 def _card(row: Row, names: Sequence[str], pictures: dict[Path, bytes]) -> Card:

@@ -23,7 +23,7 @@ from lookonce.eval.comparison.runs import Run
 from lookonce.eval.scores.groups import GROUPINGS
 from lookonce.eval.scores.headline import IN_CONTEXT
 from lookonce.eval.scores.prediction import Prediction, read_predictions
-from lookonce.eval.statistics.clusters import Clusters, clusters_of
+from lookonce.eval.statistics.clusters import clusters_of
 from lookonce.eval.statistics.intervals import Interval, difference_interval, share_interval
 from lookonce.page import sentences, subsection, table
 from lookonce.plots import Content, number_cell
@@ -151,15 +151,14 @@ def _estimates(
 ) -> dict[str, dict[str, Estimate]]:
     """The estimate of each column for each group."""
     clusters = clusters_of([one.sources for one in rows])
-    return {
-        name: {group: _estimate(name, right_Q[is_in_Q], clusters[is_in_Q]) for group, is_in_Q in groups.items()}
-        for name, right_Q in columns.items()
-    }
-
-
-def _estimate(name: str, right_Q: Right, clusters: Clusters) -> Estimate:
-    interval = difference_interval if name in PAIRS else share_interval
-    return Estimate(float(right_Q.mean()), interval(right_Q, clusters))
+    found: dict[str, dict[str, Estimate]] = {}
+    for name, right_Q in columns.items():
+        interval = difference_interval if name in PAIRS else share_interval
+        found[name] = {
+            group: Estimate(float(right_Q[is_in_Q].mean()), interval(right_Q[is_in_Q], clusters[is_in_Q]))
+            for group, is_in_Q in groups.items()
+        }
+    return found
 
 
 def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
@@ -170,15 +169,13 @@ def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
     return shell("lookonce", "eval", run.folder.folder, "--split", run.split, *options)
 
 
-TITLE = "Own, true and no earlier answers"
 HEADER = ("questions", *KINDS, *PAIRS)
 NOTE = (
     "Exact match by whose answers to earlier questions the prompts have. Own: the model's, stage by stage. True: those "
     "of the records, which a user does not have; they are the upper limit. None: no answers. Differences are in "
     "points, in pairs; below each figure is its 95% interval over images. Of several seeds it is the mean."
 )
-NOTHING = "No run that is evaluated has `data.context`."
-NOT_ASKED = "not asked"
+
 Cell = tuple[str, str]
 """A figure and its interval, as they are shown."""
 
@@ -191,7 +188,8 @@ def contexts(runs: Sequence[ReportedRun]) -> Part:
     """
     found = context_scores(runs)
     content = [element for one in found for element in subsection(one.title, "", *_content(one))]
-    return Part("contexts", TITLE, NOTE if found else NOTHING, [asdict(one) for one in found], content)
+    text = NOTE if found else "No run that is evaluated has `data.context`."
+    return Part("contexts", "Own, true and no earlier answers", text, [asdict(one) for one in found], content)
 
 
 def _content(one: ContextScores) -> list[Element]:
@@ -214,7 +212,7 @@ def context_cells(one: ContextScores) -> dict[str, list[Cell]]:
 
 
 def _share(one: Estimate | None) -> Cell:
-    return (f"{one.value:.1%}", _interval(one)) if one else (NOT_ASKED, "")
+    return (f"{one.value:.1%}", _interval(one)) if one else ("not asked", "")
 
 
 def _points(one: Estimate | None) -> Cell:

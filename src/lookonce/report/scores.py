@@ -213,7 +213,7 @@ def _grouping(by: str, runs: Sequence[ReportedRun]) -> list[Element]:
     lines = [
         [
             *_group_line(name, [_scored_by(run, by).get(name) for run in runs]),
-            *(_score(run, other, by, name) for run, other in others),
+            *("" if (score := _under(run, key, by, name)) is None else f"{score:.1%}" for run, key in others),
         ]
         for name in names
     ]
@@ -244,11 +244,6 @@ def _score_cell(one: Scored) -> Element:
     return share_cell(f"{one.exact_match:.1%}", interval, one.exact_match, one.interval, one.majority)
 
 
-def _score(run: ReportedRun, other: str, by: str, name: str) -> str:
-    score = _under(run, other, by, name)
-    return "" if score is None else f"{score:.1%}"
-
-
 def _group_numbers(run: ReportedRun) -> dict[str, Any]:
     numbers: dict[str, Any] = {"num_groups": run.scores.num_groups if run.scores else {}}
     for by in GROUPINGS:
@@ -269,8 +264,7 @@ def _under(run: ReportedRun, other: str, by: str, name: str) -> float | None:
 METRICS = "Other metrics"
 DISTANCES = ("point_distance", "point_distance_median")
 """Figures that are not shares but in the units of the answers."""
-NUMBERS = ("metrics", "counts")
-"""Keys of the evaluation that are shown."""
+
 COUNTS = {
     "distinct_wrong": "different wrong answers",
     "empty": "empty answers",
@@ -287,7 +281,7 @@ def metrics(runs: Sequence[ReportedRun]) -> Part:
     keys = dict.fromkeys(key for run in scored for key in run.metrics["metrics"])
     others = [f"{NAMES[key]}, {run.name}" if len(runs) > 1 else NAMES[key] for run, key in _conditions(scored)]
     header = ("metric", "asked", *(run.name for run in scored), "majority", *others, "at most")
-    numbers = {run.name: {name: run.metrics.get(name) for name in NUMBERS} for run in scored}
+    numbers = {run.name: {name: run.metrics.get(name) for name in ("metrics", "counts")} for run in scored}
     tables = [table(header, [_metric_line(key, scored) for key in keys])]
     tables.append(table(("answers", *(run.name for run in scored)), _counts(scored)))
     return Part("metrics", METRICS, _metrics_text(scored), numbers, tables)
@@ -301,7 +295,8 @@ def _metrics_text(runs: Sequence[ReportedRun]) -> str:
 
 def _metric_line(key: str, runs: Sequence[ReportedRun]) -> list[str]:
     """Name, questions, each run, the majority answers, what other baselines score, the highest value."""
-    found = [_figure(key, run.metrics["metrics"].get(key)) for run in runs]
+    values = [run.metrics["metrics"].get(key) for run in runs]
+    found = [Figure(**value, is_share=key not in DISTANCES) if value else None for value in values]
     conditions = [run.conditions[other].get("metrics", {}).get(key) for run, other in _conditions(runs)]
     beside = [one and one["model"] for one in conditions]
     name, asked, _, *others = next(one.line(beside) for one in found if one)
@@ -311,10 +306,6 @@ def _metric_line(key: str, runs: Sequence[ReportedRun]) -> list[str]:
 def _conditions(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, str]]:
     """The baselines that a model has answered, of each run."""
     return [(run, key) for run in runs for key in run.conditions]
-
-
-def _figure(key: str, value: dict[str, Any] | None) -> Figure | None:
-    return Figure(**value, is_share=key not in DISTANCES) if value else None
 
 
 def _counts(runs: Sequence[ReportedRun]) -> list[list[str]]:

@@ -62,11 +62,12 @@ def _best(run: ReportedRun, found: Curves) -> Iterator[str]:
 def _finite(found: Curves) -> Curves:
     """The curves without values that are not finite, which have no place in a plot."""
     drawn = (found.loss, found.validation_loss, found.learning_rate, found.exact_match)
-    return Curves(*map(_only_finite, drawn))
-
-
-def _only_finite(curve: Curve) -> Curve:
-    return {step: value for step, value in curve.items() if isinstance(value, int | float) and math.isfinite(value)}
+    return Curves(
+        *(
+            {step: value for step, value in curve.items() if isinstance(value, int | float) and math.isfinite(value)}
+            for curve in drawn
+        )
+    )
 
 
 def _losses(found: Sequence[Curves]) -> list[Panel]:
@@ -165,6 +166,7 @@ class Cost:
         seconds, first_step, samples = trained.get("seconds"), trained.get("first_step", 0), trained.get("num_samples")
         startup = trained.get("startup_seconds", {})
         busy = (seconds or 0) + (answering.get("seconds") or 0)
+        rates = [line["tokens_per_second"] for line in run.log if line.get("tokens_per_second")]
         return cls(
             startup_seconds=startup,
             cache_seconds=summary.get("encode_seconds"),
@@ -178,7 +180,7 @@ class Cost:
             num_steps=trained.get("num_steps"),
             num_samples=samples,
             ms_per_sample=1e3 * seconds / samples if seconds and samples and not first_step else None,
-            tokens_per_second=_median(run, "tokens_per_second"),
+            tokens_per_second=median(rates) if rates else None,
             wait_share=trained.get("wait_share"),
             cache_bytes=summary.get("cache_bytes"),
             adapter_bytes=_size_of(run.folder.adapter) if run.folder else None,
@@ -192,9 +194,9 @@ def cost(runs: Sequence[ReportedRun]) -> Part:
     lines = [[words, *cells] for words, show in LINES.items() if any(cells := [show(one) for one in found.values()])]
     if not lines:
         return Part("cost", COST, "Nothing is recorded.")
-    content = [table(("figure", *found), lines)]
     text = "" if any(one.speed for one in found.values()) else NOT_MEASURED
-    return Part("cost", COST, text, {name: asdict(one) for name, one in found.items()}, content)
+    numbers = {name: asdict(one) for name, one in found.items()}
+    return Part("cost", COST, text, numbers, [table(("figure", *found), lines)])
 
 
 def _optional(name: str, shown: Callable[[Any], str]) -> Callable[[Cost], str]:
@@ -205,10 +207,6 @@ def _optional(name: str, shown: Callable[[Any], str]) -> Callable[[Cost], str]:
         return "" if value is None else shown(value)
 
     return show
-
-
-def _startup_time(one: Cost) -> str:
-    return duration(sum(one.startup_seconds.values())) if one.startup_seconds else ""
 
 
 def _training_time(one: Cost) -> str:
@@ -236,7 +234,7 @@ def _speed_text(one: Cost) -> str:
 
 LINES: Mapping[str, Callable[[Cost], str]] = {
     "encoding the cache": _optional("cache_seconds", duration),
-    "before the first step": _startup_time,
+    "before the first step": lambda one: duration(sum(one.startup_seconds.values())) if one.startup_seconds else "",
     "training": _training_time,
     "answering": _answering_time,
     "GPU hours": _gpu_hours,
@@ -250,11 +248,6 @@ LINES: Mapping[str, Callable[[Cost], str]] = {
     "adapter": _optional("adapter_bytes", size),
     "measured speed": _speed_text,
 }
-
-
-def _median(run: ReportedRun, name: str) -> float | None:
-    values = [line[name] for line in run.log if line.get(name)]
-    return median(values) if values else None
 
 
 def _size_of(folder: Path) -> int | None:
