@@ -30,12 +30,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from lookonce.bench.step import VARIANTS, set_up
 from lookonce.bench.synthetic import make_run
-from lookonce.bench.variants import VARIANTS, set_up
 from lookonce.environment import best_device
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.selftest.passes import Passes, ieee_float32
+from lookonce.selftest.model import Passes, ieee_float32
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import padded_length
 from lookonce.train.model.compile import checkpointed, training_on_packs

@@ -23,13 +23,13 @@ from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.answerer import Answerer
-from lookonce.page.lines import Line, Panel, line_plot, svg_file
+from lookonce.plots import Line, Panel, line_plot, svg_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
 from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 RUN_FILE = Path(__file__).parents[1] / "experiments" / "sample.yaml"
 KINDS = ("fp8", "int8", "nf4")

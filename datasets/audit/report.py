@@ -18,14 +18,14 @@ from xml.etree.ElementTree import Element
 
 from PIL import ImageOps
 
+from lookonce import page as pages
 from lookonce.datasets.audit.audit import Audit, Vocabulary
 from lookonce.datasets.audit.corpus import Corpus, distinct
 from lookonce.datasets.audit.findings import LEVELS, Finding
 from lookonce.datasets.images import UNDECODABLE, open_image, read_many
 from lookonce.errors import ImageError
-from lookonce.page import markup
-from lookonce.page.plots import binned, points, shares
-from lookonce.page.sections import Card, Section, figure, gallery, heading, histogram, notice, page, section
+from lookonce.page import Card, Section, figure, gallery, heading, histogram, notice, page, section
+from lookonce.plots import binned, points, shares
 from lookonce.text import bars, count, shown, table
 from lookonce.threads import threaded_map
 
@@ -218,7 +218,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
     content = [
         _heading_section(audit, names),
         *_findings_section(audit.findings),
-        *section("Files", "", markup.table(*file_lines(audit))),
+        *section("Files", "", pages.table(*file_lines(audit))),
         *_per_image_section(audit),
         *(element for one in sections for element in one.elements()),
         *_answers_section(audit),
@@ -276,7 +276,7 @@ def _sizes_section(audit: Audit) -> list[Element]:
         return []
     text = f"{count(len(audit.sizes), 'size')}; the area of a circle shows how many images have it."
     plot = points(audit.sizes, "width, pixels", "height, pixels")
-    return section("Image sizes", text, figure(plot), markup.table(*size_lines(audit)))
+    return section("Image sizes", text, figure(plot), pages.table(*size_lines(audit)))
 
 
 def _baselines_section(audit: Audit) -> list[Element]:
@@ -290,7 +290,7 @@ def _baselines_section(audit: Audit) -> list[Element]:
         "Only what a model scores above it may come from the images."
     )
     header = ("scored on", "learned on", "questions", "exact match")
-    return section("Majority baseline", text, markup.table(header, lines))
+    return section("Majority baseline", text, pages.table(header, lines))
 
 
 def _contact_sheet_section(sheet: Sequence[Thumbnail]) -> list[Element]:

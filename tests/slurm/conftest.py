@@ -32,7 +32,7 @@ BY_HAND = """
 from pathlib import Path
 from lookonce.run import records as content
 from lookonce.run.open import FROM_CACHE, TO_BUILD, Needs, OpenRun, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 from lookonce.run.config import read_run_file
 content.MEGABYTE = {megabyte}
 run = read_run_file(Path("run.yaml"))

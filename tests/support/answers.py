@@ -13,7 +13,7 @@ from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import write_json
 from lookonce.run.folder import ADAPTER_FILES, STATE, RunFolder, Trained, adapter_hashes
-from lookonce.status.summary import Summary
+from lookonce.summary import Summary
 from lookonce.train.loop.checkpoints import NEEDED, saving
 
 NUM_IMAGES, ASKED = 12, 5

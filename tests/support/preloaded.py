@@ -20,7 +20,7 @@ from typing import Any
 import lookonce.cli
 import lookonce.commands.cache
 import lookonce.commands.train
-import lookonce.workflow.train  # noqa: F401
+import lookonce.workflow  # noqa: F401
 
 
 def main() -> None:

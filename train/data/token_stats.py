@@ -28,7 +28,7 @@ from lookonce.datasets.audit.findings import Finding, Item, encodable, findings_
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.families.lookup import DEFAULT, family_in
-from lookonce.page.sections import Section
+from lookonce.page import Section
 from lookonce.run.sections.batch import BatchSection
 from lookonce.text import count, table
 from lookonce.train.data.sampler import Sampler

@@ -37,7 +37,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from lookonce.claim_file import Process
 from lookonce.errors import Stopped, TrainingError
 from lookonce.files import write_json, write_text
-from lookonce.page.lines import Line, Panel, line_plot, svg_file
+from lookonce.plots import Line, Panel, line_plot, svg_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves, read_lines, smoothed
 from lookonce.run.progress_file import End, Progress

@@ -1,15 +1,17 @@
-"""FLOPs of the language model's matrix products in training.
+"""FLOPs of the language model's matrix products in training, and the FLOP/s that a device reaches in large products.
 
-Counted are the products that cannot be left out; a multiplication and an addition are two FLOPs. A frozen weight is
-used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6). `lm_head`
-and what follows the keys and values of the last layer run on targets only. Attention multiplies queries, keys and
-values for every pair of tokens of which one attends to the other: two products in the forward and five in the backward
-pass (https://arxiv.org/abs/2205.14135); that of the last layer is not counted. Of layers of linear attention only the
-products with weights are counted: their state is no product of all pairs.
+Design: counted are the products that cannot be left out; a multiplication and an addition are two FLOPs. A frozen
+weight is used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6).
+`lm_head` and what follows the keys and values of the last layer run on targets only. Attention multiplies queries, keys
+and values for every pair of tokens of which one attends to the other: two products in the forward and five in the
+backward pass (https://arxiv.org/abs/2205.14135); that of the last layer is not counted. Of layers of linear attention
+only the products with weights are counted: their state is no product of all pairs.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -66,3 +68,28 @@ def num_pairs(group: Group) -> int:
 
 def _triangle(number: int) -> int:
     return number * (number + 1) // 2
+
+
+SIZE = 8192
+"""Rows and columns of the matrices on a GPU; an eighth of it on a CPU."""
+NUM_PRODUCTS = 30
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """The median over some products of random matrices, each timed alone, so that the first ones do not count."""
+    size = SIZE if device.type == "cuda" else SIZE // 8
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(NUM_PRODUCTS):
+        synchronize(device)
+        start = time.perf_counter()
+        left @ right
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU, so that a clock shows when its work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

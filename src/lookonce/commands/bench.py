@@ -168,8 +168,8 @@ def bench_step(
       torchrun --nproc-per-node 4 -m lookonce bench step bench/8b-64/run.yaml --variants shared
     """
     run = _chosen_run(run_file, assignments, model)
-    from lookonce.bench.step_time import bench_step as measure
-    from lookonce.bench.variants import find_variants
+    from lookonce.bench.step import bench_step as measure
+    from lookonce.bench.step import find_variants
 
     chosen = find_variants(variants.split(","))
     opened = _opened(run, assignments, model, family, num_images, tokenizer, place)
@@ -269,7 +269,7 @@ def bench_cache(
       lookonce bench cache run.yaml --images 500 --place /scratch --json
     """
     run = read_existing(run_file, assignments)
-    from lookonce.bench.cache_build import bench_cache as measure
+    from lookonce.bench.cache import bench_cache as measure
     from lookonce.run.open import TO_BUILD, open_run
 
     opened = open_run(run, TO_BUILD)
@@ -303,7 +303,7 @@ def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, no_ch
       lookonce bench read caches/1f2e3d4c5b6a7980 --images 2000 --json
     """
     folder = cache_folder(place, assignments)
-    from lookonce.bench.cache_read import bench_read as measure
+    from lookonce.bench.cache import bench_read as measure
 
     report = measure(folder, num_images, check=not no_check)
     emit(asdict(report), report.text(), as_json)

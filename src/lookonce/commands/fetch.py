@@ -1,4 +1,4 @@
-"""`lookonce fetch`: download what jobs without internet need. The work is done in `workflow.fetch`."""
+"""`lookonce fetch`: download what jobs without internet need. The work is done in `lookonce.fetch`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: boo
       lookonce fetch run.yaml --set model.revision=main --json
     """
     run = read_run(run_file, assignments)
+    from lookonce.fetch import fetch as fetch_run
     from lookonce.run.pin import pin
-    from lookonce.workflow.fetch import fetch as fetch_run
 
     report = fetch_run(run)
     emit(asdict(report), report.text(), as_json)

@@ -1,4 +1,4 @@
-"""`lookonce init`: write a first run file. The work is done in `workflow.init`."""
+"""`lookonce init`: write a first run file. The work is done in `lookonce.proposal`."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_jso
       lookonce init run.yaml --model data/sample/model --train data/sample/train.jsonl --val data/sample/val.jsonl --yes
       lookonce init run.yaml --model Qwen/Qwen3-VL-8B-Instruct --train train.jsonl --gpu-memory 40 --force
     """
-    from lookonce.proposal.run_file import NO_VAL
-    from lookonce.workflow.init import init as write_run_file
-    from lookonce.workflow.init import refuse_existing
+    from lookonce.proposal import NO_VAL, refuse_existing
+    from lookonce.proposal import init as write_run_file
 
     refuse_existing(run_file, force)  # before anything is asked
     if not is_yes and is_terminal():

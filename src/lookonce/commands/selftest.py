@@ -31,7 +31,7 @@ def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
       lookonce selftest
       lookonce selftest --dense --json
     """
-    from lookonce.selftest.note import save_note
+    from lookonce.selftest.report import save_note
     from lookonce.selftest.run import run_selftest
 
     report = run_selftest(dense, notify=notify)

@@ -71,7 +71,7 @@ def status(
     if missing and interval_s is not None:
         raise click.UsageError("--missing prints once and cannot be combined with --watch")
     runs = [_read(path, assignments) for path in paths]
-    from lookonce.status.status import RunStatus
+    from lookonce.status import RunStatus
 
     statuses = [(path, RunStatus.open(run)) for path, run in runs]
     while True:
@@ -109,7 +109,7 @@ def _show_missing(states: list[Any], as_json: bool) -> None:
 
 
 def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_watched: bool) -> None:
-    from lookonce.status.status import next_command
+    from lookonce.status import next_command
 
     commands = [next_command(run, state, path, assignments) for path, run, state in states]
     if as_json:
@@ -126,7 +126,7 @@ def _show(states: list[Any], assignments: tuple[str, ...], as_json: bool, *, is_
     if is_watched:
         click.clear()
     if len(states) > 1:
-        from lookonce.status.report import HEADER
+        from lookonce.status import HEADER
 
         return say(table(HEADER, [state.row() for _, _, state in states]))
     _, _, state = states[0]

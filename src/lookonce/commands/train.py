@@ -1,4 +1,4 @@
-"""`lookonce train`: train an adapter. The work is done in `workflow.train`."""
+"""`lookonce train`: train an adapter. The work is done in `lookonce.workflow`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(
         run = read_existing(run_file, assignments)
         startup = Startup.of_process(notify if rank() == 0 else quiet)
         with startup.timed("load libraries"):
-            from lookonce.workflow.train import train as train_run
+            from lookonce.workflow import train as train_run
 
         summary = train_run(
             run, resume=resume, restart=restart, verify_images=verify_images, notify=notify, startup=startup

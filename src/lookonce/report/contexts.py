@@ -10,7 +10,8 @@ Answers to other questions than those of the result, which an earlier evaluation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from xml.etree.ElementTree import Element
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,10 @@ from lookonce.errors import UsageError
 from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.metrics import IN_CONTEXT
 from lookonce.eval.scores.prediction import GROUPINGS, Prediction, read_predictions
-from lookonce.eval.statistics import Clusters, Interval, clusters_of, difference_interval, share_interval
-from lookonce.report.runs import ReportedRun
+from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
+from lookonce.page import sentences, subsection, table
+from lookonce.plots import Content, number_cell
+from lookonce.report.runs import Part, ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell
 
@@ -145,15 +148,14 @@ def _estimates(
 ) -> dict[str, dict[str, Estimate]]:
     """The estimate of each column for each group."""
     clusters = clusters_of([one.sources for one in rows])
-    return {
-        name: {group: _estimate(name, right_Q[is_in_Q], clusters[is_in_Q]) for group, is_in_Q in groups.items()}
-        for name, right_Q in columns.items()
-    }
-
-
-def _estimate(name: str, right_Q: Right, clusters: Clusters) -> Estimate:
-    interval = difference_interval if name in PAIRS else share_interval
-    return Estimate(float(right_Q.mean()), interval(right_Q, clusters))
+    found: dict[str, dict[str, Estimate]] = {}
+    for name, right_Q in columns.items():
+        interval = difference_interval if name in PAIRS else share_interval
+        found[name] = {
+            group: Estimate(float(right_Q[is_in_Q].mean()), interval(right_Q[is_in_Q], clusters[is_in_Q]))
+            for group, is_in_Q in groups.items()
+        }
+    return found
 
 
 def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
@@ -162,3 +164,57 @@ def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
     if not options or run.folder is None:
         return ""
     return shell("lookonce", "eval", run.folder.folder, "--split", run.split, *options)
+
+
+HEADER = ("questions", *KINDS, *PAIRS)
+NOTE = (
+    "Exact match by whose answers to earlier questions the prompts have. Own: the model's, stage by stage. True: those "
+    "of the records, which a user does not have; they are the upper limit. None: no answers. Differences are in "
+    "points, in pairs; below each figure is its 95% interval over images. Of several seeds it is the mean."
+)
+
+Cell = tuple[str, str]
+"""A figure and its interval, as they are shown."""
+
+
+def contexts(runs: Sequence[ReportedRun]) -> Part:
+    """A table for each training with `data.context`; its seeds count as one.
+
+    Raises:
+        UsageError: seeds of one training answered different questions.
+    """
+    found = context_scores(runs)
+    content = [element for one in found for element in subsection(one.title, "", *_content(one))]
+    text = NOTE if found else "No run that is evaluated has `data.context`."
+    return Part("contexts", "Own, true and no earlier answers", text, [asdict(one) for one in found], content)
+
+
+def _content(one: ContextScores) -> list[Element]:
+    lines: list[list[Content]] = [
+        [group, *(number_cell(*cell) for cell in cells)] for group, cells in context_cells(one).items()
+    ]
+    missing = [sentences([f"Not asked yet; run: {line}" for line in one.not_asked])] if one.not_asked else []
+    return [table(HEADER, lines), *missing]
+
+
+def context_cells(one: ContextScores) -> dict[str, list[Cell]]:
+    """The cells of a table below `HEADER`, by the questions of a line: all, then each stage."""
+    return {
+        group: [
+            *(_share(one.exact_match.get(kind, {}).get(group)) for kind in KINDS),
+            *(_points(one.differences.get(name, {}).get(group)) for name in PAIRS),
+        ]
+        for group in one.num_questions
+    }
+
+
+def _share(one: Estimate | None) -> Cell:
+    return (f"{one.value:.1%}", _interval(one)) if one else ("not asked", "")
+
+
+def _points(one: Estimate | None) -> Cell:
+    return (f"{100 * one.value:+.1f}", _interval(one)) if one else ("", "")
+
+
+def _interval(one: Estimate) -> str:
+    return one.interval.in_percent() if one.interval else "no interval"

@@ -14,22 +14,13 @@ from typing import Any
 
 from lookonce.errors import UsageError
 from lookonce.files import write_text
-from lookonce.page.sections import heading, page
-from lookonce.report.data import DataFacts
-from lookonce.report.part import Part
-from lookonce.report.runs import ReportedRun, open_runs
-from lookonce.report.sections.answers import answers
-from lookonce.report.sections.comparison import comparison
-from lookonce.report.sections.contexts import contexts
-from lookonce.report.sections.cost import cost
-from lookonce.report.sections.curves import curves
-from lookonce.report.sections.data import data
-from lookonce.report.sections.errors import errors
-from lookonce.report.sections.groups import groups
-from lookonce.report.sections.metrics import metrics
-from lookonce.report.sections.provenance import provenance
-from lookonce.report.sections.settings import settings
-from lookonce.report.sections.verdict import sentence, verdict
+from lookonce.page import heading, page
+from lookonce.report.answers import answers, errors
+from lookonce.report.contexts import contexts
+from lookonce.report.provenance import data, provenance, settings
+from lookonce.report.runs import DataFacts, Part, ReportedRun, open_runs
+from lookonce.report.scores import comparison, groups, metrics, run_sentence, verdict
+from lookonce.report.training import cost, curves
 from lookonce.run.folder import RunFolder
 from lookonce.text import listed
 from lookonce.version import __version__
@@ -76,7 +67,7 @@ class Report:
         """How the runs compare; without a comparison, how each is scored."""
         compared = next(part.numbers for part in self.parts if part.key == "comparison")
         if not compared:
-            return [sentence(run) for run in self.runs]
+            return [run_sentence(run) for run in self.runs]
         return [pair["sentence"] for pair in compared.get("token_f1", compared)["pairs"]]
 
     def _tiles(self) -> Iterable[tuple[str, str]]:

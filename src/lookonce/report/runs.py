@@ -1,31 +1,219 @@
-"""What is known of the runs of a report: their folders, their answers and the scores that were written.
+"""What a report is made of: the runs with all that is known of them, and the parts of the page.
 
 Design: everything is read from the files of the run folder, and each file may be absent, because a run may be
 unfinished or of an earlier version. What a file lacks is said in the part that needs it. Neither torch nor the model is
-loaded. A predictions file outside a run folder has answers only.
+loaded. A predictions file outside a run folder has answers only. Image keys come from the plan of the run's cache, so
+no image is read. Without the plan images are compared by their paths, which does not find a copy under another name.
+Of a grouping the groups with most questions are shown, since question texts may all be different.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element
 
-from lookonce.errors import UsageError
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.cache.store.fingerprint import FOLDER_DIGITS
+from lookonce.cache.store.metadata import read_plan
+from lookonce.datasets.images import ImageIndex
+from lookonce.datasets.prepare.extract import REPORT
+from lookonce.datasets.records import Record
+from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.join import Run, find_predictions, read_runs, short_names
 from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
-from lookonce.report.data import DataFacts
-from lookonce.report.scores import RunScores, score_run
+from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
+from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
+from lookonce.files import read_object
+from lookonce.page import section
+from lookonce.plots import node
 from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, RECORD, Environment, RunFolder, read_form
 from lookonce.run.log_file import Curves, read_curves, read_lines
-from lookonce.status.report import TrainingPhase
-from lookonce.status.status import find_training
-from lookonce.status.summary import Summary
-from lookonce.text import listed
+from lookonce.run.records import read_splits, without_fold
+from lookonce.status import TrainingPhase, find_training
+from lookonce.summary import Summary
+from lookonce.text import first_line, listed, shown
+
+MAX_TEXT = 240
+"""Characters of a text of a record, or of an answer, that are shown."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a report."""
+
+    key: str
+    """Its key in the JSON."""
+    title: str
+    text: str
+    """A short text below the title. If nothing is known, it is all there is, and says why."""
+    numbers: Any = None
+    """All its numbers, as JSON."""
+    content: Sequence[Element] = ()
+
+    def elements(self) -> list[Element]:
+        return section(self.title, self.text, *self.content)
+
+
+def words(text: str) -> str:
+    """A text of a record, or an answer, as it is shown: on one line, cut if long, named if there is nothing to see."""
+    return shown(text, MAX_TEXT) if text.strip() else "(empty)"
+
+
+def breakable(text: str) -> Element:
+    """A text in a cell that may have a long word, such as a path; it is broken where the table would be too wide."""
+    return node("span", text, class_="words")
+
+
+def merged(said: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
+    """Sentences on runs, each once with the names of the runs; of a single run no name is needed."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        names.setdefault(sentence, []).append(name)
+    if num_runs == 1:
+        return [f"{text[0].upper()}{text[1:]}" for text in names]
+    return [f"{'All runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """How much is in a split."""
+
+    num_records: int
+    num_questions: int
+    num_images: int
+    """Distinct images, by their keys where these are known."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The records of a run."""
+
+    splits: Mapping[str, SplitFacts] = field(default_factory=dict)
+    """The splits that have records."""
+    seen: frozenset[str] = frozenset()
+    """The keys and the paths of the images of the training records."""
+    has_keys: bool = False
+    """Whether the keys of the training images are known."""
+    problem: str = ""
+    """Why nothing is known of the records."""
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    """The report of `lookonce data prepare` beside the training records."""
+
+    @classmethod
+    def of(cls, run: RunFile, records: Mapping[str, Sequence[Record]], key_of: Mapping[Path, str]) -> DataFacts:
+        trained_on = {path for record in records["train"] for path in record.images}
+        keys = {key_of[path] for path in trained_on if path in key_of}
+        return cls(
+            splits={split: _split_facts(some, key_of) for split, some in records.items() if some},
+            seen=frozenset(keys | set(map(str, trained_on))),
+            has_keys=all(path in key_of for path in trained_on),
+            prepared=read_object(run.data.train[0].parent / REPORT),
+        )
+
+    @classmethod
+    def read(cls, run: RunFile, fingerprint: str) -> DataFacts:
+        """Read the records, and the image keys from the plan of the cache with this fingerprint."""
+        try:
+            planned = read_plan(run.cache.dir / fingerprint[:FOLDER_DIGITS]).files() if fingerprint else {}
+            images = ImageIndex({Path(path): key for path, (key, _) in planned.items()}, {})
+            records = without_fold(run, read_splits(run), images)
+        except (LookonceError, OSError) as error:
+            return cls(problem=first_line(error))
+        return cls.of(run, records, images.key_of)
+
+    def is_seen(self, prediction: Prediction) -> bool:
+        """Whether training has seen an image of the question."""
+        return not self.seen.isdisjoint((*prediction.image_keys, *prediction.images))
+
+
+def _split_facts(records: Iterable[Record], key_of: Mapping[Path, str]) -> SplitFacts:
+    records = list(records)
+    return SplitFacts(
+        num_records=len(records),
+        num_questions=sum(len(record.turns) for record in records),
+        num_images=len({key_of.get(path, path) for record in records for path in record.images}),
+    )
+
+
+def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, Any]:
+    """How many questions and images of a split training has seen, and the exact match of all others."""
+    seen = [one for one in predictions if facts.is_seen(one)]
+    others = [one for one in predictions if not facts.is_seen(one)]
+    return {
+        "num_questions": len(seen),
+        "num_images": len({one.sources for one in seen}),
+        "exact_match_of_others": sum(one.is_right for one in others) / len(others) if others else None,
+        "by_content": facts.has_keys and all(one.image_keys or not one.images for one in predictions),
+    }
+
+
+Shares = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of some questions."""
+
+    num_questions: int
+    exact_match: float
+    interval: Interval | None
+    """None if there are too few images."""
+    majority: float
+
+    @property
+    def gain(self) -> float:
+        """What the model scores above the majority baseline."""
+        return self.exact_match - self.majority
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """The scores of a run."""
+
+    overall: Scored
+    num_images: int
+    """Images; those that share a question count as one."""
+    groups: dict[str, dict[str, Scored]]
+    """The groups with most questions by grouping, by name."""
+    num_groups: dict[str, int]
+    """All groups of each grouping."""
+
+
+def score_run(predictions: Sequence[Prediction]) -> RunScores:
+    """Score the answers of a run."""
+    clusters = clusters_of([one.sources for one in predictions])
+    right_Q, guessed_Q = (
+        np.array([getattr(one, name) for one in predictions], dtype=np.float64)
+        for name in ("is_right", "is_majority_right")
+    )
+    groups: dict[str, dict[str, Scored]] = {}
+    num_groups = {}
+    for by in GROUPINGS:
+        names = [getattr(one, by) for one in predictions]
+        sizes = Counter(name for name in names if name is not None)
+        groups[by], num_groups[by] = {}, len(sizes)
+        for largest, _ in sizes.most_common(MAX_GROUPS):
+            is_in_Q = np.array([name == largest for name in names])
+            groups[by][largest] = _scored(right_Q[is_in_Q], guessed_Q[is_in_Q], clusters[is_in_Q])
+    return RunScores(
+        overall=_scored(right_Q, guessed_Q, clusters),
+        num_images=int(clusters.max(initial=-1)) + 1,
+        groups=groups,
+        num_groups=num_groups,
+    )
+
+
+def _scored(right_Q: Shares, guessed_Q: Shares, clusters: Clusters) -> Scored:
+    return Scored(len(right_Q), float(right_Q.mean()), share_interval(right_Q, clusters), float(guessed_Q.mean()))
 
 
 @dataclass(frozen=True)

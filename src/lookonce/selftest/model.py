@@ -1,25 +1,144 @@
-"""A small Qwen3-VL with random weights and a random adapter, without a vision tower.
+"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every way.
 
-Design: kernels depend on the size and the number of attention heads more than on anything else, so these are those of
+Design: examples are made of token ids and features are drawn, so that no tokenizer, image, cache or vision tower is
+needed. From there on they take the path of training: sampler, packing, collator, down to CUDA graphs. The questions of
+an image begin alike, so the prefix reaches into them; some of them share more than that. There are images of few and of
+2,000 tokens, several in one question, and questions without one. Rows take transformers' own path: its masks, its
+positions, its loss over whole rows of labels. The two share the model's layers and nothing else.
+
+Kernels depend on the size and the number of attention heads more than on anything else, so these are those of
 Qwen3-VL-8B where the GPU's kernels are tested, and little else is. The same seed gives the same weights in every
 precision: those of bfloat16. The matrices B of the adapter start at zero, which would hide the gradients of A, so they
 are drawn.
+
+The reference is stock rows in float32. The spread is the distance of exact computations from it: rows alone and not
+several together, with PyTorch's attention written out, and in the precision of training. Replayed passes run all packs
+twice, in another order the second time, so that each is replayed after other packs have been in its buffers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from peft import get_peft_model
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lookonce.bench.step import StockCollator
+from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
+from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.lora import LoraSection
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.questions import IDS, VOCABULARY
-from lookonce.train.model.load import replace_tower
+from lookonce.selftest.report import Check, Way, failed, within_spread
+from lookonce.train.data.batches import CPU, Batch, BatchMaker, RowCollator
+from lookonce.train.data.packing import padded_length
+from lookonce.train.data.sampler import MicroBatch, Sampler
+from lookonce.train.data.tokenize import Example
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.cuda_graphs import Capture, CapturedPasses, cuda_graph_capture
+from lookonce.train.model.load import replace_tower, text_model
 from lookonce.train.model.lora import lora_config
+from lookonce.train.model.loss import forward_loss
+
+SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+IDS = {token: number for number, token in enumerate(SPECIAL)}
+VOCABULARY = 512
+NUM_LEVELS = 4
+"""Levels of the features: the merged output and three of DeepStack."""
+MERGE_SIZE = 2
+ImageSizes = tuple[int, int]
+"""Height and width of an image in tokens."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """How many questions about which images are made."""
+
+    images: tuple[ImageSizes, ...]
+    num_questions: tuple[int, ...]
+    """Questions about each image, and about the last two together; as many have no image as the last number says."""
+    tokens_per_pack: int
+    samples_per_step: int
+
+
+class RandomFeatures:
+    """Features that are drawn from the image's name, as a `FeatureSource`."""
+
+    has_tower: ClassVar[bool] = False
+
+    def __init__(self, hidden: int) -> None:
+        self.hidden = hidden
+
+    def grid_thw(self, key: str) -> Grid:
+        height, width = map(int, key.split("x"))
+        return 1, height * MERGE_SIZE, width * MERGE_SIZE
+
+    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        return torch.cat([self._draw(key) for key in keys]).to(device)
+
+    def _draw(self, key: str) -> torch.Tensor:
+        height, width = map(int, key.split("x"))
+        generator = torch.Generator().manual_seed(height * 1000 + width)
+        return torch.randn(height * width, NUM_LEVELS, self.hidden, generator=generator).bfloat16()
+
+
+def random_examples(questions: Questions, seed: int = 0) -> list[Example]:
+    """The questions about each image, then those about the last two images, then those about none."""
+    rng = random.Random(seed)
+    shown: list[tuple[ImageSizes, ...]] = [(size,) for size in questions.images]
+    shown += [questions.images[-2:], ()]
+    numbers = (*questions.num_questions, questions.num_questions[-1])
+    return [_example(rng, images) for images, number in zip(shown, numbers, strict=True) for _ in range(number)]
+
+
+def _example(rng: random.Random, images: tuple[ImageSizes, ...]) -> Example:
+    first = IDS["<|im_end|>"], *range(10, 14)
+    image = [IDS[f"<|{name}|>"] for name in ("vision_start", "image_pad", "vision_end")]
+    known = range(22, 22 + rng.choice([0, 0, 3, 7]))  # questions that begin alike have one more level of prefix, or two
+    question = [20, 21, *known, *_words(rng, rng.randint(1, 20))]
+    answer = [*_words(rng, rng.randint(1, 6)), IDS["<|im_end|>"]]
+    token_ids = np.array([*first, *image * len(images), *question, *answer], dtype=np.int32)
+    supervised = np.arange(len(token_ids)) >= len(token_ids) - len(answer)
+    keys = tuple(f"{height}x{width}" for height, width in images)
+    return Example(token_ids, supervised, keys, tuple(height * width for height, width in images), "self-test")
+
+
+def _words(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(30, VOCABULARY) for _ in range(number)]
+
+
+def make_batches(questions: Questions, hidden: int, device: torch.device) -> BatchMaker:
+    """What makes batches of the questions; packs are padded to whole blocks."""
+    batch = BatchSection(samples_per_step=questions.samples_per_step, tokens_per_pack=questions.tokens_per_pack)
+    tokenizer = SimpleNamespace(pad_token_id=IDS["<|endoftext|>"])
+    chat: Any = SimpleNamespace(image_token_id=IDS["<|image_pad|>"], merge_size=MERGE_SIZE, tokenizer=tokenizer)
+    sampler = Sampler.of(random_examples(questions), chat.image_token_id, batch, seed=1)
+    return BatchMaker(sampler, chat, RandomFeatures(hidden), device, pads_to_blocks=True)
+
+
+def stock_rows(batch_maker: BatchMaker, micro_batch: MicroBatch, rows_per_pass: int) -> Iterator[Batch]:
+    """The questions of a pack as padded rows with labels, in random order, as stock training has them.
+
+    `num_items_in_batch` is the number of targets of the whole step, by which transformers divides the sum of losses.
+    """
+    examples = [batch_maker.sampler.examples[index] for group in micro_batch.pack.groups for index in group.examples]
+    random.Random(0).shuffle(examples)
+    chat = batch_maker.chat_tokenizer
+    collate = StockCollator(RowCollator(batch_maker.source, chat.image_token_id, chat.tokenizer.pad_token_id))
+    num_targets = torch.tensor(1 / micro_batch.target_weights[0])
+    for start in range(0, len(examples), rows_per_pass):
+        batch = collate(examples[start : start + rows_per_pass]) | {"num_items_in_batch": num_targets}
+        kept = ("image_grid_thw",)  # on the CPU, where it is read without a host-device sync
+        yield {name: tensor if name in kept else tensor.to(batch_maker.device) for name, tensor in batch.items()}
+
 
 LORA_STD = 0.1
 """Standard deviation of the matrices B of the adapter."""
@@ -63,3 +182,179 @@ def _config(size: ModelSize) -> Any:
     text.rope_parameters = text.rope_parameters | {"mrope_section": MROPE[size.heads.size]}
     config.vision_config.out_hidden_size = size.hidden
     return config
+
+
+STOCK_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""PyTorch's attention without cuDNN's, which takes a second to prepare for each shape."""
+
+
+@dataclass
+class Outcome:
+    """Loss and gradient of some passes."""
+
+    loss: torch.Tensor
+    gradient: torch.Tensor
+
+    def distance(self, other: Outcome) -> tuple[float, float]:
+        """Relative distances of loss and gradient."""
+        pairs = ((self.loss, other.loss), (self.gradient, other.gradient))
+        loss, gradient = (float((found - expected).norm() / expected.norm()) for found, expected in pairs)
+        return loss, gradient
+
+
+class Passes:
+    """Forward and backward passes of a model in one precision, with autocast as in training."""
+
+    def __init__(
+        self, model: Any, dtype: torch.dtype, max_tokens: int, device: torch.device, *, flex: bool = True
+    ) -> None:
+        self.model, self.dtype, self.device = model, dtype, device
+        self.mask = PackMask(max_tokens, device, flex=flex)
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        return [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Run a pack, or rows with target weights, forward and backward; returns the loss."""
+        with self._autocast():
+            loss = forward_loss(self.model, batch, self.mask)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def outcome(self, batches: Iterable[Batch]) -> Outcome:
+        """The outcome of some packs together."""
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            total += self.run(batch)
+        return self.taken(total)
+
+    def stock(self, rows: Iterable[Batch], attention: str = "sdpa") -> Outcome:
+        """The outcome of stock training on some rows, with one of transformers' attentions."""
+        total = torch.zeros((), device=self.device)
+        with self._attention(attention):
+            for batch in rows:
+                with self._autocast():
+                    loss: torch.Tensor = self.model(**batch, use_cache=False).loss
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        return self.taken(total)
+
+    def captured(self, merge_size: int) -> CapturedPasses:
+        """Passes that are captured and replayed; without a GPU they run again on the buffers of the capture."""
+        capture = cuda_graph_capture() if self.device.type == "cuda" else _run_again
+        return CapturedPasses(self.run, self.trained, merge_size, capture)
+
+    def replayed(self, captured: CapturedPasses, batch: Batch) -> Outcome:
+        """The outcome of one pack in a captured pass."""
+        captured.begin_step()
+        return self.taken(captured(batch))
+
+    def taken(self, loss: torch.Tensor) -> Outcome:
+        """The loss with the gradients, which are then cleared."""
+        gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained if weight.grad is not None])
+        self.model.zero_grad(set_to_none=True)
+        return Outcome(loss.double(), gradient)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    @contextlib.contextmanager
+    def _attention(self, name: str) -> Iterator[None]:
+        config = text_model(self.model).config
+        before, config._attn_implementation = config._attn_implementation, name
+        try:
+            with sdpa_kernel(STOCK_KERNELS):
+                yield
+        finally:
+            config._attn_implementation = before
+
+
+_run_again: Capture = lambda function: function  # noqa: E731
+
+
+@contextlib.contextmanager
+def ieee_float32() -> Iterator[None]:
+    """Multiply float32 matrices without TensorFloat-32, which would hide small faults."""
+    settings: tuple[Any, ...] = (torch.backends, torch.backends.cuda.matmul)
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision
+
+
+RESULTS = ("loss", "gradient")
+SEVERAL = 4
+"""Rows of a forward pass of the reference."""
+EPOCHS = 2
+"""Epochs of packs that a captured pass is replayed for."""
+
+
+class ModelChecks:
+    """The comparisons in one precision; the reference is computed once."""
+
+    def __init__(
+        self, size: ModelSize, questions: Questions, dtype: torch.dtype, name: str, device: torch.device
+    ) -> None:
+        self.name, self.dtype = name, dtype
+        self.batch_maker = make_batches(questions, size.hidden, device)
+        self.micro_batches = [micro_batch for step in self.batch_maker.sampler.epoch(0) for micro_batch in step]
+        self.model, self.device = small_model(size, dtype, device), device
+        exact = small_model(size, torch.float32, device)
+        self.expected = self._rows(Passes(exact, torch.float32, 0, device), SEVERAL)
+        self.spread = self._spread()
+
+    def checks(self, way: Way) -> list[Check]:
+        """Compare one way; a computation that fails is a mismatch."""
+        name = f"model, {self.name}, {way.name}"
+        try:
+            found = [outcome.distance(expected) for outcome, expected in self._compute(way)]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a compiler or a kernel raises
+            return [failed(name, error, way)]
+        differences, spreads = zip(*found, strict=True), zip(*self.spread, strict=True)
+        return [
+            within_spread(f"{name}: {result}", difference, spread, way)
+            for result, difference, spread in zip(RESULTS, differences, spreads, strict=True)
+        ]
+
+    def _compute(self, way: Way) -> list[tuple[Outcome, Outcome]]:
+        """Each pack's outcome, beside the expected one."""
+        max_tokens = padded_length(self.batch_maker.sampler.batch.tokens_per_pack)
+        passes = Passes(self.model, self.dtype, max_tokens, self.device, flex=way.flex)
+        with training_on_packs(self.model, compiled=way.compiled):
+            launched = [passes.outcome([self.batch_maker.batch(micro_batch)]) for micro_batch in self.micro_batches]
+            if not way.recorded:  # otherwise they have compiled what is captured now: a capture cannot compile
+                return list(zip(launched, self.expected, strict=True))
+            captured = passes.captured(self.batch_maker.chat_tokenizer.merge_size)
+            return [
+                (passes.replayed(captured, self.batch_maker.batch(self.micro_batches[number])), self.expected[number])
+                for number in _orders(len(self.micro_batches))
+            ]
+
+    def _spread(self) -> list[tuple[float, float]]:
+        """Distances of exact computations of rows from the reference."""
+        passes = Passes(self.model, self.dtype, 0, self.device)
+        computed = [self._rows(passes, 1), self._rows(passes, 1, "eager"), self._rows(passes, SEVERAL)]
+        return [
+            outcome.distance(expected)
+            for outcomes in computed
+            for outcome, expected in zip(outcomes, self.expected, strict=True)
+        ]
+
+    def _rows(self, passes: Passes, rows_per_pass: int, attention: str = "sdpa") -> list[Outcome]:
+        return [
+            passes.stock(stock_rows(self.batch_maker, micro_batch, rows_per_pass), attention)
+            for micro_batch in self.micro_batches
+        ]
+
+
+def _orders(number: int) -> list[int]:
+    """The numbers below `number` in several random orders, one after another."""
+    rng = random.Random(0)
+    return [index for _ in range(EPOCHS) for index in rng.sample(range(number), number)]

@@ -17,15 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from lookonce.errors import TrainingError
-from lookonce.selftest.attention import Heads, attention_checks, mask_checks
-from lookonce.selftest.layouts import Layout, Lengths, random_layout
-from lookonce.selftest.model import ModelSize
-from lookonce.selftest.model_checks import ModelChecks
-from lookonce.selftest.note import combination
-from lookonce.selftest.passes import ieee_float32
-from lookonce.selftest.questions import Questions
-from lookonce.selftest.report import Check, Report, failed
-from lookonce.selftest.ways import ON_CPU, ON_GPU, Way
+from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, mask_checks, random_layout
+from lookonce.selftest.model import ModelChecks, ModelSize, Questions, ieee_float32
+from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Way, combination, failed
 from lookonce.text import Notify
 from lookonce.train.model.load import PRECISIONS
 

@@ -22,20 +22,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lookonce import page
 from lookonce.datasets.text_files import safe_cell
 from lookonce.eval.compare import Candidate, Comparison, Pair, shown_p
 from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import scores_by
 from lookonce.eval.statistics import Interval
 from lookonce.files import write_text
-from lookonce.page import markup
-from lookonce.page.sections import sentences, subsection
-from lookonce.report.contexts import KINDS, PAIRS, ContextScores
-from lookonce.report.part import Part
-from lookonce.report.runs import ReportedRun
-from lookonce.report.sections.contexts import HEADER as CONTEXTS_HEADER
-from lookonce.report.sections.contexts import Cell, context_cells
-from lookonce.report.sections.cost import Cost
+from lookonce.page import sentences, subsection
+from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
+from lookonce.report.contexts import KINDS, PAIRS, Cell, ContextScores, context_cells
+from lookonce.report.runs import Part, ReportedRun
+from lookonce.report.training import Cost
 from lookonce.study.file import StudyFile
 from lookonce.text import count, duration, listed, table
 
@@ -279,7 +277,7 @@ def arms_table(found: Sequence[ArmFigures]) -> Table:
 
 def arms_part(found: Sequence[ArmFigures], note: str) -> Part:
     """The arms as a part of the page; `note` says whose the majority answers are."""
-    shown = [markup.table(HEADER, [one.row() for one in found]), sentences([one.sentence for one in found])]
+    shown = [page.table(HEADER, [one.row() for one in found]), sentences([one.sentence for one in found])]
     return Part("arms", f"Arms against {found[0].arm}", f"{ARMS_NOTE} {note}", [asdict(one) for one in found], shown)
 
 
@@ -359,7 +357,7 @@ def forgetting_part(found: Sequence[Forgetting]) -> Part:
         for element in subsection(
             f"{' -> '.join(one.arms)}",
             f"Seeds: {listed(list(map(str, one.seeds)))}.",
-            markup.table(its.header, its.lines),
+            page.table(its.header, its.lines),
         )
     ]
     return Part(

@@ -20,10 +20,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.checks.images import CheckedImages, check_images
-from lookonce.checks.model import CheckedModel, check_model
-from lookonce.checks.records import CheckedRecords, check_context, check_records
-from lookonce.checks.settings import check_settings
+from lookonce.checks.check import check_settings
+from lookonce.checks.inputs import (
+    CheckedImages,
+    CheckedModel,
+    CheckedRecords,
+    check_context,
+    check_images,
+    check_model,
+    check_records,
+)
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError, RecordsError, UsageError
 from lookonce.run.config import RunFile

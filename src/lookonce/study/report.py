@@ -31,14 +31,12 @@ from lookonce.eval.join import Run
 from lookonce.eval.scores.metrics import Headline
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.files import write_text
-from lookonce.page.lines import Line, Panel, line_plot
-from lookonce.page.markup import node
-from lookonce.page.sections import key
+from lookonce.page import key
+from lookonce.plots import Line, Panel, line_plot, node
 from lookonce.report.contexts import ContextScores, context_scores
-from lookonce.report.part import Part
 from lookonce.report.report import Report
-from lookonce.report.runs import ReportedRun, open_runs
-from lookonce.report.sections.curves import NUM_COLOURS
+from lookonce.report.runs import Part, ReportedRun, open_runs
+from lookonce.report.training import NUM_COLOURS
 from lookonce.run.config import read_run_file
 from lookonce.run.log_file import read_lines
 from lookonce.run.records import read_splits

@@ -32,7 +32,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM
 from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, check_paths, for_training, read_split
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus
 from lookonce.study.file import LOGS, PAGE, StudyFile, StudyRun, expand, read_study, write_run_files
 from lookonce.study.pool import Job, Outcome, Pool, by_urgency, slots
 from lookonce.study.state import (

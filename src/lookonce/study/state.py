@@ -28,8 +28,7 @@ from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.open import answers_identity
 from lookonce.run.records import read_splits
 from lookonce.run.start_adapter import start_identity
-from lookonce.status.report import TrainingPhase
-from lookonce.status.status import find_scores, find_training
+from lookonce.status import TrainingPhase, find_scores, find_training
 from lookonce.study.file import StudyFile, StudyRun, expand, read_study
 from lookonce.text import count, listed, shell, table
 

@@ -22,7 +22,7 @@ from lookonce.errors import TrainingError
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 NUM_ASKED = 8
 

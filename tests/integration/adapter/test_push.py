@@ -22,12 +22,12 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoPr
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
 from lookonce.errors import ModelError, UsageError
+from lookonce.fetch import fetch
 from lookonce.files import hash_file, write_json
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.version import commit
-from lookonce.workflow.fetch import fetch
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 NAME, BASE = "owner/adapter", "base-owner/base-model"
 TOKEN = "hf_secret"

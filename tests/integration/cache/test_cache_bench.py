@@ -10,10 +10,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lookonce.bench import cache_build, cache_read, matmul
-from lookonce.bench.cache_build import CacheBench, bench_cache
-from lookonce.bench.cache_read import ReadBench, bench_read
-from lookonce.bench.matmul import matmul_flops_per_second
+import lookonce.bench.cache as bench_module
+import lookonce.bench.flops as flops
+from lookonce.bench.cache import CacheBench, ReadBench, bench_cache, bench_read
+from lookonce.bench.flops import matmul_flops_per_second
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import DirectFile
 from lookonce.cli import main
@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (cache_build, cache_read, matmul):
+    for module in (bench_module, flops):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -53,12 +53,12 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
             super().__init__(path, direct=direct)
             self.flush = clock.slow(self.flush, 5.0 if direct else 3.0)
 
-    monkeypatch.setattr(cache_build, "DirectFile", SlowFile)
-    monkeypatch.setattr(cache_build, "save_file", clock.slow(cache_build.save_file, 7.0))
+    monkeypatch.setattr(bench_module, "DirectFile", SlowFile)
+    monkeypatch.setattr(bench_module, "save_file", clock.slow(bench_module.save_file, 7.0))
     inputs = open_run(make_run(), TO_BUILD)
     tower = inputs.load_tower()
     monkeypatch.setattr(tower, "encode", clock.slow(tower.encode, 1.0))  # on a CPU, a batch is one image
-    monkeypatch.setattr(cache_build, "matmul_flops_per_second", lambda device, dtype: 5e9)
+    monkeypatch.setattr(bench_module, "matmul_flops_per_second", lambda device, dtype: 5e9)
     monkeypatch.setattr(tower, "flop", lambda num_tokens: 1000.0 * num_tokens)
     report = bench_cache(
         tmp_path / "caches",
@@ -105,12 +105,12 @@ def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
             clock.now += num_read
         return num_read
 
-    really_get_many, really_read = VisionCache.get_many, cache_read.os.preadv
+    really_get_many, really_read = VisionCache.get_many, bench_module.os.preadv
     lock = threading.Lock()  # several threads read
     monkeypatch.setattr(VisionCache, "get_many", get_many)
     monkeypatch.setattr(VisionCache, "open", clock.slow(VisionCache.open, 2.0))
-    monkeypatch.setattr(cache_read, "os", SimpleNamespace(**vars(cache_read.os) | {"preadv": preadv}))
-    monkeypatch.setattr(cache_read, "IMAGES_PER_CALL", 4)
+    monkeypatch.setattr(bench_module, "os", SimpleNamespace(**vars(bench_module.os) | {"preadv": preadv}))
+    monkeypatch.setattr(bench_module, "IMAGES_PER_CALL", 4)
     report = bench_read(built.folder, 10)
     assert report.num_images == 10 and report.check
     assert [len(names) for names in keys] == [4, 4, 4, 2] and keys[0] == keys[1]  # the first call warms up
@@ -131,7 +131,7 @@ def test_the_commands_print_what_was_measured(built):
 
 
 def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
-    monkeypatch.setattr(matmul, "SIZE", 80)  # an eighth of it on a CPU
+    monkeypatch.setattr(flops, "SIZE", 80)  # an eighth of it on a CPU
     num_products = 0
 
     class Matrix:
@@ -141,6 +141,6 @@ def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
             clock.now += 100.0 if num_products < 5 else 0.5  # the first ones warm up
 
     sizes = []
-    monkeypatch.setattr(matmul.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
+    monkeypatch.setattr(flops.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
     assert matmul_flops_per_second(torch.device("cpu"), torch.float32) == 2 * 10**3 / 0.5
-    assert sizes == [(10, 10)] * 2 and num_products == matmul.NUM_PRODUCTS
+    assert sizes == [(10, 10)] * 2 and num_products == flops.NUM_PRODUCTS

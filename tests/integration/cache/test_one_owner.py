@@ -21,7 +21,7 @@ from lookonce.cache.store.shards import shard_path
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.errors import CacheError
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",

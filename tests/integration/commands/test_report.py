@@ -12,7 +12,7 @@ from lookonce.cli import main
 from lookonce.eval.scores.prediction import write_predictions
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
-from lookonce.status.report import TrainingPhase
+from lookonce.status import TrainingPhase
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -90,8 +90,8 @@ def test_by_default_the_dataset_of_the_definition_is_downloaded(monkeypatch, tmp
         asked.append((name, options["revision"], options["allow_patterns"]))
         raise ConnectionError("no network here")
 
-    monkeypatch.setattr("lookonce.hub.datasets.HfApi.dataset_info", repo_info)
-    monkeypatch.setattr("lookonce.hub.datasets.snapshot_download", snapshot)
+    monkeypatch.setattr("lookonce.hub.HfApi.dataset_info", repo_info)
+    monkeypatch.setattr("lookonce.hub.snapshot_download", snapshot)
     with pytest.raises(SourceError, match="no network here"):
         prepare("kvasir-vqa", tmp_path / "out")
     assert asked == [(NAME, None), (NAME, SECOND, ["*.parquet", "README.md", "LICENSE*"])]

@@ -21,7 +21,7 @@ from lookonce.eval.scores.metrics import BASELINES
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 NAMES = ["val-untuned", "val-shuffled", "val-blank"]

@@ -11,7 +11,7 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 

@@ -11,7 +11,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 
 def test_held_out_questions_are_answered_when_training_ends_and_only_while_the_records_are_the_same(

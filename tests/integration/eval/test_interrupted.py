@@ -15,7 +15,7 @@ from lookonce.eval.answers import engines
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99

@@ -25,7 +25,7 @@ from lookonce.eval.scores.metrics import Baseline
 from lookonce.eval.scores.prediction import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.status.summary import Summary
+from lookonce.summary import Summary
 
 SPLITS = ("val", "test")
 NUM_ASKED = 40

@@ -27,7 +27,7 @@ from lookonce.eval.predict import predict
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.config import RunFile
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 ENGINES = ("shared", "generate")
 QUESTIONS = ["Is there text?", "How many polyps are in the image?", "Is there a box?"]

@@ -23,7 +23,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.train.model.load import load_trained
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"

@@ -29,7 +29,7 @@ from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.batches import Pixels, RowCollator
 from lookonce.train.model.load import load_with_tower, load_without_tower
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 NEW_TOKENS = 5
 PIXELS = {"min_pixels": 1, "max_pixels": 120_000}

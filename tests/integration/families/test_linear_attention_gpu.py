@@ -25,7 +25,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from lookonce.families.kernels import CHUNKED, RECURRENT, RULES, in_one_row, restrict_kernels, without_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.open import OpenRun
-from lookonce.selftest.passes import Outcome, Passes
+from lookonce.selftest.model import Outcome, Passes
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, base_model, load_without_tower
 

@@ -18,7 +18,7 @@ from lookonce.checks.check import check
 from lookonce.eval.answerer import Answerer
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 NUM_ASKED = 6
 MODES = ("shared", "packed", "separate")

@@ -23,7 +23,7 @@ from lookonce.eval.answerer import Answerer
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 

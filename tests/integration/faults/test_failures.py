@@ -20,10 +20,10 @@ from lookonce.eval.run import evaluate_run
 from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.status.status import find_training
+from lookonce.status import find_training
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 FEW = {"steps": 12}

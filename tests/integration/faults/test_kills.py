@@ -13,7 +13,7 @@ import pytest
 
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder, step_of
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 KILLED = """
 import os, signal, sys
@@ -63,7 +63,7 @@ MOMENTS = [
     ("lookonce.train.train.write_json", 1, "before"),  # an adapter without trained.json
     ("lookonce.eval.answers.files:PartialAnswers.add", 1, "after"),  # answers without predictions
     ("lookonce.eval.run.write_json", 1, "before"),  # predictions without scores
-    ("lookonce.workflow.train.write_json", 1, "before"),  # all but the summary
+    ("lookonce.workflow.write_json", 1, "before"),  # all but the summary
 ]
 
 

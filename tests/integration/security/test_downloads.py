@@ -20,8 +20,8 @@ from huggingface_hub import snapshot_download
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, SourceError
+from lookonce.fetch import fetch
 from lookonce.hub import ADAPTER_FILES, download_dataset, download_model, find_adapter
-from lookonce.workflow.fetch import fetch
 
 NAME = "owner/model"
 FIRST = "1" * 39 + "a"

@@ -21,7 +21,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import CHECKSUMS, STATE, RunFolder
 from lookonce.train.loop.checkpoints import damaged_files
 from lookonce.train.model.load import load_trained
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 PICKLES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")

@@ -7,13 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from lookonce.selftest import passes
+import lookonce.selftest.model as passes
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelSize
-from lookonce.selftest.model_checks import ModelChecks
-from lookonce.selftest.questions import Questions, make_batches
+from lookonce.selftest.model import ModelChecks, ModelSize, Questions, make_batches
+from lookonce.selftest.report import ON_CPU
 from lookonce.selftest.run import cpu_sizes, gpu_sizes
-from lookonce.selftest.ways import ON_CPU
 from lookonce.train.data import batches
 from lookonce.train.model import attention, cuda_graphs, loss
 from lookonce.train.model.cuda_graphs import FEATURES, GRIDS, CapturedPasses, shape_of_batch

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from lookonce.selftest.report import Check, Report
-from lookonce.selftest.ways import Way
-from lookonce.workflow.selftest import in_own_process
+from lookonce.selftest.report import Check, Report, Way
+from lookonce.workflow import in_own_process
 
 
 def test_a_report_comes_back_from_a_new_process():

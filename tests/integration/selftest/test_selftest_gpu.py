@@ -8,14 +8,12 @@ import pytest
 import torch
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.selftest.attention import Heads, attention_checks
-from lookonce.selftest.layouts import Layout, Lengths, random_layout
-from lookonce.selftest.model_checks import ModelChecks
-from lookonce.selftest.note import VARIABLE, combination, is_noted_exact
+from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, random_layout
+from lookonce.selftest.model import ModelChecks
+from lookonce.selftest.report import ON_GPU, VARIABLE, Way, combination, is_noted_exact
 from lookonce.selftest.run import gpu_sizes, run_selftest
-from lookonce.selftest.ways import ON_GPU, Way
 from lookonce.train.model import attention, cuda_graphs
-from lookonce.workflow.selftest import check_exact
+from lookonce.workflow import check_exact
 
 pytestmark = COMPILED_ON_GPU
 

@@ -14,9 +14,8 @@ from lookonce.files import write_json
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.progress_file import Progress
-from lookonce.status.report import State
-from lookonce.status.status import RunStatus
-from lookonce.workflow.train import train
+from lookonce.status import RunStatus, State
+from lookonce.workflow import train
 
 ME = Process.this()
 NUM_STEPS = 2

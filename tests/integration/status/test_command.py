@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from click.testing import CliRunner, Result
 
 from lookonce.cli import main
-from lookonce.status.status import next_command
+from lookonce.status import next_command
 
 
 def call(*words: str | Path) -> Result:
@@ -81,5 +81,5 @@ def test_with_slurm_the_next_command_is_its_script(site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "submit.sh").touch()
-    monkeypatch.setattr("lookonce.status.status.shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("lookonce.status.shutil.which", lambda name: f"/bin/{name}")
     assert next_command(site.run, site.read(), Path("run.yaml"), ()) == "slurm/submit.sh run.yaml"

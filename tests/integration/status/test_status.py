@@ -16,7 +16,7 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.run import evaluate_run
 from lookonce.files import write_json
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.status.status import next_command
+from lookonce.status import next_command
 
 
 def nothing(site) -> None:
@@ -160,7 +160,7 @@ STATES: dict[Callable[[Any], None], tuple[list[str], str, list[str], str]] = {
 @pytest.mark.parametrize(("prepare", "expected"), STATES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_what_is_missing_follows_from_the_files(site, monkeypatch, prepare, expected):
     missing, training, notes, command = expected
-    monkeypatch.setattr("lookonce.status.status.shutil.which", lambda name: None)
+    monkeypatch.setattr("lookonce.status.shutil.which", lambda name: None)
     prepare(site)
     state = site.read()
     assert (state.missing(), state.training.state) == (missing, training)

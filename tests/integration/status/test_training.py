@@ -11,7 +11,7 @@ import pytest
 from lookonce.cache.store.claims import Claims
 from lookonce.claim_file import Process
 from lookonce.run.folder import RunFolder
-from lookonce.status.status import find_log, find_training
+from lookonce.status import find_log, find_training
 
 ME = Process.this()
 NOWHERE = replace(ME, machine="another", host="node-7", job="12_3 (restart 1)")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 
 def test_records_that_are_sorted_within_each_image_train_like_those_in_reverse(trainings, make_run, tmp_path):

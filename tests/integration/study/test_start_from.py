@@ -11,7 +11,7 @@ from lookonce.errors import RunFolderError, UsageError
 from lookonce.files import hash_file
 from lookonce.run.folder import RunFolder
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 

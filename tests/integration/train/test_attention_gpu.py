@@ -7,8 +7,7 @@ import random
 import torch
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.selftest.attention import Heads, attention_checks
-from lookonce.selftest.layouts import random_layout
+from lookonce.selftest.attention import Heads, attention_checks, random_layout
 from lookonce.train.model.compile import num_compiled_graphs
 
 pytestmark = COMPILED_ON_GPU

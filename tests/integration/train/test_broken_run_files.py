@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from lookonce.claim_file import Process
 from lookonce.cli import main
 from lookonce.run.folder import RunFolder
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 LIGHT = {
     "status": ("status", "run.yaml"),

@@ -7,9 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelSize, small_model
-from lookonce.selftest.passes import Passes
-from lookonce.selftest.questions import Questions, make_batches
+from lookonce.selftest.model import ModelSize, Passes, Questions, make_batches, small_model
 from lookonce.train.model import attention
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 WARMUP = {"scheduler": "constant_with_warmup", "warmup": 5}

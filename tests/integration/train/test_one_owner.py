@@ -23,14 +23,14 @@ from lookonce.eval.run import evaluate_run
 from lookonce.files import TEMPORARY_MARK
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder
-from lookonce.status.status import find_training
-from lookonce.workflow.train import train
+from lookonce.status import find_training
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 AT_INPUTS = "lookonce.run.open:OpenRun.open_cache"
 AT_STEP = "lookonce.train.loop.log_files:MetricsLog.on_step_begin"
 AT_ADAPTER = "lookonce.train.loop.distributed:Ranks.disband"
-AT_ANSWERS = "lookonce.workflow.train.evaluate"
+AT_ANSWERS = "lookonce.workflow.evaluate"
 AT_EVAL = "lookonce.eval.run.evaluate"
 TRAIN = ("train", "run.yaml")
 ONLY_READ = ("train", "train --resume")

@@ -16,7 +16,7 @@ from lookonce.errors import RunFolderError
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 MODES = ["shared", "separate"]
 QUIET = {"notify": lambda note: None}

@@ -10,7 +10,7 @@ from lookonce.errors import CacheError
 from lookonce.run.log_file import read_curves
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.startup import OTHER
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 

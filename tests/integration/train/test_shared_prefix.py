@@ -25,7 +25,7 @@ from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.loss import forward_loss
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 TOLERANCE = 1e-5
 SIZES = {"min_pixels": 1, "max_pixels": 120_000}

@@ -24,8 +24,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
-from lookonce.selftest.passes import Outcome, Passes
-from lookonce.selftest.questions import stock_rows
+from lookonce.selftest.model import Outcome, Passes, stock_rows
 from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler

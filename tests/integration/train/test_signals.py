@@ -16,7 +16,7 @@ from lookonce.train.loop import distributed as stopping
 from lookonce.train.loop.distributed import RESUME_HINT
 from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.train import Training
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 QUIET = {"notify": lambda note: None}
@@ -168,7 +168,7 @@ def test_a_signal_in_the_last_step_stops_after_saving_the_adapter(trainings, sto
 
 EVALUATED = """
 import os, sys
-import lookonce.workflow.train as run
+import lookonce.workflow as run
 from lookonce.cli import main
 
 def signalled(*arguments, **options):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import Stopped
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 USER_SETTINGS = ("TENSORBOARD", "WANDB", "MLFLOW")
 OTHERS_WARN = pytest.mark.filterwarnings("ignore")  # the trackers use what Python and each other call deprecated

@@ -12,7 +12,7 @@ from lookonce.errors import ImageError
 from lookonce.eval.run import evaluate_run
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 import lookonce.train.train as train_module
-import lookonce.workflow.train as workflow
+import lookonce.workflow as workflow
 from lookonce.cli import main
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.loop import session, trainer

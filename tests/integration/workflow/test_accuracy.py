@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lookonce.errors import Stopped
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lookonce.bench import step_time as bench_step
+import lookonce.bench.step as bench_step
 from lookonce.cli import main
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from lookonce.run.config import RunFile, read_run_file
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 
 def code_of(notebook: Path) -> list[str]:

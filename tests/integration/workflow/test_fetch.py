@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cli import main
 from lookonce.errors import ModelError
-from lookonce.workflow.fetch import fetch, job_environment
+from lookonce.fetch import fetch, job_environment
 
 NAME = "owner/model"
 FIRST, SECOND = "1" * 39 + "a", "2" * 39 + "b"

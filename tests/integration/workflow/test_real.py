@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.bench.step_time import bench_step
-from lookonce.bench.variants import find_variants
+from lookonce.bench.step import bench_step, find_variants
 from lookonce.datasets.sample.model import write_model
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 NUM_STEPS, NUM_MEASURED = 12, 3
 

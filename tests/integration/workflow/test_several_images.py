@@ -16,7 +16,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 MODES = ("shared", "packed", "separate")
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, Dataset, card, find_dataset
-from lookonce.report.data import SplitFacts
+from lookonce.report.runs import SplitFacts
 
 SCORES = {
     "overall": {"num_questions": 69, "exact_match": 0.884, "majority": 0.435},

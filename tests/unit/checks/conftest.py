@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lookonce.checks.check import check
-from lookonce.checks.model import check_model
+from lookonce.checks.inputs import check_model
 from lookonce.checks.report import CheckReport, Result
 from lookonce.run.config import RunFile
 
@@ -60,7 +60,7 @@ def the_sample_model_is_checked_once(sample: Path) -> Iterator[None]:
         return found[sections]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lookonce.checks.model.check_model", check_once)
+        patch.setattr("lookonce.checks.inputs.check_model", check_once)
         yield
 
 

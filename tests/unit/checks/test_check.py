@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.checks import disk
+import lookonce.checks.check as module
 from lookonce.errors import ModelError
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_BUILD, open_run
@@ -172,7 +172,7 @@ def test_another_model_or_other_pixels_have_no_cache_and_what_differs_is_named(c
 
 
 def test_a_full_disk_is_named_with_what_is_missing(checked, monkeypatch):
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(module, "free_bytes", lambda folder: 1_000_000)
     value = checked().one("disk").value
     assert "only 1.0 MB free" in value and "features in" in value and "checkpoints in" in value
 
@@ -250,7 +250,7 @@ def test_a_file_that_is_not_an_image_is_named(checked, own):
     ],
 )
 def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch, frozen, expected):
-    monkeypatch.setattr("lookonce.checks.memory.measured_name", lambda path, config: "Qwen3-VL-8B")
+    monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
     results = checked(f"train.frozen={frozen}", gpu_gb=80).report.results
     found = next(one for one in results if one.what == "GPU memory")
     assert found.value.endswith(expected)
@@ -272,7 +272,7 @@ def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch, froze
     ],
 )
 def test_gpu_memory_is_compared_with_the_measurements(checked, monkeypatch, gpu_gb, level, advice):
-    monkeypatch.setattr("lookonce.checks.memory.measured_name", lambda path, config: "Qwen3-VL-8B")
+    monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
     found = next(one for one in checked(gpu_gb=gpu_gb).report.results if one.what == "GPU memory")
     assert found.level == level and "packs of 8,192 tokens: about 49 GB" in found.value
     assert found.do == (f"{advice} (docs/training.md#memory)" if advice else "")

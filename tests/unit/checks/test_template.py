@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.checks.template import refusal, without_thinking
+from lookonce.checks.inputs import refusal, without_thinking
 from lookonce.train.data.token_stats import TokenCounter
 
 END = "'<|im_end|>\\n'"

@@ -273,7 +273,7 @@ def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
         "lookonce.eval.run.evaluate_run",
         "lookonce.run.open.source_of",
     )
-    for name in (*opened, "lookonce.status.status.RunStatus.open"):
+    for name in (*opened, "lookonce.status.RunStatus.open"):
         monkeypatch.setattr(name, fail)
     monkeypatch.chdir(run_file.parent)
     path = run_file.rename("my run.yaml").name
@@ -285,7 +285,7 @@ def test_advice_for_several_run_files_names_none(run_file, monkeypatch):
     def fail(*args, **kwargs):
         raise CacheError("broken; run: lookonce cache repair RUN.yaml")
 
-    monkeypatch.setattr("lookonce.status.status.RunStatus.open", fail)
+    monkeypatch.setattr("lookonce.status.RunStatus.open", fail)
     other = run_file.with_name("b.yaml")
     other.write_text(run_file.read_text())
     assert "lookonce cache repair RUN.yaml" in run("status", run_file, other).stderr

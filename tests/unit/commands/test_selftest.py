@@ -8,9 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from lookonce.cli import main
-from lookonce.selftest.note import note_path
-from lookonce.selftest.report import Check, Report
-from lookonce.selftest.ways import Way
+from lookonce.selftest.report import Check, Report, Way, note_path
 
 
 @pytest.fixture

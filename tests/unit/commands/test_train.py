@@ -23,7 +23,7 @@ def test_json_on_stdout_is_alone_whatever_libraries_print(run_file, monkeypatch)
         options["notify"]("read records: 0.1 s")
         return FakeSummary()
 
-    monkeypatch.setattr("lookonce.workflow.train.train", train)
+    monkeypatch.setattr("lookonce.workflow.train", train)
     result = CliRunner().invoke(main, ["train", str(run_file), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"num_steps": 3}

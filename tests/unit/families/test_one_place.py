@@ -20,7 +20,7 @@ ALLOWED = {
     "datasets/sample/model.py": {"vision_start", "vision_end", "image_pad", "Qwen2VL"},  # it writes a tokenizer and
     # settings of that image processor
     "src/lookonce/adapter/card.py": {"visual"},  # the name of a task on the Hub
-    "src/lookonce/selftest/questions.py": {"vision_start", "vision_end", "image_pad"},  # its own model's tokens
+    "src/lookonce/selftest/model.py": {"vision_start", "vision_end", "image_pad"},  # its own model's tokens
 }
 """What single modules may name, and why."""
 ASKED = {"model_type"}

@@ -8,8 +8,7 @@ from pathlib import Path
 from support.answers import questions, wrong
 
 from lookonce.datasets.formats.record import Record, Turn
-from lookonce.report.data import DataFacts, overlap
-from lookonce.report.runs import open_runs
+from lookonce.report.runs import DataFacts, open_runs, overlap
 
 TRAIN = [Record((Path(f"/train/{number}.jpg"),), (Turn("q", "yes"),)) for number in range(3)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lookonce.report.part import words
+from lookonce.report.runs import words
 
 
 def test_a_text_without_anything_to_see_is_named_and_a_long_one_is_cut():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.answers import questions, wrong
 
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.report.scores import MAX_GROUPS, score_run
+from lookonce.report.runs import MAX_GROUPS, score_run
 
 
 def test_the_interval_of_all_is_that_of_the_evaluation():

@@ -7,7 +7,7 @@ import random
 from support.answers import questions, wrong
 
 from lookonce.eval.join import Run
-from lookonce.report.sheet import NUM_SHOWN, draw_sheet
+from lookonce.report.answers import NUM_SHOWN, draw_sheet
 
 
 def run(name: str, rows) -> Run:

@@ -248,8 +248,8 @@ def test_the_name_of_a_note_depends_on_model_and_settings_alone(tmp_path):
 def test_a_model_of_the_hub_is_located_once(run, monkeypatch, tmp_path, needs):
     """Between two requests its branch may move to another commit."""
     folders = iter([run.model.path])
-    monkeypatch.setattr("lookonce.hub.models.snapshot_download", lambda *_, **__: next(folders))
-    monkeypatch.setattr("lookonce.hub.models.verify", lambda *_: False)
+    monkeypatch.setattr("lookonce.hub.snapshot_download", lambda *_, **__: next(folders))
+    monkeypatch.setattr("lookonce.hub.verify", lambda *_: False)
     monkeypatch.chdir(tmp_path)
     of_hub = run.model_copy(update={"model": run.model.model_copy(update={"path": "owner/name"})})
     assert open_run(of_hub, needs).fingerprint == computed(run)

@@ -14,7 +14,7 @@ from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import FROM_CACHE, TO_LOOK, open_run
 from lookonce.run.records import HELD_OUT, trained_on
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.errors import FeaturesMissing, ImageError
 from lookonce.run.open import FROM_CACHE, TO_BUILD, TO_LOOK, open_run
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus
 
 GOOD, BAD, MISSING = ("a.png", "b.png"), "text.png", "nowhere.png"
 
@@ -127,7 +127,7 @@ def test_answers_that_were_coerced_are_counted_once_for_each_split(make_run, wri
 )
 def test_wrong_paths_are_found_before_the_slow_imports(make_run, tmp_path, monkeypatch, words, key, message):
     """They were reported after 5 to 8 seconds."""
-    for name in ("torch", "lookonce.workflow.train", "lookonce.run.open", "lookonce.bench.step_time"):
+    for name in ("torch", "lookonce.workflow", "lookonce.run.open", "lookonce.bench.step"):
         monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
     (tmp_path / "run.yaml").write_text(make_run().model_dump_json())
     done = CliRunner().invoke(main, [*words, str(tmp_path / "run.yaml"), "--set", f"{key}=/nowhere/x"])

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from support.answers import look_trained
 
-from lookonce.checks.start import check_start
+from lookonce.checks.check import check_start
 from lookonce.errors import ModelError, UsageError
 from lookonce.run.folder import RunFolder
 from lookonce.run.sections.lora import LoraSection

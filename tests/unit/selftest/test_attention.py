@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lookonce.selftest import attention as checked
-from lookonce.selftest.attention import Heads, attention_checks, mask_checks
-from lookonce.selftest.layouts import Layout, Lengths, random_layout
+from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, mask_checks, random_layout
 from lookonce.train.model import attention
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from lookonce.selftest.layouts import Layout, Lengths, random_layout
+from lookonce.selftest.attention import Layout, Lengths, random_layout
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import dense_mask
 

@@ -7,10 +7,8 @@ import subprocess
 
 import pytest
 
-from lookonce.selftest import note
-from lookonce.selftest.note import combination, is_noted_exact, note_path, noted_exact, save_note
-from lookonce.selftest.report import Check, Report
-from lookonce.selftest.ways import Way
+import lookonce.selftest.report as note
+from lookonce.selftest.report import Check, Report, Way, combination, is_noted_exact, note_path, noted_exact, save_note
 
 RUN = subprocess.run
 HERE = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}

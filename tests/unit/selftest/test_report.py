@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from lookonce.selftest.report import FACTOR, ROUNDING, Check, Report, failed, within_spread
-from lookonce.selftest.ways import ON_CPU, ON_GPU, ROWS, Way
+from lookonce.selftest.report import FACTOR, ON_CPU, ON_GPU, ROUNDING, ROWS, Check, Report, Way, failed, within_spread
 
 COMBINATION = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lookonce.selftest import run
-from lookonce.selftest.report import Check
+from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Way
 from lookonce.selftest.run import Comparison, gpu_sizes
-from lookonce.selftest.ways import ON_CPU, ON_GPU, Way
 from lookonce.text import quiet
 
 

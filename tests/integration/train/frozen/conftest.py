@@ -8,7 +8,7 @@ import pytest
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 
 @pytest.fixture(scope="module", params=["nf4", "int8"])

@@ -13,7 +13,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
 from lookonce.train.model.frozen import Fp8Linear
 from lookonce.train.model.load import load_trained
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 
 @pytest.fixture(scope="module")

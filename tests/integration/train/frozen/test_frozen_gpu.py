@@ -21,15 +21,14 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections.batch import BatchSection
-from lookonce.selftest.passes import Outcome, Passes
-from lookonce.selftest.questions import stock_rows
+from lookonce.selftest.model import Outcome, Passes, stock_rows
 from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.packing import Pack
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
 from lookonce.train.model.load import PRECISIONS, load_without_tower
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 pytestmark = COMPILED_ON_GPU
 

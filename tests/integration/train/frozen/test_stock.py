@@ -16,7 +16,7 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")
 

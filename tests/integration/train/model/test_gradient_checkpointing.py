@@ -15,11 +15,11 @@ from torch import nn
 from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.train import UNQUANTISED
-from lookonce.selftest.passes import Passes
+from lookonce.selftest.model import Passes
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.load import load_without_tower
-from lookonce.workflow.train import train
+from lookonce.workflow import train
 
 CPU = torch.device("cpu")
 COMPILE = nn.Module.compile

@@ -12,9 +12,7 @@ from support.trainings import COMPILED_ON_GPU
 
 from lookonce.run.sections.train import Checkpointing
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelSize, small_model
-from lookonce.selftest.passes import Outcome, Passes
-from lookonce.selftest.questions import MERGE_SIZE, Questions, make_batches
+from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, make_batches, small_model
 from lookonce.train.data.batches import Batch
 from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch

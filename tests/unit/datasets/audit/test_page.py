@@ -16,7 +16,7 @@ from lookonce.cli import main
 from lookonce.datasets.audit.audit import audit
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.report import SIDE, draw_contact_sheet, to_page
-from lookonce.page.sections import Section
+from lookonce.page import Section
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_LOOK, open_run
 from lookonce.run.records import check_paths, read_splits
-from lookonce.status.status import RunStatus
+from lookonce.status import RunStatus
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
 BY_STAGE = {"order": {"by": "stage", "lessons": [1, 2, 3]}}

@@ -1,0 +1,456 @@
+"""Measure training variants side by side: the same model, records and adapter, through each variant's whole pipeline.
+
+plain      stock Trainer: one padded row per question, random order, the tower in every step
+liger      the same with Liger's kernels (https://github.com/linkedin/Liger-Kernel)
+cached     padded rows too, but features from the cache and logits of targets only
+tower      `packed` with the tower in every step: the best that a trainer without padding can do
+packed     no padding, from the cache; each question with its own copy of the image
+shared     all questions about an image share one pass over its tokens
+fp8        `shared` with the frozen weights' products in fp8
+
+Design: each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging. Whole epochs are
+timed, so that every variant runs the same samples. Waiting for data is included; the first steps, which warm up, are
+not. The measurement adds no host-device sync between its first and last step. Each sample's tokens are counted as if it
+stood alone, so that a variant that processes fewer tokens does not look slower. MFU compares the FLOPs of the matrix
+products with those that this GPU reaches in large products. Under torchrun the processes share each step as they do in
+training, and times are of all of them together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from lookonce import environment
+from lookonce.bench.flops import matmul_flops_per_second, num_flops
+from lookonce.errors import UsageError
+from lookonce.families.family import Family
+from lookonce.run.config import RunFile
+from lookonce.run.open import OpenRun
+from lookonce.run.sections.train import UNQUANTISED, Frozen
+from lookonce.run.startup import Startup
+from lookonce.text import Notify, count, duration, table
+from lookonce.train.data.batches import IGNORED, Batch, CachedFeatures, FeatureSource, Pixels, RowCollator
+from lookonce.train.data.sampler import Sampler
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.arguments import training_arguments
+from lookonce.train.loop.log_files import STOCK_PRINTERS
+from lookonce.train.loop.session import make_trainer
+from lookonce.train.loop.trainer import RunTrainer
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.frozen import check_frozen
+from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
+
+HEADER = (
+    "",
+    "samples/s",
+    "ms/sample",
+    "",
+    "tokens/s",
+    "MFU",
+    "wait",
+    "peak GB",
+    "epoch",
+    "before",
+    "first loss",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measured steps of one variant."""
+
+    variant: str
+    description: str
+    num_steps: int
+    num_samples: int
+    seconds: float
+    warm_up_seconds: float
+    """Time before the measured steps: the trial of packs with its compilation and capturing, and the first steps."""
+    wait_share: float
+    """Share of the time that was spent waiting for data."""
+    tokens_per_second: float
+    """Each sample's tokens are counted as if it stood alone, without padding."""
+    mfu: float | None
+    """FLOPs of the language model's matrix products over those that the GPU reaches; None without a GPU."""
+    peak_gb: float | None
+    losses: list[float]
+    """Logged losses. Variants that see the same samples in the first step have the same first loss."""
+
+    @property
+    def ms_per_sample(self) -> float:
+        return 1e3 * self.seconds / self.num_samples
+
+    def text(self) -> str:
+        mfu = "" if self.mfu is None else f", MFU {_percent(self.mfu)}"
+        peak = "" if self.peak_gb is None else f", peak {_gigabytes(self.peak_gb)} GB"
+        return f"{self.variant}: {self.ms_per_sample:.2f} ms per sample{mfu}, wait {_percent(self.wait_share)}{peak}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys are those of the first version, which called variants ways."""
+        return {
+            "way": self.variant,
+            "says": self.description,
+            "num_steps": self.num_steps,
+            "num_samples": self.num_samples,
+            "seconds": self.seconds,
+            "warm_up_seconds": self.warm_up_seconds,
+            "wait_share": self.wait_share,
+            "tokens_per_second": self.tokens_per_second,
+            "products_share": self.mfu,
+            "peak_gb": self.peak_gb,
+            "losses": self.losses,
+            "ms_per_sample": self.ms_per_sample,
+        }
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """All variants that were measured."""
+
+    measured: list[Measured]
+    samples_per_step: int
+    samples_per_epoch: int
+    """Training samples of the run."""
+    tflops: float | None
+    """TFLOP/s that the GPU reaches in large matrix products."""
+    num_ranks: int = 1
+    """Processes that shared each step."""
+    missing: tuple[str, ...] = ()
+    """Variants that were not measured to the end."""
+
+    def speedup(self, one: Measured) -> float:
+        """How many times faster a variant is than the first."""
+        return self.measured[0].ms_per_sample / one.ms_per_sample
+
+    def text(self) -> str:
+        notes = [f"  {one.variant}: {one.description} ({count(one.num_steps, 'step')})" for one in self.measured]
+        missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
+        rate = [f"  MFU: matrix products' share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
+        samples = count(self.samples_per_epoch, "training sample")
+        epoch = f"  epoch: the {samples} of this run; before: compilation and first steps"
+        shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
+        steps = f"  {self.samples_per_step} samples per step{shared}"
+        return "\n".join(
+            [table(HEADER, [self._row(one) for one in self.measured]), *notes, *missing, *rate, epoch, steps]
+        )
+
+    def _row(self, one: Measured) -> tuple[str, ...]:
+        return (
+            one.variant,
+            f"{1e3 / one.ms_per_sample:.1f}",
+            f"{one.ms_per_sample:.2f}",
+            f"{self.speedup(one):.1f}x",
+            f"{one.tokens_per_second:,.0f}",
+            _percent(one.mfu),
+            _percent(one.wait_share),
+            _gigabytes(one.peak_gb),
+            duration(one.ms_per_sample * self.samples_per_epoch / 1e3),
+            duration(one.warm_up_seconds),
+            f"{one.losses[0]:.4f}",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ways": [one.to_json() for one in self.measured],
+            "samples_per_step": self.samples_per_step,
+            "samples_per_epoch": self.samples_per_epoch,
+            "tflops": self.tflops,
+            "num_ranks": self.num_ranks,
+            "missing": self.missing,
+        }
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _gigabytes(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1f}"
+
+
+CHECKPOINTING = next(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
+"""The name of the stock Trainer's setting, which has no other form; the second is that of transformers 5.17."""
+PLAIN_ROWS = 4
+"""Rows per forward pass of stock training, a common setting: more do not fit a GPU of 80 GB."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train."""
+
+    name: str
+    description: str
+    mode: str | None
+    """The run file's `batch.mode`; None for the stock Trainer's batches."""
+    has_tower: bool
+    package: str = ""
+    """The package that must be installed for it."""
+    frozen: Frozen | None = None
+    """Its `train.frozen`, if not that of the run file."""
+
+    @property
+    def has_packs(self) -> bool:
+        return self.mode in ("packed", "shared")
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("plain", "stock Trainer, padded rows, tower in every step", None, True),
+        Variant("liger", "the same with Liger's kernels", None, True, "liger_kernel"),
+        Variant("cached", "padded rows, features from the cache", "separate", False),
+        Variant("tower", "packs, every question its own image, tower in every step", "packed", True),
+        Variant("packed", "packs, every question its own image, from the cache", "packed", False),
+        Variant("shared", "packs, questions share their image, from the cache", "shared", False),
+        Variant("fp8", "shared, frozen products in fp8", "shared", False, frozen="fp8"),
+    )
+}
+
+
+def find_variants(names: Sequence[str]) -> list[Variant]:
+    """The variants with these names; Liger's is last, because it replaces transformers' classes permanently.
+
+    Raises:
+        UsageError: a name is unknown, or what its variant needs is not installed, or the GPU cannot multiply in fp8.
+    """
+    for name in names:
+        if name not in VARIANTS:
+            raise UsageError(f"no training variant is named {name!r}; choose from {', '.join(VARIANTS)}")
+        package = VARIANTS[name].package
+        if package and importlib.util.find_spec(package) is None:
+            raise UsageError(f"{name} needs {package}; install it with: pip install liger-kernel")
+        check_frozen(VARIANTS[name].frozen or UNQUANTISED, "train.frozen")
+    return sorted((VARIANTS[name] for name in names), key=lambda variant: variant.name == "liger")
+
+
+def set_up(
+    variant: Variant,
+    opened: OpenRun,
+    examples: Sequence[Example],
+    num_steps: int,
+    folder: Path,
+    notify: Notify,
+) -> tuple[Any, Any]:
+    """A model with a new adapter, and a trainer of `num_steps` steps that saves nothing; `notify` gets its notes."""
+    if variant.name == "liger":
+        _patch_with_liger(opened.model_folder.family)
+    opened = opened.changed(run=_run_of(variant, opened.run))
+    run, model_folder = opened.run, opened.model_folder
+    load = load_with_tower if variant.has_tower else load_without_tower
+    model = load(model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
+    model = add_lora(model, model_folder, run.lora, run.train.seed)
+    arguments: dict[str, Any] = {
+        "max_steps": num_steps,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": False,
+    }
+    if variant.mode is None:
+        return model, _stock_trainer(opened, model, examples, folder, arguments)
+    source: FeatureSource = CachedFeatures(opened.cache, int(run.train.host_cache_gb * 1e9))
+    if variant.has_tower:
+        source = Pixels(opened.processor, opened.images.path_of)
+    settings = training_arguments(run, folder, **arguments)
+    return model, make_trainer(opened, model, settings, examples, startup=Startup(notify), source=source)
+
+
+def _patch_with_liger(family: Family) -> None:
+    import liger_kernel.transformers
+
+    patch = getattr(liger_kernel.transformers, f"apply_liger_kernel_to_{family.model_type}", None)
+    if patch is None:
+        raise UsageError(f"the installed liger-kernel has no kernels for {family.name}; leave out the variant liger")
+    patch()
+
+
+def _run_of(variant: Variant, run: RunFile) -> RunFile:
+    changes = {"mode": variant.mode, "samples_per_forward": PLAIN_ROWS} if variant.mode else {}
+    train = run.train.model_copy(update={"frozen": variant.frozen} if variant.frozen else {})
+    return run.model_copy(update={"batch": run.batch.model_copy(update=changes), "train": train})
+
+
+def _stock_trainer(
+    opened: OpenRun, model: Any, examples: Sequence[Example], folder: Path, arguments: dict[str, Any]
+) -> Any:
+    run = opened.run
+    rows = min(PLAIN_ROWS, run.batch.samples_per_step)
+    rows_of_all_ranks = rows * environment.num_ranks()
+    settings = training_arguments(
+        run,
+        folder,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=max(run.batch.samples_per_step // rows_of_all_ranks, 1),
+        dataloader_num_workers=min(len(os.sched_getaffinity(0)) - 1, 8) if torch.cuda.is_available() else 0,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **arguments | {CHECKPOINTING: bool(run.train.gradient_checkpointing)},
+    )
+    pixels = Pixels(opened.processor, opened.images.path_of)
+    collate = StockCollator(opened.row_collator(pixels))
+    trainer = Trainer(model, settings, data_collator=collate, train_dataset=examples)
+    for printer in STOCK_PRINTERS:
+        trainer.remove_callback(printer)
+    return trainer
+
+
+@dataclass(frozen=True)
+class StockCollator:
+    """Batches for transformers' models: with labels of whole rows, from which the model computes its own loss."""
+
+    rows: RowCollator
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        batch = self.rows(examples)
+        del batch["logits_to_keep"], batch["targets"], batch["weights"]
+        length = batch["input_ids"].shape[1]
+        flags = [torch.from_numpy(example.expanded(self.rows.image_token_id)[1]) for example in examples]
+        supervised = torch.stack([pad(row, (0, length - len(row))) for row in flags])
+        return batch | {"labels": torch.where(supervised, batch["input_ids"], IGNORED)}
+
+
+NUM_WARMUP_STEPS = 2
+MIN_SECONDS = 8
+"""Fast variants run more epochs, until they have been timed for this long."""
+MAX_STEPS = 100_000
+"""A limit that is never reached: the clock stops the trainer."""
+
+
+def bench_step(
+    opened: OpenRun,
+    examples: Sequence[Example],
+    variants: Sequence[Variant],
+    num_steps: int = 0,
+    notify: Notify = lambda text: None,
+) -> Iterator[StepReport]:
+    """Train variants and measure them; nothing is saved. `notify` gets notes.
+
+    Each runs at least `num_steps` optimizer steps, or whole epochs if that is 0.
+
+    Yields:
+        After each variant the report of all so far, so that a time limit loses only the variant that it interrupts.
+    """
+    rate = None
+    if torch.cuda.is_available():
+        device = torch.device("cuda", environment.local_rank())
+        torch.cuda.set_device(device)  # else all processes would measure on the first GPU
+        rate = matmul_flops_per_second(device, torch.bfloat16)
+    samples_per_step = opened.run.batch.samples_per_step
+    measured: list[Measured] = []
+    for number, variant in enumerate(variants, start=1):
+        measured.append(_measure(variant, opened, examples, num_steps, rate, notify))
+        missing = tuple(later.name for later in variants[number:])
+        num_ranks = environment.num_ranks()
+        yield StepReport([*measured], samples_per_step, len(examples), rate and rate / 1e12, num_ranks, missing)
+
+
+def _measure(
+    variant: Variant,
+    opened: OpenRun,
+    examples: Sequence[Example],
+    num_steps: int,
+    rate: float | None,
+    notify: Notify,
+) -> Measured:
+    _free_memory()
+    batch = opened.run.batch
+    in_epoch = math.ceil(len(examples) / batch.samples_per_step)
+    with tempfile.TemporaryDirectory() as folder:
+        notify(f"{variant.name}: {variant.description}")
+        model, trainer = set_up(variant, opened, examples, MAX_STEPS, Path(folder), notify)
+        trainer.captures_all = True  # else the measured steps would capture
+        clock = _Clock(trainer, num_steps, num_steps or in_epoch)
+        compiled = opened.run.train.compile and torch.cuda.is_available()
+        with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
+            trainer.train()
+    share_of_epoch = clock.num_steps / in_epoch
+    flops = flops_of_epoch(opened, model, examples, variant.mode) * share_of_epoch
+    measured = Measured(
+        variant=variant.name,
+        description=variant.description,
+        num_steps=clock.num_steps,
+        num_samples=round(len(examples) * share_of_epoch),
+        seconds=clock.seconds,
+        warm_up_seconds=clock.warm_up_seconds,
+        wait_share=clock.waited / clock.seconds,
+        tokens_per_second=sum(example.num_tokens for example in examples) * share_of_epoch / clock.seconds,
+        mfu=rate and flops / rate / trainer.args.world_size / clock.seconds,
+        peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+        losses=[log["loss"] for log in trainer.state.log_history if "loss" in log],
+    )
+    notify(measured.text())
+    return measured
+
+
+def flops_of_epoch(opened: OpenRun, model: Any, examples: Sequence[Example], mode: str | None) -> int:
+    """FLOPs of the matrix products of an epoch in a variant's `batch.mode`."""
+    batch = opened.run.batch.model_copy(update={"mode": mode or "separate"})
+    sampler = Sampler.of(examples, opened.chat_tokenizer.image_token_id, batch, seed=0)
+    packs = (micro_batch.pack for step in sampler.epoch(0) for micro_batch in step)
+    return num_flops(model, (group for pack in packs for group in pack.groups), examples)
+
+
+class _Clock(TrainerCallback):
+    """Times a trainer's steps after the warm-up steps, and stops it."""
+
+    def __init__(self, trainer: Any, num_steps: int, multiple: int) -> None:
+        """Stop after `num_steps`, or after `MIN_SECONDS` if that is 0, at a multiple of `multiple` steps."""
+        self._wanted, self._multiple = num_steps, multiple
+        self.num_steps = 0
+        self.warm_up_seconds = 0.0
+        """Time from the start of training to the first measured step: mostly compilation."""
+        self.seconds = self.waited = 0.0
+        """Duration of the measured steps, and how long they waited for data."""
+        self._began = (time.perf_counter(), 0.0)
+        self._trainer, self._waited = trainer, 0.0
+        if not isinstance(trainer, RunTrainer):
+            self._get, trainer.get_batch_samples = trainer.get_batch_samples, self._timed
+        trainer.add_callback(self)
+
+    def _timed(self, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        found = self._get(*arguments)
+        self._waited += time.perf_counter() - start
+        return found
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.num_steps = state.global_step - NUM_WARMUP_STEPS
+        if self.num_steps == 0:
+            ready = self._now()
+            self.warm_up_seconds, self._began = ready[0] - self._began[0], ready
+        elif self.num_steps > 0 and self.num_steps % self._multiple == 0:
+            seconds, waited = self._now()
+            self.seconds, self.waited = seconds - self._began[0], waited - self._began[1]
+            control.should_training_stop = self._agreed(bool(self._wanted) or self.seconds >= MIN_SECONDS)
+
+    def _agreed(self, is_over: bool) -> bool:
+        """Whether it is over on any process: their clocks differ, and all must stop after the same step."""
+        accelerator = self._trainer.accelerator
+        return bool(accelerator.reduce(torch.tensor(float(is_over), device=accelerator.device), "sum"))
+
+    def _now(self) -> tuple[float, float]:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter(), getattr(self._trainer, "wait_seconds", self._waited)
+
+
+def _free_memory() -> None:
+    """Free the memory of the variant before, whose trainer and callbacks form a cycle; it would count as peak."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

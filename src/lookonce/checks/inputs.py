@@ -1,0 +1,468 @@
+"""The inputs of a run: its records, its model with tokenizer and chat template, its images, and the lengths of records.
+
+Design: every file that is missing and every record that cannot be read is reported, not only the first. The first
+records of each file are read, unless all are asked for, so that a check of a million records takes seconds as well.
+Which records are selected, and in which lesson each is, can only be judged of all of them; so all are read if the run
+file selects or orders them.
+
+The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
+itself says which modules are trained, and how many weights they have. A conversation of two words is rendered as
+training renders records: what is refused there is the chat template's fault and not a record's, so it is said once and
+not for each record. Whether a template thinks is decided by rendering it again with `enable_thinking: false`, not by
+the model's name: published templates of one family differ.
+
+The plan and its stamps say which images the cache knows, as for training, so an image that is encoded is not opened and
+need not exist. The others are read. What is stored is not verified: `lookonce cache verify` does that. The fingerprint
+is computed, which reads the tower, only if there are caches and it was not recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from lookonce.cache.build.progress import index_from_plan, planned_tokens
+from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.metadata import MANIFEST, read_manifest, read_plan
+from lookonce.cache.store.reader import VisionCache
+from lookonce.checks.report import Result
+from lookonce.datasets.images import ImageIndex, bytes_key, read_header, read_many
+from lookonce.datasets.records import Record, RecordsFile, Turn
+from lookonce.errors import BadImage, CacheError, ImageError, LookonceError, ModelError, RecordsError
+from lookonce.hub import locate
+from lookonce.run.config import RunFile
+from lookonce.run.open import fingerprint_of, source_of
+from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
+from lookonce.run.sections.batch import BatchSection
+from lookonce.text import count, first_line, listed, located, shell, size
+from lookonce.train.data.token_stats import Distribution, TokenCounter
+
+NUM_NAMED = 3
+"""How many of the records or images with one problem are named."""
+ANY = Record((Path("image"),), (Turn("question", "answer"),), origin="every record")
+
+
+def refusal(counter: TokenCounter) -> str | None:
+    """Why training refuses all records with the chat template of a model; None if it does not."""
+    try:
+        counter.example(ANY, [""], [0])
+    except RecordsError as error:
+        return str(error)
+    return None
+
+
+def without_thinking(folder: Path, counter: TokenCounter) -> TokenCounter | None:
+    """A counter of the model in `folder` with `enable_thinking: false`, if training refuses the template without it.
+
+    None if the template of `counter` is not refused, or is refused with `enable_thinking: false` too.
+    """
+    if refusal(counter) is None:
+        return None
+    try:
+        told = TokenCounter(folder, enable_thinking=False)
+    except ModelError:  # the template does not know the variable
+        return None
+    return None if refusal(told) else told
+
+
+@dataclass
+class CheckedRecords:
+    """Records of a run, by split."""
+
+    by_split: dict[str, list[Record]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    is_complete: bool = True
+    """Whether all records were read, and not only the first of each file."""
+    readable: dict[str, list[Record]] = field(default_factory=dict)
+    """The records of each split without mistakes, before some are left out."""
+
+    def all(self) -> Iterator[Record]:
+        return chain.from_iterable(self.by_split.values())
+
+    @property
+    def num_records(self) -> int:
+        return sum(map(len, self.by_split.values()))
+
+    def images(self) -> dict[Path, str]:
+        """Each image with the origin of the first record that shows it."""
+        found: dict[Path, str] = {}
+        for record in self.all():
+            for path in record.images:
+                found.setdefault(path, record.origin)
+        return found
+
+
+def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
+    """Read the records of all splits, at most `most` of each file; None for all."""
+    records = CheckedRecords()
+    results: list[Result] = []
+    data = run.data
+    is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.lesson_order)
+    most = None if is_selective else most
+    for split in SPLITS:
+        problems: list[Result] = []
+        for path in getattr(data, split):
+            problems += _read(run, path, split, records, most, results)
+        results += problems
+        if records.by_split[split] and not problems:
+            records.readable[split] = records.by_split[split]
+    if is_selective and not results:
+        results += _select(run, records)
+    return records, results
+
+
+def _select(run: RunFile, records: CheckedRecords) -> list[Result]:
+    """Select the training records as the run does, and say which are left out."""
+    notes: list[str] = []
+    try:
+        records.by_split = for_training(run, records.by_split, notes.append)
+    except LookonceError as error:
+        return [_refused(error)]
+    return [Result("ok", "records", note) for note in notes]
+
+
+def check_context(run: RunFile, records: CheckedRecords, keys: Mapping[Path, str]) -> list[Result]:
+    """Hold a fold out and give the records their contexts, as training does; `keys` are those of known images."""
+    notes: list[str] = []
+    images = ImageIndex({**keys}, {})
+    try:
+        records.by_split = without_fold(run, records.by_split, images, notes.append)
+        records.by_split = with_contexts(run, records.by_split, images, notes.append)
+    except LookonceError as error:
+        return [_refused(error)]
+    return [Result("ok", "records", note) for note in notes]
+
+
+def _refused(error: LookonceError) -> Result:
+    value, _, do = str(error).partition("; ")
+    return Result("error", "records", value, do)
+
+
+def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:
+    """The number of records of each split without mistakes, and of images, by their `keys` where these are known."""
+    for split, found in records.readable.items():
+        num_images = len({keys.get(path, str(path)) for record in found for path in record.images})
+        yield Result("ok", "records", f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}")
+
+
+def _read(
+    run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None, notes: list[Result]
+) -> list[Result]:
+    """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
+    broken: list[str] = []
+    file = RecordsFile(
+        path,
+        run.data.image_root,
+        format=run.data.format,
+        coerce_answers=run.data.coerce_answers,
+        broken=lambda origin, error: broken.append(str(error)),
+    )
+    try:
+        found = iter(file)
+        records.by_split[split] += islice(found, most)
+        records.is_complete &= most is None or next(found, None) is None
+    except RecordsError as error:
+        broken.append(str(error))
+    notes += [Result("ok", "records", note)] if (note := file.note()) else []
+    if not path.exists():
+        value = f"data.{split}: no records file at {located(path)}"
+        return [Result("error", "records", value, f"correct `data.{split}`, or start in the folder of the path")]
+    if not broken:
+        return []
+    value = f"data.{split}: {count(len(broken), 'record')} cannot be read: {listed(broken, NUM_NAMED)}"
+    audit = shell("lookonce", "data", "audit", path)
+    return [Result("error", "records", value, f"correct them; all are listed by: {audit}")]
+
+
+FETCH = "correct `model.path`, or where there is internet: lookonce fetch RUN.yaml"
+
+
+@dataclass
+class CheckedModel:
+    """What of a model could be opened."""
+
+    folder: Path | None = None
+    model_folder: ModelFolder | None = None
+    processor: ImageProcessor | None = None
+    counter: TokenCounter | None = None
+    num_trained: int | None = None
+    """Number of weights that are trained."""
+
+
+def check_model(run: RunFile) -> tuple[CheckedModel, list[Result]]:
+    """Open the parts of the model one by one; nothing is downloaded."""
+    model = CheckedModel()
+    try:
+        model.folder = locate(run.model.path, run.model.revision, is_local=True)
+    except ModelError as error:
+        return model, [Result("error", "model", str(error), FETCH)]
+    results = [*_weights(run, model), *_tokenizer(run, model), *_lora(run, model)]
+    return model, results
+
+
+def _weights(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    try:
+        model.model_folder = ModelFolder.open(str(model.folder))
+        absent = model.model_folder.absent_files()
+    except LookonceError as error:
+        yield Result("error", "model", str(error), FETCH)
+        return
+    if absent:
+        yield Result("error", "model", f"{model.folder} lacks {listed(absent)} of its weights", FETCH)
+        return
+    num_bytes = sum(path.stat().st_size for path in model.model_folder.folder.glob("*.safetensors"))
+    yield Result("ok", "model", f"{run.model.path}: {model.model_folder.family.model_type}, {size(num_bytes)}")
+
+
+def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    assert model.folder
+    options = run.cache
+    try:
+        model.processor = ImageProcessor(model.folder, options.backend, options.min_pixels, options.max_pixels)
+    except LookonceError as error:
+        yield Result("error", "images", str(error), FETCH)
+    try:
+        model.counter = TokenCounter(model.folder, enable_thinking=run.data.enable_thinking)
+    except LookonceError as error:
+        yield Result("error", "tokenizer", str(error), FETCH)
+        return
+    if told := without_thinking(model.folder, model.counter):
+        model.counter = told  # the lengths of records are those with the key that is advised
+        thinks = "training refuses every record: the chat template lets the model think before it answers"
+        yield Result("error", "template", thinks, "set `data.enable_thinking: false`; docs/models.md#thinking")
+    elif refused := refusal(model.counter):
+        model.counter = None
+        yield Result("error", "template", f"training refuses {refused}", "use the model's own chat template")
+
+
+def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
+    from lookonce.train.model.compile import check_layers
+    from lookonce.train.model.load import add_lora, replace_tower, text_model
+    from lookonce.train.model.lora import beyond_targets
+
+    if model.model_folder is None:
+        return
+    family, config = model.model_folder.family, model.model_folder.config
+    try:
+        if run.batch.has_packs or run.eval.engine == "shared":
+            check_layers(family, config.get_text_config())
+        with torch.device("meta"):
+            stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+            stock = stock_class(config)
+            replace_tower(stock, stock.dtype)
+            trained = add_lora(stock.requires_grad_(False), model.model_folder, run.lora, run.train.seed)
+    except LookonceError as error:
+        yield Result("error", "adapter", str(error), "correct the section `lora`, or `batch.mode` and `eval.engine`")
+        return
+    model.num_trained = sum(weight.numel() for weight in trained.parameters() if weight.requires_grad)
+    without = beyond_targets(text_model(trained).layers)
+    yield Result(
+        "ok",
+        "adapter",
+        f"rank {run.lora.rank}: {model.num_trained:,} trained weights{f'; {without}' if without else ''}",
+    )
+
+
+@dataclass
+class CheckedImages:
+    """What is known of the images of some records."""
+
+    fingerprint: Fingerprint | None = None
+    tokens: dict[Path, int] = field(default_factory=dict)
+    """The tokens of each image, unless its size is unknown."""
+    keys: dict[Path, str] = field(default_factory=dict)
+    """The image key of each image that is planned or was read."""
+    to_encode: list[Path] = field(default_factory=list)
+    """Images that the cache lacks, one path for each content."""
+
+    def distinct(self, paths: Iterable[Path]) -> list[Path]:
+        """One path for each content: a parquet file may have an image in many rows."""
+        found: dict[str, Path] = {}
+        for path in paths:
+            found.setdefault(self.keys.get(path, str(path)), path)
+        return list(found.values())
+
+
+def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> tuple[CheckedImages, list[Result]]:
+    """Find every image of the records in the cache, or on disk."""
+    found, results = CheckedImages(), []
+    origin_of = records.images()
+    unusable: dict[Path, str] = {}
+    cache, state = _open_cache(run, model, found)
+    rest = _by_plan(cache, origin_of, found, unusable) if cache else list(origin_of)
+    _on_disk(rest, cache, model, found, unusable)
+    if cache is None and state.level == "error":
+        results.append(state)
+    elif found.to_encode:
+        missing = f"{count(len(found.to_encode), 'image')} to encode; {state.value}"
+        results.append(Result("warning", "cache", missing, BUILD_COMMAND))
+    elif origin_of:
+        results.append(state)
+    if unusable:
+        results.append(_unusable(run, records, found, unusable, origin_of))
+    elif origin_of:
+        number = count(len(found.distinct(origin_of)), "image")
+        results.append(Result("ok", "images", f"{number}: in the cache, or can be read"))
+    return found, results
+
+
+def _unusable(
+    run: RunFile, records: CheckedRecords, found: CheckedImages, unusable: dict[Path, str], origin_of: dict[Path, str]
+) -> Result:
+    paths = found.distinct(unusable)
+    named = [f"{first_line(ImageError(unusable[path]))} (used by {origin_of[path]})" for path in paths]
+    num_records = sum(any(path in unusable for path in record.images) for record in records.all())
+    number = f"{count(len(paths), 'image')} of {count(num_records, 'record')}"
+    what = f"{number} cannot be used: {listed(named, NUM_NAMED)}"
+    if run.data.skip_unusable:
+        return Result("warning", "images", what, "their records are left out (data.skip_unusable)")
+    if len(unusable) == len(origin_of):
+        set_root = "set `data.image_root`; image paths are relative to it, and without it to the records file"
+        return Result("error", "images", what, set_root)
+    return Result("error", "images", what, "repair the files, or remove their records")
+
+
+def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:
+    """The cache of the run if there is one, and what is to be said of it; notes the fingerprint if it is known."""
+    root = run.cache.dir
+    manifests = sorted(root.glob(f"*/{MANIFEST}"))
+    if not manifests or model.model_folder is None or model.processor is None:
+        return None, Result("ok", "cache", f"there is none yet in {located(root)}" if not manifests else "not checked")
+    try:
+        found.fingerprint = fingerprint_of(source_of(run, is_local=True), root)
+        folder = root / found.fingerprint.folder_name
+        if not (folder / MANIFEST).exists():
+            return None, Result("ok", "cache", _mismatch(found.fingerprint, manifests, root))
+        cache = VisionCache.open(folder)
+        return cache, Result("ok", "cache", f"{count(len(cache), 'image')} in {folder}")
+    except LookonceError as error:
+        return None, Result("error", "cache", str(error), REPAIR_COMMAND)
+
+
+def _mismatch(wanted: Fingerprint, manifests: list[Path], root: Path) -> str:
+    """Which caches there are, and what tells the closest from the one that is needed."""
+    others = []
+    for manifest in manifests:
+        try:
+            others.append(wanted.differences(read_manifest(manifest.parent)))
+        except CacheError:  # damaged, or of another version
+            continue
+    names = [name for name, _, _ in min(others, key=len, default=[])]
+    differs = f"; the closest has another {listed(names, NUM_NAMED)}" if names else ""
+    return f"no cache in {located(root)} is of this model and these pixels{differs}"
+
+
+def _by_plan(cache: VisionCache, paths: Iterable[Path], found: CheckedImages, unusable: dict[Path, str]) -> list[Path]:
+    """Look up the images that the plan knows; returns the others, and those that are planned only."""
+    paths = list(paths)
+    known = index_from_plan(read_plan(cache.folder), paths, without_files=True)
+    return [path for path in paths if not _find(cache, known.key_of.get(path, ""), path, found, unusable)]
+
+
+def _find(cache: VisionCache, key: str, path: Path, found: CheckedImages, unusable: dict[Path, str]) -> bool:
+    """Whether the cache has an image, or knows that it cannot be encoded."""
+    if key:
+        found.keys[path] = key
+    if key in cache:
+        found.tokens[path] = cache.entry(key)[1].num_tokens
+    elif key in cache.failed and not cache.failed[key].retry:
+        unusable[path] = f"{path} is quarantined: {cache.failed[key].reason}"
+    return path in found.tokens or path in unusable
+
+
+def _on_disk(
+    paths: list[Path],
+    cache: VisionCache | None,
+    model: CheckedModel,
+    found: CheckedImages,
+    unusable: dict[Path, str],
+) -> None:
+    """Read the images that the plan does not know; the cache may know them by another name."""
+    keys = set()
+    for path, data in read_many(paths):
+        if isinstance(data, ImageError):
+            unusable[path] = str(data)
+            continue
+        key = found.keys[path] = bytes_key(data)
+        if cache and _find(cache, key, path, found, unusable):
+            continue
+        try:
+            size = read_header(data, path).size
+            if model.processor:
+                model.processor.check_size(size, path)
+        except BadImage as error:
+            unusable[path] = str(error)
+            continue
+        found.to_encode += [] if key in keys else [path]
+        keys.add(key)
+        if model.processor and (num_tokens := planned_tokens(model.processor, size)):
+            found.tokens[path] = num_tokens
+
+
+TRAINED = ("train", "val")
+"""The splits whose records must fit a pack; the questions of an evaluation may be of any length."""
+
+
+def check_tokens(run: RunFile, records: CheckedRecords, model: CheckedModel, images: CheckedImages) -> list[Result]:
+    """The lengths of the records that are trained on and validated with."""
+    if model.counter is None:
+        return []
+    results = []
+    for split in TRAINED:
+        if found := records.by_split[split]:
+            results += _check_split(run, split, found, model.counter, images)
+    return results
+
+
+def _check_split(
+    run: RunFile, split: str, records: list[Record], counter: TokenCounter, images: CheckedImages
+) -> list[Result]:
+    lengths: list[tuple[int, str]] = []
+    refused: list[str] = []
+    for record in tqdm(records, desc=f"count tokens of {split}", unit="record", leave=False, disable=None):
+        try:
+            example = counter.example(
+                record, [""] * len(record.images), [images.tokens.get(p, 0) for p in record.images]
+            )
+            lengths.append((example.num_tokens, record.origin))
+        except RecordsError as error:
+            refused.append(str(error))
+    results = [_too_long(run.batch, split, lengths)] if lengths else []
+    if refused:
+        what = f"{split}: training stops at {count(len(refused), 'record')}: {listed(refused, NUM_NAMED)}"
+        results.append(Result("error", "lengths", what, "correct or remove these records"))
+    return results
+
+
+def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]]) -> Result:
+    limit, key = batch.longest_record, batch.limiting_key
+    long = [(number, origin) for number, origin in lengths if number > limit]
+    found = Distribution.of(Counter(number for number, _ in lengths))
+    if not long:
+        what = f"{split}: {found.median:,} tokens in the median, {found.max:,} at most; {limit:,} fit ({key})"
+        return Result("ok", "lengths", what)
+    named = [f"{origin} with {number:,}" for number, origin in long]
+    what = (
+        f"{split}: {len(long):,} of {count(len(lengths), 'record')} left out, longer than {limit:,} tokens "
+        f"({key}): {listed(named, NUM_NAMED)}"
+    )
+    limits = {"batch.max_tokens": batch.max_tokens} | (
+        {"batch.tokens_per_pack": batch.tokens_per_pack} if batch.has_packs else {}
+    )
+    raised = " and ".join(f"`{name}`" for name, value in limits.items() if value < found.max)
+    return Result(
+        "error" if len(long) == len(lengths) else "warning",
+        "lengths",
+        what,
+        f"raise {raised} to {found.max:,}, or lower `cache.max_pixels`",
+    )

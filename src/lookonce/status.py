@@ -1,0 +1,514 @@
+"""How far a run is: the state of its plan, cache, training and evaluation, found and shown.
+
+Design: everything is read from the files that the phases write, so no list of submitted jobs is kept and the answer is
+right after any crash. Images are identified by the plan and its stamps; only images that the plan does not know are
+read, and of these only enough to see that the plan must grow. A finished run has nothing missing, even if its cache is
+gone. It costs about 0.1 ms per image, half of it for the images' stamps, which are read once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lookonce.cache.build.progress import (
+    Finished,
+    StatusReport,
+    WorkerStatus,
+    index_from_plan,
+    new_shards,
+    pending_shards,
+    status,
+    workers_table,
+)
+from lookonce.cache.format import REPAIR_COMMAND
+from lookonce.cache.store.metadata import QUARANTINE, Plan, PlannedImage, read_plan, read_receipts
+from lookonce.cache.store.shards import SHARDS
+from lookonce.claim_file import age
+from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_many
+from lookonce.datasets.records import Record
+from lookonce.environment import program
+from lookonce.errors import ImageError, RunFolderError
+from lookonce.eval.answers.files import unfinished
+from lookonce.eval.scores.metrics import read_metrics
+from lookonce.eval.scores.prediction import Score
+from lookonce.run.claim import find_trainer
+from lookonce.run.config import LENGTH, RunFile
+from lookonce.run.folder import RunFolder
+from lookonce.run.open import Needs, OpenRun, open_run, records_identity
+from lookonce.run.progress_file import read_progress
+from lookonce.run.records import UNUSABLE_ADVICE, find_unusable, leave_out_unusable, without_fold
+from lookonce.run.start_adapter import start_identity
+from lookonce.summary import Summary, question_of
+from lookonce.text import count, duration, rows, shell, size
+
+TrainingState = Literal["not begun", "running", "dead", "stopped", "failed", "trained", "finished", "another run"]
+
+
+@dataclass(frozen=True)
+class CachePhase:
+    """State of the plan and the cache."""
+
+    is_planned: bool
+    """Whether the plan covers all images that can be read."""
+    num_files: int
+    """Image files that the records name."""
+    num_shards: int
+    """Planned shards with images of this run."""
+    num_pending: int
+    """Planned shards of this run that are not finished."""
+    report: StatusReport
+    """The cache's own status, for images that are in the plan."""
+    lost: list[str]
+    """Finished shards whose files are missing."""
+
+    def text(self) -> str:
+        """How much is built, and how fast the rest is being built."""
+        if not self.num_shards:
+            return "nothing yet"
+        report = self.report
+        done = f"{report.num_done:,} of {count(report.num_images, 'image')}"
+        shards = f"{self.num_shards - self.num_pending:,} of {count(self.num_shards, 'shard')}"
+        return "; ".join([f"{done} in {shards}, {size(report.num_bytes)}", *self._pace()])
+
+    def plan_text(self) -> str:
+        if not self.num_files:
+            return "nothing to encode: the records name no images"
+        if not self.num_shards:
+            return f"none yet; the records name {count(self.num_files, 'image file')}"
+        planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
+        return planned if self.is_planned else f"{planned}; more images need planning"
+
+    def short(self) -> str:
+        return f"{self.report.num_done:,}/{self.report.num_images:,} images" if self.num_shards else "no plan"
+
+    def line(self) -> str:
+        states = [worker.state for worker in self.report.workers]
+        wrong = [f"{states.count(state)} {state}" for state in ("slow", "dead") if state in states]
+        workers = [", ".join([count(len(states), "worker"), *wrong])] if states else []
+        return ", ".join([f"cache {self.short()}", *self._pace(), *workers])
+
+    def _pace(self) -> list[str]:
+        report = self.report
+        if report.eta_s is None:
+            return []
+        return [f"{report.images_per_second:.1f} images/s, done in {duration(report.eta_s)}"]
+
+
+@dataclass(frozen=True)
+class TrainingPhase:
+    """State of the training: how far it is, or how it ended."""
+
+    state: TrainingState
+    phase: str = ""
+    """What a running training is doing: loading, training or evaluating."""
+    step: int = 0
+    num_steps: int = 0
+    """0 if not known."""
+    loss: float | None = None
+    validation_loss: float | None = None
+    exact_match: float | None = None
+    """The last one that was measured while training."""
+    ms_per_sample: float | None = None
+    eta_s: float | None = None
+    silent_s: float | None = None
+    """Seconds since the last heartbeat of a running or dead training."""
+    stepped_s: float | None = None
+    """Seconds between its last step and its last heartbeat."""
+    job: str = ""
+    host: str = ""
+    checkpoint: str | None = None
+    """The newest checkpoint to resume from."""
+    reason: str = ""
+    """Why it stopped or failed."""
+    startup_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each piece of work before the first step, of a finished training."""
+
+    def text(self) -> str:
+        """In full."""
+        texts = {
+            "running": [self._where(), *self._figures(), *self._heartbeat()],
+            "dead": [f"dead at {self._where()}", *self._heartbeat(), self._resume()],
+            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", self._resume()],
+            "failed": [f"failed at {self._where()}: {self.reason}", self._resume()],
+            "trained": [f"trained for {count(self.num_steps, 'step')}, adapter saved"],
+            "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures()],
+        }.get(self.state, [self.state])
+        return ", ".join(filter(None, texts))
+
+    def short(self) -> str:
+        """In a few words."""
+        if self.state == "running":
+            return self._where()
+        return f"{self.state} at {self._where()}" if self.state in ("dead", "stopped", "failed") else self.state
+
+    def line(self) -> str:
+        return ", ".join(filter(None, [f"training {self.short()}", *self._figures()]))
+
+    def _where(self) -> str:
+        if not self.num_steps or self.phase not in ("", "training"):
+            return self.phase or "an unknown step"
+        return f"step {self.step:,} of {self.num_steps:,}"
+
+    def _figures(self) -> list[str]:
+        """Losses and rate, of a running or finished training."""
+        if self.state not in ("running", "finished"):
+            return []
+        return [
+            f"loss {self.loss:.4f}" if self.loss is not None else "",
+            f"validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else "",
+            f"exact match {self.exact_match:.1%}" if self.exact_match is not None else "",
+            f"{self.ms_per_sample:.1f} ms per sample" if self.ms_per_sample is not None else "",
+            f"steps done in {duration(self.eta_s)}" if self.eta_s is not None and self.phase == "training" else "",
+        ]
+
+    def _heartbeat(self) -> list[str]:
+        where = f" (job {self.job})" if self.job else f" on {self.host}"
+        return [f"last heartbeat {duration(self.silent_s or 0)} ago{where}"]
+
+    def _resume(self) -> str:
+        return f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
+
+
+@dataclass(frozen=True)
+class State:
+    """State of all phases of a run."""
+
+    output: Path
+    cache: CachePhase
+    training: TrainingPhase
+    scores: dict[str, Score]
+    """Scores of all evaluations of the adapter, by split."""
+    unfinished: dict[str, tuple[int, int]]
+    """Questions answered so far, of all, of each evaluation that has no result, by split and baseline."""
+    split: str
+    """The split that the run file evaluates (`eval.split`)."""
+    is_trained: bool
+    is_evaluated: bool
+    """Whether that split is evaluated, or has no records."""
+    notes: list[str]
+    """Problems that running a phase again does not solve."""
+    logs: list[str]
+    """Where to find the logs of slow or dead workers, and of a dead or failed training."""
+
+    def missing(self) -> list[str]:
+        """The phases with work left, in order: plan, cache (with the number of shards), train, eval."""
+        if self.is_trained and self.is_evaluated:
+            return []
+        is_planned, num_pending = self.cache.is_planned, self.cache.num_pending
+        phases = {
+            "plan": not is_planned,
+            "cache": not is_planned,
+            f"cache {num_pending}": is_planned and num_pending > 0,
+            "train": not self.is_trained,
+            "eval": not self.is_evaluated,
+        }
+        return [phase for phase, is_missing in phases.items() if is_missing]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a training or a worker is running."""
+        return self.training.state == "running" or any(worker.alive for worker in self.cache.report.workers)
+
+    def text(self) -> str:
+        lines = [
+            ("plan", self.cache.plan_text()),
+            ("cache", self.cache.text()),
+            ("training", self.training.text()),
+            *self._evaluations(),
+        ]
+        workers: list[WorkerStatus] = self.cache.report.workers
+        blocks = [
+            str(self.output),
+            rows(lines),
+            workers_table(workers) if workers else "",
+            "\n".join(self.logs),
+            "\n".join(f"Note: {note}" for note in self.notes),
+        ]
+        return "\n\n".join(filter(None, blocks))
+
+    def _evaluations(self) -> list[tuple[str, str]]:
+        texts = [
+            f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
+            f"always the majority answer: {score.majority:.1%}"
+            for split, score in self.scores.items()
+        ]
+        for name, (num_answered, num_questions) in self.unfinished.items():
+            texts.append(f"{name}: {num_answered:,} of {count(num_questions, 'question')} answered so far")
+        texts = texts or ["not yet"]
+        return list(zip(["evaluation", *[""] * (len(texts) - 1)], texts, strict=True))
+
+    def line(self) -> str:
+        """The state as one line of a log."""
+        return "; ".join([self.cache.line(), self.training.line(), f"evaluation {self._score()}"])
+
+    def row(self) -> tuple[str, ...]:
+        """The state as a row of a table of runs, under `HEADER`."""
+        missing = ", ".join(self.missing()) or "nothing"
+        return str(self.output), self.cache.short(), self.training.short(), self._score(), missing
+
+    def _score(self) -> str:
+        if score := self.scores.get(self.split):
+            return f"{score.exact_match:.1%} (majority {score.majority:.1%})"
+        answered = self.unfinished.get(self.split)
+        return "{:,} of {:,} answered".format(*answered) if answered else "not yet"
+
+
+HEADER = ("run", "cache", "training", "exact match", "missing")
+
+
+NUM_PROBED = 64
+"""How many images that a plan does not know are read first; if one of them is new, the rest is not read."""
+SUBMIT = Path("slurm/submit.sh")
+LOGS = Path("logs")
+"""The jobs of slurm/ write their logs here, each to NAME-JOB.out."""
+
+
+@dataclass
+class RunStatus:
+    """A run whose state can be read repeatedly; records and model are read once, and images once all are planned."""
+
+    opened: OpenRun
+    """The run with its records, without images."""
+    _known: tuple[int, ImageIndex] | None = None
+    """The number of the plan's files when all images were planned, and these images."""
+
+    @classmethod
+    def open(cls, run: RunFile) -> RunStatus:
+        """Read the records, and hash the tower if its fingerprint is not recorded; reads no image, downloads nothing.
+
+        Raises:
+            LookonceError: records or model are missing or broken.
+        """
+        return cls(open_run(run, Needs("lookonce status", records="all", model="fingerprint", is_local=True)))
+
+    def read(self) -> State:
+        """The state now.
+
+        Raises:
+            CacheCorrupt: a receipt or the plan differs from what was written.
+        """
+        opened, run, folder, split = self.opened, self.opened.run, self.opened.folder, self.opened.run.eval.split
+        plan = read_plan(opened.cache_folder)
+        images, covers = self._images(plan)
+        cache = find_cache_phase(opened, images, plan, covers)
+        notes = [*opened.notes]
+        unusable = find_unusable(run, opened.cache_folder, opened.fingerprint.sha256, opened.records)
+        records = leave_out_unusable(opened.records, unusable, notes.append)
+        records = without_fold(run, records, images, notes.append)
+        conflict = _conflict(opened, records, images, cache.is_planned)
+        training = TrainingPhase("another run") if conflict else find_training(folder, run.cache.claim_s)
+        scores = {} if conflict else find_scores(folder, split)
+        return State(
+            output=run.output,
+            cache=cache,
+            training=training,
+            scores=scores,
+            unfinished={} if conflict else find_unfinished(folder, records),
+            split=split,
+            is_trained=folder.trained.exists() and not conflict,
+            is_evaluated=split in scores or not (conflict or records[split]),
+            notes=[*conflict, *notes, *_problems(cache, images, run.data.skip_unusable)],
+            logs=list(_logs(cache, training)),
+        )
+
+    def _images(self, plan: Plan) -> tuple[ImageIndex, bool]:
+        """The images that the plan knows, and whether these are all."""
+        if self._known and self._known[0] == plan.num_files:
+            return self._known[1], True
+        images, covers = known_images(plan, self.opened.all_records())
+        self._known = (plan.num_files, images) if covers else None
+        return images, covers
+
+
+def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, bool]:
+    """The images of `records` that a plan knows, and whether it knows all that can be read."""
+    records = list(records)
+    paths = dict.fromkeys(path for record in records for path in record.images)
+    known = index_from_plan(plan, paths, without_files=True)
+    unknown = [path for path in paths if path not in known.key_of]
+    if unknown and (not plan.shards or _is_new(plan, unknown)):
+        return known, False
+    return index_images(records, known), True
+
+
+def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
+    """Whether one of the first few images is not planned under any name."""
+    planned = {image.key for image in plan.images()}
+    probed = itertools.islice(read_many(paths), NUM_PROBED)
+    return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
+
+
+def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bool) -> CachePhase:
+    """The state of plan and cache; `covers` says that the plan knows all images by name."""
+    folder = opened.cache_folder
+    receipts = list(read_receipts(folder))
+    report = status(folder, images.path_of, opened.run.cache.claim_s, receipts)
+    finished = Finished.from_receipts(receipts)
+    files = {
+        path.stem for path in (folder / SHARDS).glob("*.safetensors")
+    }  # after the receipts, which are written later
+    shards = [shard for shard in plan.shards if not images.path_of.keys().isdisjoint(shard.keys)]
+    wanted = [PlannedImage(key, 0, ()) for key in images.path_of]
+    new = new_shards(plan, finished, wanted, opened.fingerprint, opened.shard_bytes, images.former)
+    return CachePhase(
+        is_planned=covers and not new,
+        num_files=len({path for record in opened.all_records() for path in record.images}),
+        num_shards=len(shards),
+        num_pending=len(pending_shards(plan, finished, images.path_of, images.former)),
+        report=report,
+        lost=[shard.name for shard in shards if shard.name in finished.shards and shard.name not in files],
+    )
+
+
+def _conflict(opened: OpenRun, records: dict[str, list[Record]], images: ImageIndex, has_all: bool) -> list[str]:
+    """Why the output folder belongs to another run; compares what is known without opening the model."""
+    run, folder = opened.run, opened.folder
+    identity: dict[str, Any] = {"cache": opened.fingerprint.sha256}
+    if has_all and all(path in images.key_of for some in records.values() for record in some for path in record.images):
+        identity = records_identity(run, opened.fingerprint, records, images.key_of.__getitem__)
+    try:
+        folder.check(run, identity | start_identity(run, folder.recorded_inputs()))
+    except RunFolderError as error:
+        return [str(error)]
+    return []
+
+
+def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
+    """The state of the training in a run folder; without a heartbeat for `expiry_s` it is dead."""
+    progress, last = read_progress(folder.progress), folder.last_checkpoint
+    checkpoint = last.name if last else None
+    trained = folder.read_trained() if folder.trained.exists() else None
+    num_steps, startup_seconds = (trained.num_steps, trained.startup_seconds) if trained else (0, {})
+    trainer = find_trainer(folder.folder, expiry_s)
+    if trainer and (progress is None or progress.worker != trainer):  # it has not begun to write its progress
+        return TrainingPhase("running", phase="loading", job=trainer.job, host=trainer.host, checkpoint=checkpoint)
+    if progress is None:
+        state: TrainingState = "trained" if num_steps else "stopped" if last else "not begun"
+        step = int(last.name.rpartition("-")[2]) if last else 0
+        state = "finished" if folder.is_finished else state
+        return TrainingPhase(state, step=step, checkpoint=checkpoint, startup_seconds=startup_seconds)
+    silent_s = max(age(folder.progress), 0.0)
+    state = progress.end or ("dead" if silent_s > expiry_s or progress.worker.is_gone() else "running")
+    if state != "running" and num_steps:
+        state = "finished" if folder.is_finished else "trained"
+    return TrainingPhase(
+        state=state,
+        phase=progress.phase,
+        step=progress.step,
+        num_steps=num_steps or progress.num_steps,
+        loss=progress.loss,
+        validation_loss=progress.validation_loss,
+        exact_match=progress.exact_match,
+        ms_per_sample=progress.ms_per_sample,
+        eta_s=max(progress.eta_s - silent_s, 0.0) if progress.eta_s is not None else None,
+        silent_s=round(silent_s, 1),
+        stepped_s=progress.stepped_s,
+        job=progress.worker.job,
+        host=progress.worker.host,
+        checkpoint=checkpoint,
+        reason=progress.reason,
+        startup_seconds=startup_seconds,
+    )
+
+
+def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
+    """The scores of all evaluations in a run folder, by split; the split `first` comes first.
+
+    Raises:
+        RunFolderError: a file of them is broken.
+    """
+    names = sorted(
+        (path.stem for path in (folder.folder / "metrics").glob("*.json")), key=lambda name: (name != first, name)
+    )
+    return {name: Score(**read_metrics(folder, name)["overall"]) for name in names}
+
+
+def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) -> dict[str, tuple[int, int]]:
+    """The questions answered so far, of all, of each evaluation of these records that has no result."""
+    asked = {split: sum(len(record.turns) for record in of_split) for split, of_split in records.items()}
+    found = unfinished(folder.folder / "predictions")
+    return {
+        name: (number, asked[split]) for name, number in found.items() if (split := name.partition("-")[0]) in asked
+    }
+
+
+def _problems(cache: CachePhase, images: ImageIndex, skips: bool) -> Iterator[str]:
+    """What a user has to fix before training, without unusable images if training `skips` their records."""
+    if cache.lost:
+        yield (
+            f"{count(len(cache.lost), 'finished shard')} of {cache.report.folder} have no files, the first is "
+            f"{cache.lost[0]}; run: {REPAIR_COMMAND}"
+        )
+    if skips:
+        return
+    advice = f"training needs all images: {UNUSABLE_ADVICE}"
+    if images.unusable:
+        number, reason = count(len(images.unusable), "image"), next(iter(images.unusable.values()))
+        yield f"{number} cannot be read, the first: {reason}; {advice}"
+    if cache.is_planned and cache.report.num_quarantined:
+        number = count(cache.report.num_quarantined, "image")
+        yield f"{number} could not be encoded (see {cache.report.folder / QUARANTINE}); {advice}"
+
+
+def _logs(cache: CachePhase, training: TrainingPhase) -> Iterator[str]:
+    """Where to find the logs of slow or dead processes."""
+    for worker in cache.report.workers:
+        if worker.state:
+            what = f"worker {worker.worker} is {worker.state}, {duration(worker.age_s)} after it claimed {worker.shard}"
+            yield f"{what}: {_log_of(worker.job, worker.host)}"
+    if training.state in ("dead", "failed"):
+        yield f"training is {training.state}: {_log_of(training.job, training.host)}"
+
+
+def _log_of(job: str, host: str) -> str:
+    log = find_log(job)
+    return f"read {log}" if log else f"job {job}, no log in {LOGS}/" if job else f"it ran on {host}"
+
+
+def find_log(job: str) -> Path | None:
+    """The newest log of a Slurm job ("12") or of a task of an array ("12_3 (restart 1)")."""
+    number = job.partition(" ")[0]
+    if not number:
+        return None
+    patterns = [f"*-{number}.out"] if "_" in number else [f"*-{number}.out", f"*-{number}_*.out"]
+    found = [path for pattern in patterns for path in LOGS.glob(pattern)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[str, ...]) -> str:
+    """The command to run next."""
+    arguments = (run_file, *(word for text in assignments for word in ("--set", text)))
+    missing = state.missing()
+    if not missing:
+        folder = RunFolder(run.output)
+        question = question_of(Summary.read(folder).next_command) if folder.is_finished else ()
+        return shell(program(), *(question or ("eval", run.output)))
+    if state.is_under_way:
+        return shell(program(), "status", *arguments, "--watch", "10")
+    if state.cache.lost:
+        return shell(program(), "cache", "repair", *arguments)
+    if state.training.state != "another run" and not assignments and shutil.which("sbatch") and SUBMIT.exists():
+        return shell(SUBMIT, *arguments)
+    if missing[0] in ("plan", "cache") or missing[0].startswith("cache "):
+        return shell(program(), "cache", "build", *arguments)
+    if missing[0] == "eval" and state.training.state == "finished":
+        return shell(program(), "eval", run.output, "--split", state.split)
+    if state.training.state == "another run":
+        is_longer = differs_in_length(RunFolder(run.output), run)
+        return shell(program(), "train", *arguments, "--resume" if is_longer else "--restart")
+    resumes = state.is_trained or state.training.checkpoint
+    return shell(program(), "train", *arguments, *(["--resume"] if resumes else []))
+
+
+def differs_in_length(folder: RunFolder, run: RunFile) -> bool:
+    """Whether a folder holds a run that differs from this one in nothing but its length."""
+    try:
+        folder.check(run, {}, may_differ=LENGTH)
+    except RunFolderError:
+        return False
+    return folder.has_other_length(run)

@@ -1,0 +1,167 @@
+"""The summary at the end of a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lookonce.environment import program, shorten
+from lookonce.eval.scores.metrics import Evaluation
+from lookonce.eval.statistics import Interval
+from lookonce.run.folder import RunFolder, read_form
+from lookonce.run.log_file import read_curves
+from lookonce.text import count, duration, rows, shell, size
+
+if TYPE_CHECKING:
+    from lookonce.run.open import OpenRun
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a run and where its results are."""
+
+    run: str
+    num_files: int
+    num_distinct: int
+    cache: str
+    cache_bytes: int
+    num_shards: int
+    encode_seconds: float
+    num_steps: int
+    first_step: int
+    num_samples: int
+    num_too_long: int
+    train_seconds: float
+    wait_share: float
+    split: str
+    num_questions: int
+    exact_match: float | None
+    majority: float | None
+    adapter: str
+    next_command: str
+    best_validation_loss: float | None = None
+    """The lowest validation loss; None without validation."""
+    best_validation_step: int | None = None
+    startup_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each piece of work before the first step."""
+    exact_match_interval: Sequence[float] | None = None
+    """The ends of the 95 % interval of the exact match; None if there are too few images."""
+    report: str | None = None
+    """The page that shows the run; None if it could not be written."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Summary:
+        """The summary of a finished run.
+
+        Raises:
+            RunFolderError: the file is broken.
+        """
+        return read_form(folder.summary, cls, "remove it, and write it again with: lookonce train RUN.yaml --resume")
+
+    def scores(self) -> dict[str, float | None]:
+        """The figures by which runs are compared; None if not measured."""
+        names = ("exact_match", "majority", "num_questions", "best_validation_loss", "best_validation_step")
+        return {name: getattr(self, name) for name in (*names, "num_samples", "train_seconds")}
+
+    def text(self) -> str:
+        """One named line per figure."""
+        lines = [
+            ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
+            ("cache", self._cache()),
+            ("", self.cache),
+            ("training", self._training()),
+        ]
+        if self.startup_seconds:
+            lines.append(("", self._startup()))
+        if self.best_validation_loss is not None:
+            best = f"lowest {self.best_validation_loss:.4f}, at step {self.best_validation_step:,}"
+            lines.append(("val loss", f"{best} of {self.num_steps:,}"))
+        if self.exact_match is not None and self.majority is not None:
+            name = {"val": "validation", "test": "test"}[self.split]
+            lines.append((name, self._accuracy(self.exact_match, self.majority)))
+        lines += [("report", self.report)] if self.report else []
+        lines += [("adapter", self.adapter), ("try next", self.next_command)]
+        return f"\n{self.run}\n\n{rows(lines)}\n"
+
+    def _cache(self) -> str:
+        amount = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
+        return f"{amount}, encoded once in {duration(self.encode_seconds)}"
+
+    def _training(self) -> str:
+        resumed = f" since it was resumed at step {self.first_step:,}" if self.first_step else ""
+        left_out = f", {self.num_too_long} records left out as too long" if self.num_too_long else ""
+        return (
+            f"{self.num_samples:,} samples in {self.num_steps:,} steps; {duration(self.train_seconds)}{resumed}, "
+            f"{self.wait_share:.1%} of each step waiting for data{left_out}"
+        )
+
+    def _startup(self) -> str:
+        """The seconds before the first step, and what took most of them."""
+        name, seconds = max(self.startup_seconds.items(), key=lambda item: item[1])
+        total = sum(self.startup_seconds.values())
+        return f"{duration(total)} before the first step, {duration(seconds)} of them to {name}"
+
+    def _accuracy(self, exact_match: float, majority: float) -> str:
+        interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
+        asked = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
+        return f"{asked}; always the majority answer: {majority:.1%}"
+
+
+def question_of(command: str) -> tuple[str, ...]:
+    """The words after the program of a recorded command that asks or evaluates a run; empty if it is something else.
+
+    A run folder may come from elsewhere, so what it records is not printed as a command as it is.
+    """
+    try:
+        _, *words = shlex.split(command)
+    except ValueError:
+        return ()
+    return tuple(words) if words[:1] in (["predict"], ["eval"]) and command.isprintable() else ()
+
+
+def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
+    """Collect the figures of a trained run."""
+    run, folder, images, cache = opened.run, opened.folder, opened.images, opened.cache
+    trained = folder.read_trained()
+    best_step, best_loss = read_curves(folder.log).best or (None, None)
+    return Summary(
+        run=str(run.output),
+        num_files=images.num_files,
+        num_distinct=images.num_distinct,
+        cache=str(cache.folder),
+        cache_bytes=cache.size_bytes,
+        num_shards=cache.num_shards,
+        encode_seconds=cache.encode_seconds,
+        num_steps=trained.num_steps,
+        first_step=trained.first_step,
+        num_samples=trained.num_samples,
+        num_too_long=trained.num_too_long,
+        train_seconds=trained.seconds,
+        wait_share=trained.wait_share,
+        split=run.eval.split,
+        num_questions=evaluation.overall.num_questions if evaluation else 0,
+        exact_match=evaluation.overall.exact_match if evaluation else None,
+        majority=evaluation.overall.majority if evaluation else None,
+        adapter=str(folder.adapter),
+        next_command=_next_command(opened, evaluation),
+        best_validation_loss=best_loss,
+        best_validation_step=best_step,
+        startup_seconds=trained.startup_seconds,
+        exact_match_interval=[*evaluation.interval] if evaluation and evaluation.interval else None,
+    )
+
+
+def _next_command(opened: OpenRun, evaluation: Evaluation | None) -> str:
+    with_images = [one for one in evaluation.predictions if one.images] if evaluation else []
+    if not with_images:
+        split = next(split for split in ("test", "val", "train") if opened.records[split])
+        return shell(program(), "eval", opened.run.output, "--split", split)
+    learned = [one for one in with_images if one.is_right and not one.is_majority_right]
+    example = (learned or with_images)[-1]
+    images = (word for image in example.images for word in ("--image", shorten(image)))
+    return shell(program(), "predict", opened.run.output, *images, "--question", example.question)
