@@ -22,7 +22,7 @@ from lookonce.files import flush_files, follow_umask, write_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.open import TO_TRAIN, OpenRun, open_run
-from lookonce.run.start_adapter import find_start, start_identity
+from lookonce.run.start_adapter import start_identity
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, quiet
 from lookonce.train.data.tokenize import Example
@@ -224,8 +224,6 @@ def open_training(
 
 def _identity(opened: OpenRun, restart: bool) -> dict[str, Any]:
     """What the training depends on, by which the run folder recognises it."""
-    if restart or not opened.folder.holds_work:
-        find_start(opened.run)  # what is wrong with it is said before its adapter is hashed
     return opened.identity() | start_identity(opened.run, {} if restart else opened.folder.recorded_inputs())
 
 

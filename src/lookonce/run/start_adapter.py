@@ -121,8 +121,9 @@ def start_identity(run: RunFile, recorded: Mapping[str, Any]) -> dict[str, str |
 
 
 def adapter_hash(folder: RunFolder) -> str | None:
-    """The hash of the weights that a run has trained; None if it is not trained."""
-    return hash_file(folder.adapter / "adapter_model.safetensors") if folder.trained.exists() else None
+    """The hash of the weights that a run has trained; None if it is not trained, or they are gone."""
+    weights = folder.adapter / "adapter_model.safetensors"
+    return hash_file(weights) if folder.trained.exists() and weights.exists() else None
 
 
 def check_same_model(start: RunFolder, identity: Mapping[str, Any]) -> None:
