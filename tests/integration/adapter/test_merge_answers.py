@@ -62,7 +62,7 @@ def test_the_second_answers_are_those_of_the_merged_folder(trained, sample):
     session = open_run(trained, FROM_CACHE)
     questions = draw_questions(session, 500)
     assert questions
-    found = compare(questions, trained.output / "adapter", sample / "model", lambda note: None)
+    found = compare(questions, trained.output / "adapter", sample / "model")
     untuned, _ = evaluate_run(trained.output, "val", ("untuned",))
     assert found.num_different > 0 and found.merged == pytest.approx(untuned.overall.exact_match)
 

@@ -94,7 +94,7 @@ import os, signal
 from peft import PeftModel
 from lookonce.cli import main
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.workflow import train as workflow
+from lookonce import workflow
 
 def kill(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)
