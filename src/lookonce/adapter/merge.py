@@ -242,7 +242,7 @@ def merge(
     """
     check_target(target)
     command = shell(*COMMAND)
-    needs = Needs(command, adapter=True, model="open")
+    needs = Needs(command, adapter=True, recorded=True, model="open")
     if num_questions:
         needs = replace(needs, records="used", images="cached", cache=True)
     with claimed_around(target, command):

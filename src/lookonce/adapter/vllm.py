@@ -87,7 +87,7 @@ def check_for_vllm(place: Path) -> Check:
     Raises:
         RunFolderError: the run is not trained, or its adapter is broken.
     """
-    opened = open_run(place, Needs("lookonce adapter check", adapter=True))
+    opened = open_run(place, Needs("lookonce adapter check", adapter=True, recorded=True))
     folder, run = opened.folder, opened.run
     config, names = _read(folder.adapter)
     family = _family(run)

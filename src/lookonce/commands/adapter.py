@@ -211,7 +211,8 @@ def push(
     if run_dir.is_file():
         remember_run_file(run_dir)
     options = Options(merged, base_model, dataset, licence, is_public, branch, message)
-    upload = prepare(open_run(run_dir, Needs("lookonce adapter push", adapter=True)).folder, repository, options)
+    needs = Needs("lookonce adapter push", adapter=True, recorded=True)
+    upload = prepare(open_run(run_dir, needs).folder, repository, options)
     done = upload if dry_run else push_upload(upload)
     emit(done.to_json(), done.text(), as_json)
     for note in done.notes:

@@ -68,7 +68,7 @@ def export(
 
     if run_dir.is_file():
         remember_run_file(run_dir)
-    opened = open_run(run_dir, Needs("lookonce export"))
+    opened = open_run(run_dir, Needs("lookonce export", recorded=True))
     folder, run = opened.folder, opened.run
     with claimed_around(output, "lookonce export"):
         split = split or run.eval.split

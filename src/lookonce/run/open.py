@@ -89,6 +89,8 @@ class Needs:
     """The run folder is changed, so it is claimed."""
     adapter: bool = False
     """The trained adapter in the run folder, which must be undamaged."""
+    recorded: bool = False
+    """The run is the one that its folder records, whatever the run file says by now."""
     records: Literal["none", "all", "used"] = "none"
     """`used`: as training and evaluation use them: without those of unusable images, with contexts, and the fold of
     `data.held_out` apart."""
@@ -433,6 +435,7 @@ def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) ->
     """
     if isinstance(place, RunFile):
         return RunFolder(place.output), place
+    place = RunFolder.find(place).folder if needs.recorded else place
     if not place.is_file():
         folder = RunFolder(place)
         run = folder.read_run()

@@ -106,3 +106,11 @@ def test_a_routed_arm_has_no_adapter(tmp_path):
 def test_another_folder_is_no_run(tmp_path):
     with pytest.raises(RunFolderError, match="is not a run folder"):
         open_run(tmp_path, NEEDS)
+
+
+def test_what_an_adapter_is_used_for_takes_the_run_that_its_folder_records(folder, run, tmp_path):
+    longer = run.model_copy(update={"train": run.train.model_copy(update={"steps": 12_345})})
+    (tmp_path / "run.yaml").write_text(longer.to_yaml())
+    with pytest.raises(RunFolderError, match="holds another run"):
+        find_run(tmp_path / "run.yaml", [], TO_ANSWER)
+    assert find_run(tmp_path / "run.yaml", [], Needs("tests", recorded=True))[1] == RunFolder(folder).read_run()
