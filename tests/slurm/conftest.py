@@ -30,8 +30,8 @@ MEGABYTE = 20_000
 KINDS = ("cache", "finalize", "train", "eval", "report", "study")
 BY_HAND = """
 from pathlib import Path
-from lookonce.run import records as content
-from lookonce.run.open import FROM_CACHE, TO_BUILD, Needs, OpenRun, open_run
+from lookonce.run import open as content
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.workflow import train
 from lookonce.run.config import read_run_file
 content.MEGABYTE = {megabyte}

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-import lookonce.run.records as content
+import lookonce.run.open as content
 from lookonce.cli import main
 
 knobs = json.loads(Path("knobs.json").read_text())
