@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lookonce.errors import LookonceError
     from lookonce.eval.answerer import Answerer
     from lookonce.eval.decoding.dialogue import Answer
+    from lookonce.library import DataCollatorForRows, VQADataset, build_cache, load_without_tower, replace_tower
     from lookonce.run.config import RunFile, read_run_file
     from lookonce.train.model.load import CachedVisionTower
 
@@ -30,20 +31,30 @@ __all__ = [
     "Answer",
     "Answerer",
     "CachedVisionTower",
+    "DataCollatorForRows",
     "LookonceError",
     "Record",
     "RunFile",
     "Turn",
+    "VQADataset",
     "VisionCache",
+    "build_cache",
     "image_key",
+    "load_without_tower",
     "read_records",
     "read_run_file",
+    "replace_tower",
     "write_records",
 ]
 _HOME = {
     "Answer": "lookonce.eval.decoding.dialogue",
     "Answerer": "lookonce.eval.answerer",
     "CachedVisionTower": "lookonce.train.model.load",
+    "DataCollatorForRows": "lookonce.library",
+    "VQADataset": "lookonce.library",
+    "build_cache": "lookonce.library",
+    "load_without_tower": "lookonce.library",
+    "replace_tower": "lookonce.library",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",
     "RunFile": "lookonce.run.config",

@@ -26,7 +26,7 @@ LAYERS = (
     "run",
     "train",
     "eval",
-    "bench selftest status summary",
+    "bench selftest status summary library",
     "checks proposal report",
     "workflow adapter fetch",
     "study",

@@ -229,6 +229,21 @@ class RowCollator:
         return torch.stack([pad(tensor, side, value=value) for tensor, side in zip(tensors, sides, strict=True)])
 
 
+@dataclass(frozen=True)
+class StockCollator:
+    """Batches for transformers' models: with labels of whole rows, from which the model computes its own loss."""
+
+    rows: RowCollator
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        batch = self.rows(examples)
+        del batch["logits_to_keep"], batch["targets"], batch["weights"]
+        length = batch["input_ids"].shape[1]
+        flags = [torch.from_numpy(example.expanded(self.rows.image_token_id)[1]) for example in examples]
+        supervised = torch.stack([pad(row, (0, length - len(row))) for row in flags])
+        return batch | {"labels": torch.where(supervised, batch["input_ids"], IGNORED)}
+
+
 def image_keys(examples: Sequence[Example]) -> list[str]:
     """The keys of the images of some examples, in the order in which the model expects them."""
     return [key for example in examples for key in example.image_keys]

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lookonce import environment
@@ -43,7 +42,7 @@ from lookonce.run.open import OpenRun
 from lookonce.run.sections.train import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, count, duration, table
-from lookonce.train.data.batches import IGNORED, Batch, CachedFeatures, FeatureSource, Pixels, RowCollator
+from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels, StockCollator
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
@@ -306,21 +305,6 @@ def _stock_trainer(
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
     return trainer
-
-
-@dataclass(frozen=True)
-class StockCollator:
-    """Batches for transformers' models: with labels of whole rows, from which the model computes its own loss."""
-
-    rows: RowCollator
-
-    def __call__(self, examples: Sequence[Example]) -> Batch:
-        batch = self.rows(examples)
-        del batch["logits_to_keep"], batch["targets"], batch["weights"]
-        length = batch["input_ids"].shape[1]
-        flags = [torch.from_numpy(example.expanded(self.rows.image_token_id)[1]) for example in examples]
-        supervised = torch.stack([pad(row, (0, length - len(row))) for row in flags])
-        return batch | {"labels": torch.where(supervised, batch["input_ids"], IGNORED)}
 
 
 NUM_WARMUP_STEPS = 2

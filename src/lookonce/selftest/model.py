@@ -30,14 +30,13 @@ import torch
 from peft import get_peft_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lookonce.bench.step import StockCollator
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.lora import LoraSection
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.report import Check, Way, failed, within_spread
-from lookonce.train.data.batches import CPU, Batch, BatchMaker, RowCollator
+from lookonce.train.data.batches import CPU, Batch, BatchMaker, RowCollator, StockCollator
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example

@@ -1,0 +1,182 @@
+"""The pieces for one's own training script: as exact as `lookonce train`, from images and rows of any form."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainingArguments
+
+import lookonce
+from lookonce import (
+    DataCollatorForRows,
+    VisionCache,
+    VQADataset,
+    build_cache,
+    load_without_tower,
+    read_records,
+    replace_tower,
+)
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.datasets.images import index_images
+from lookonce.errors import FeaturesMissing, ImageError, LookonceError, UsageError
+from lookonce.library import key_of
+from lookonce.train.data.batches import Pixels, RowCollator, StockCollator
+
+LORA = LoraConfig(r=4, target_modules=r".*language_model.*\.(q_proj|v_proj)")
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def records(sample: Path):
+    return read_records(sample / "train.jsonl", sample)[:24]
+
+
+@pytest.fixture(scope="module")
+def cache(sample: Path, records, tmp_path_factory) -> VisionCache:
+    images = [image for record in records for image in record.images]
+    return build_cache(images, sample / "model", tmp_path_factory.mktemp("caches"), dtype="float32")
+
+
+def gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    tuned = get_peft_model(model, LORA)
+    for name, weight in tuned.named_parameters():
+        if "lora_B" in name:  # zero at first, with which those of A would have no gradient
+            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    loss = tuned(**batch).loss
+    loss.backward()
+    return loss.detach(), {name: weight.grad for name, weight in tuned.named_parameters() if weight.requires_grad}
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(sample, records, cache, replaced):
+    dataset = VQADataset(records, cache, sample / "model")
+    examples = [dataset[number] for number in range(8)]
+    stock = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
+    model = (
+        replace_tower(AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32))
+        if replaced
+        else load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
+    )
+    index = index_images(records)
+    pixels = Pixels(ImageProcessor(sample / "model"), index.path_of)
+    chat = dataset.chat_tokenizer
+    with_pixels = StockCollator(RowCollator(pixels, chat.image_token_id, chat.tokenizer.pad_token_id))
+    expected, wanted = gradients(stock, with_pixels(examples))
+    loss, found = gradients(model, DataCollatorForRows(dataset)(examples))
+    assert abs(loss - expected) / expected < TOLERANCE
+    for name, gradient in found.items():
+        assert (gradient - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
+
+
+def test_trainer_trains_on_it(sample, records, cache, tmp_path):
+    model = get_peft_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"), LORA)
+    dataset = VQADataset(records, cache, sample / "model")
+    options = TrainingArguments(
+        str(tmp_path), max_steps=3, per_device_train_batch_size=8, learning_rate=1e-2, report_to=[], use_cpu=True
+    )
+    result = Trainer(model, options, train_dataset=dataset, data_collator=DataCollatorForRows(dataset)).train()
+    assert result.global_step == 3 and result.training_loss > 0
+
+
+def decoded(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        return image
+
+
+IMAGES = {
+    "path": str,
+    "bytes": Path.read_bytes,
+    "Pillow": decoded,
+    "row of datasets": lambda path: {"bytes": path.read_bytes(), "path": None},
+}
+
+
+def rows(sample: Path, records, kind: str) -> list[dict]:
+    found = []
+    for record in records[:4]:
+        [path], turn = record.images, record.turns[0]
+        image = IMAGES[kind](path)
+        found.append({"image": image, "question": turn.question, "answer": turn.answer})
+    return found
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes", "Pillow", "row of datasets"])
+def test_images_and_rows_may_have_every_form(sample, records, tmp_path, kind):
+    given = rows(sample, records, kind)
+    built = build_cache([row["image"] for row in given], sample / "model", tmp_path, dtype="float32")
+    dataset = VQADataset(given, built, AutoTokenizer.from_pretrained(sample / "model"))
+    assert [dataset.records[number][1] for number in range(4)] == [(key_of(row["image"]),) for row in given]
+    assert DataCollatorForRows(dataset)([dataset[0], dataset[1]])["labels"].shape[0] == 2
+    again = build_cache([row["image"] for row in given], sample / "model", tmp_path, dtype="float32")
+    assert again.num_shards == built.num_shards and len(again) == len(built)
+
+
+def test_messages_are_rows_too(sample, records, cache):
+    [path] = records[0].images
+    content = [{"type": "image", "image": str(path)}, {"type": "text", "text": "Is there text?"}]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "no"}]
+    dataset = VQADataset([{"messages": messages}], cache, sample / "model")
+    assert dataset.records[0][0].turns[0].answer == "no" and dataset[0].num_targets > 0
+
+
+def test_what_cannot_work_is_named(sample, records, cache, tmp_path):
+    few = build_cache([records[0].images[0]], sample / "model", tmp_path / "few", dtype="float32")
+    with pytest.raises(FeaturesMissing, match=r"lacks the features of an image of .*add it with: lookonce.build_cache"):
+        VQADataset(records, few, sample / "model")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"1 of 2 images cannot be encoded; the first is .*broken.jpg"):
+        build_cache([records[0].images[0], tmp_path / "broken.jpg"], sample / "model", tmp_path / "b", dtype="float32")
+    with pytest.raises(UsageError, match="is not an image; expected a path"):
+        build_cache([3], sample / "model", tmp_path / "c")
+    with pytest.raises(UsageError, match="is not a model of transformers"):
+        replace_tower(json)
+    with pytest.raises(UsageError, match="it is unknown which model"):
+        VQADataset(records, cache, object())
+    with pytest.raises(LookonceError, match="row 0: expected the key `answer`"):
+        VQADataset([{"prompt": "a"}], cache, sample / "model")
+
+
+def test_a_tower_that_is_trained_is_not_replaced(sample):
+    model = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
+    tuned = get_peft_model(model, LoraConfig(r=4, target_modules=["qkv", "q_proj"]))
+    with pytest.raises(UsageError, match="the vision tower has trained weights"):
+        replace_tower(tuned)
+
+
+def test_the_example_trains_an_adapter_of_the_sample(sample, tmp_path, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trainer.py", str(sample / "model"), str(tmp_path / "few.jsonl"), "adapter"])
+    (tmp_path / "images").symlink_to(sample / "images")
+    lines = (sample / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "few.jsonl").write_text("".join(lines[:20]))
+    runpy.run_path(str(root / "examples" / "trainer.py"), run_name="__main__")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+SIGNATURES = """
+DataCollatorForRows(dataset, *, max_bytes_in_memory)
+VQADataset(records, cache, tokenizer, *, revision)
+build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
+load_without_tower(model, *, revision, dtype, device, attention)
+replace_tower(model)
+"""
+
+
+def test_the_signatures_are_those_that_were_promised():
+    found = []
+    for name in ("DataCollatorForRows", "VQADataset", "build_cache", "load_without_tower", "replace_tower"):
+        parameters = inspect.signature(getattr(lookonce, name)).parameters.values()
+        names = [one.name for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        options = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        found.append(f"{name}({', '.join([*names, *(['*', *options] if options else [])])})")
+    assert found == SIGNATURES.split("\n")[1:-1]
