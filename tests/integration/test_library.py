@@ -153,6 +153,7 @@ def test_a_tower_that_is_trained_is_not_replaced(sample):
         replace_tower(tuned)
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
 def test_the_example_trains_an_adapter_of_the_sample(sample, tmp_path, monkeypatch, root):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["trainer.py", str(sample / "model"), str(tmp_path / "few.jsonl"), "adapter"])
