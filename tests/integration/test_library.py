@@ -16,6 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, Tr
 
 import lookonce
 from lookonce import (
+    CachedVisionTower,
     DataCollatorForRows,
     VisionCache,
     VQADataset,
@@ -24,6 +25,7 @@ from lookonce import (
     read_records,
     replace_tower,
 )
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.images import index_images
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, UsageError
@@ -140,6 +142,8 @@ def test_what_cannot_work_is_named(sample, records, cache, tmp_path):
         build_cache([3], sample / "model", tmp_path / "c")
     with pytest.raises(UsageError, match="is not a model of transformers"):
         replace_tower(json)
+    with pytest.raises(UsageError, match=r"takes the configuration of the whole model, .* not Qwen3VLVisionConfig"):
+        CachedVisionTower(ModelFolder.open(str(sample / "model")).vision_config, torch.float32)
     with pytest.raises(UsageError, match="it is unknown which model"):
         VQADataset(records, cache, object())
     with pytest.raises(LookonceError, match="row 0: expected the key `answer`"):

@@ -35,7 +35,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from lookonce.cache.model.model_folder import ModelFolder, misshapen_expert_tensors, missing_expert_tensors
 from lookonce.environment import best_device, limit_cpu_threads
-from lookonce.errors import ModelError, RunFolderError
+from lookonce.errors import ModelError, RunFolderError, UsageError
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import family_of
 from lookonce.run.config import RunFile
@@ -62,8 +62,17 @@ class CachedVisionTower(nn.Module):
     """Returns cached features as a vision tower's output. It has no parameters."""
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
-        """`config` is the model's. The model casts features to `dtype` before it passes them here."""
+        """`config` is the model's. The model casts features to `dtype` before it passes them here.
+
+        Raises:
+            UsageError: it is the configuration of something else.
+        """
         super().__init__()
+        if not hasattr(config, "vision_config"):
+            raise UsageError(
+                f"CachedVisionTower takes the configuration of the whole model, `model.config`, not "
+                f"{type(config).__name__}; or let this do it: lookonce.replace_tower(model)"
+            )
         family: Any = family_of(config)
         self.spatial_merge_size: int = config.vision_config.spatial_merge_size
         self.dtype = dtype
