@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from lookonce.errors import LookonceError
     from lookonce.eval.answerer import Answerer
     from lookonce.eval.decoding.dialogue import Answer
-    from lookonce.library import DataCollatorForRows, VQADataset, build_cache, load_without_tower, replace_tower
+    from lookonce.library import (
+        DataCollatorForPacks,
+        DataCollatorForRows,
+        PackBatchSampler,
+        VQADataset,
+        build_cache,
+        load_without_tower,
+        pack_loss,
+        packed_attention,
+        replace_tower,
+    )
     from lookonce.run.config import RunFile, read_run_file
     from lookonce.train.model.load import CachedVisionTower
 
@@ -31,8 +41,10 @@ __all__ = [
     "Answer",
     "Answerer",
     "CachedVisionTower",
+    "DataCollatorForPacks",
     "DataCollatorForRows",
     "LookonceError",
+    "PackBatchSampler",
     "Record",
     "RunFile",
     "Turn",
@@ -41,6 +53,8 @@ __all__ = [
     "build_cache",
     "image_key",
     "load_without_tower",
+    "pack_loss",
+    "packed_attention",
     "read_records",
     "read_run_file",
     "replace_tower",
@@ -50,10 +64,14 @@ _HOME = {
     "Answer": "lookonce.eval.decoding.dialogue",
     "Answerer": "lookonce.eval.answerer",
     "CachedVisionTower": "lookonce.train.model.load",
+    "DataCollatorForPacks": "lookonce.library",
     "DataCollatorForRows": "lookonce.library",
+    "PackBatchSampler": "lookonce.library",
     "VQADataset": "lookonce.library",
     "build_cache": "lookonce.library",
     "load_without_tower": "lookonce.library",
+    "pack_loss": "lookonce.library",
+    "packed_attention": "lookonce.library",
     "replace_tower": "lookonce.library",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",

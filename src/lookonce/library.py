@@ -1,4 +1,4 @@
-"""The pieces for a training script of one's own: a cache, a model without its tower, a dataset, batches of rows.
+"""The pieces for a training script of one's own: a cache, a model without its tower, a dataset, rows, packs.
 
 Design: each piece is what a library for training expects of its kind: a model of transformers, a dataset by index, a
 function that makes a batch of examples. So Trainer, accelerate or a loop by hand use them without knowing of a cache.
@@ -8,11 +8,15 @@ whose own loss counts; the features of its images are in the place of their pixe
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image, ImageOps
@@ -29,14 +33,21 @@ from lookonce.datasets.formats.registry import Reader
 from lookonce.datasets.images import bytes_key, image_key, index_images
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import best_device, device_name
-from lookonce.errors import FeaturesMissing, ImageError, UsageError
+from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageError
 from lookonce.families.lookup import family_of, family_of_tower
 from lookonce.hub import locate
 from lookonce.run.open import open_model
+from lookonce.run.sections.batch import BatchSection
 from lookonce.text import shown
-from lookonce.train.data.batches import Batch, CachedFeatures, RowCollator, StockCollator
+from lookonce.train.data.batches import Batch, CachedFeatures, PackCollator, RowCollator, StockCollator, image_inputs
+from lookonce.train.data.conversations import make_examples
+from lookonce.train.data.packing import padded_length
+from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model import load
+from lookonce.train.model.attention import PackMask
+from lookonce.train.model.compile import training_on_packs
+from lookonce.train.model.loss import forward_loss
 
 Keys = tuple[str, ...]
 Shown = Path | str | bytes | Image.Image | Mapping[str, Any]
@@ -200,11 +211,30 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         _check_same_model(folder, cache)
         self.cache, self.chat_tokenizer = cache, ChatTokenizer(folder.folder, folder.config)
         self.records = [*_with_keys(records, cache)]
+        self._examples: list[Example] | None = None
+
+    def examples(self) -> list[Example]:
+        """All examples, which are made faster together."""
+        if self._examples is None:
+            keys = dict(pair for record, keys in self.records for pair in zip(record.images, keys, strict=True))
+            records = [record for record, _ in self.records]
+            self._examples, _ = make_examples(
+                self.chat_tokenizer, records, keys.__getitem__, self.cache.grid_thw, sys.maxsize
+            )
+        return self._examples
 
     def __len__(self) -> int:
         return len(self.records)
 
+    def __getitems__(self, numbers: list[int]) -> Any:
+        """The examples of a batch; of a pack with how they are packed."""
+        if isinstance(numbers, PackIndices):
+            return PackedExamples({one: self[one] for one in numbers}, numbers.micro_batch, numbers.ends_step)
+        return [self[one] for one in numbers]
+
     def __getitem__(self, number: int) -> Example:
+        if self._examples is not None:
+            return self._examples[number]
         record, keys = self.records[number]
         return self.chat_tokenizer.example(record, keys, [self.cache.grid_thw(key) for key in keys])
 
@@ -268,7 +298,7 @@ class DataCollatorForRows:
     """Makes batches of padded rows for the stock model, with features in the place of pixels."""
 
     def __init__(self, dataset: VQADataset, *, max_bytes_in_memory: int = 0) -> None:
-        """Batches of examples of a dataset. So many bytes of features stay in memory; others are read again."""
+        """Batches of examples of a dataset. At most this many bytes of features stay in memory."""
         chat = dataset.chat_tokenizer
         source = CachedFeatures(dataset.cache, max_bytes_in_memory)
         self._collator = StockCollator(RowCollator(source, chat.image_token_id, chat.tokenizer.pad_token_id))
@@ -280,3 +310,138 @@ class DataCollatorForRows:
         num_levels, hidden]` and `image_grid_thw` `[num_images, 3]`.
         """
         return self._collator(examples)
+
+
+@dataclass(frozen=True)
+class PackedExamples:
+    """The examples of a pack, as `VQADataset` gives them for the indices of `PackBatchSampler`."""
+
+    examples: Mapping[int, Example]
+    micro_batch: MicroBatch
+    ends_step: bool
+
+
+class PackIndices(list[int]):
+    """The numbers of the examples of a pack, with how they are packed."""
+
+    def __init__(self, micro_batch: MicroBatch, ends_step: bool) -> None:
+        super().__init__(index for group in micro_batch.pack.groups for index in group.examples)
+        self.micro_batch, self.ends_step = micro_batch, ends_step
+
+
+class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
+    """The packs of an epoch, in which questions share their image: `batch_sampler` of a DataLoader.
+
+    An optimizer step is exactly `samples_per_step` examples, in as many packs as they need. The packs of a step follow
+    one another, and the last one ends it. What a target weighs in the loss depends on its whole step, so the loss of a
+    step is the sum of the losses of its packs: do not divide by their number.
+    """
+
+    def __init__(
+        self,
+        dataset: VQADataset,
+        *,
+        samples_per_step: int = 16,
+        tokens_per_pack: int = 8192,
+        seed: int = 42,
+        loss: Literal["token", "sample"] = "token",
+        shuffle: bool = True,
+    ) -> None:
+        """Group the examples of a dataset by their images; the options are keys of a run file's section `batch`.
+
+        Raises:
+            RecordsError: a record has more than `tokens_per_pack` tokens.
+        """
+        examples = dataset.examples()
+        if longest := max((one for one in examples if one.num_tokens > tokens_per_pack), key=_length, default=None):
+            raise RecordsError(
+                f"{longest.origin} has {longest.num_tokens:,} tokens, more than tokens_per_pack: {tokens_per_pack:,}; "
+                "raise it, leave the record out, or lower max_pixels of build_cache"
+            )
+        order: Literal["random", "as_given"] = "random" if shuffle else "as_given"
+        batch = BatchSection(samples_per_step=samples_per_step, tokens_per_pack=tokens_per_pack, loss=loss, order=order)
+        self._sampler = Sampler.of(examples, dataset.chat_tokenizer.image_token_id, batch, seed)
+        self.epoch = 0
+        """Which epoch comes next; each has an order of its own, which follows from the seed."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps per epoch."""
+        return len(self._sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next, for example when a training is resumed."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Packs of the next epoch."""
+        return len(self._sampler.pack_lengths(self.epoch))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        for step in self._sampler.epoch(epoch):
+            for number, micro_batch in enumerate(step, start=1):
+                yield PackIndices(micro_batch, ends_step=number == len(step))
+
+
+class DataCollatorForPacks:
+    """Makes the batch of a pack."""
+
+    def __init__(self, dataset: VQADataset, *, max_bytes_in_memory: int = 0) -> None:
+        """Packs of a dataset. At most this many bytes of features stay in memory."""
+        source = CachedFeatures(dataset.cache, max_bytes_in_memory)
+        self._collator = PackCollator.of(dataset.chat_tokenizer, source)
+        self._pads = torch.cuda.is_available()  # FlexAttention takes whole blocks
+
+    def __call__(self, packed: PackedExamples) -> dict[str, Any]:
+        """The batch of a pack, for `pack_loss`; `ends_step` says whether the optimizer's step comes after it.
+
+        Raises:
+            UsageError: these are not examples of a pack.
+        """
+        if not isinstance(packed, PackedExamples):
+            raise UsageError(
+                "DataCollatorForPacks needs packs; give the DataLoader a batch_sampler: "
+                "DataLoader(dataset, batch_sampler=PackBatchSampler(dataset), collate_fn=DataCollatorForPacks(dataset))"
+            )
+        pack, examples = packed.micro_batch.pack, packed.examples
+        length = padded_length(pack.num_tokens) if self._pads else pack.num_tokens
+        batch = self._collator(pack.groups, examples, packed.micro_batch.target_weights, length)
+        shown = [key for group in pack.groups for key in examples[group.examples[0]].image_keys]
+        return batch | image_inputs(self._collator.source, shown) | {"ends_step": packed.ends_step}
+
+
+def packed_attention(model: Any, *, compiled: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Within the block a model attends as packs need it, and trains on them as `lookonce train` does.
+
+    With `compiled`, on a GPU, its decoder layers are compiled, which takes up to a minute. Undone on exit.
+
+    Raises:
+        ModelError: a layer does not use full attention, so it would mix the questions of a pack.
+    """
+    return training_on_packs(model, compiled=compiled)
+
+
+def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
+    """The share of a pack in the loss of its step; the sum over the packs of a step is the stock model's loss of it.
+
+    `pack` comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Within `packed_attention`.
+    """
+    device = load.base_model(model).device
+    on_cpu = ("ends_step", "image_grid_thw")  # reading the grids on a GPU would wait for it
+    batch = {
+        name: value.to(device, non_blocking=True) if name not in on_cpu else value
+        for name, value in pack.items()
+        if name != "ends_step"
+    }
+    length = batch["seen_until"].shape[0]
+    return forward_loss(model, batch, _mask_of(device, 1 << (length - 1).bit_length()))
+
+
+@cache
+def _mask_of(device: torch.device, max_tokens: int) -> PackMask:
+    return PackMask(padded_length(max_tokens), device)
+
+
+def _length(example: Example) -> int:
+    return example.num_tokens

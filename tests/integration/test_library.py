@@ -12,23 +12,28 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from PIL import Image
+from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainingArguments
 
 import lookonce
 from lookonce import (
     CachedVisionTower,
+    DataCollatorForPacks,
     DataCollatorForRows,
+    PackBatchSampler,
     VisionCache,
     VQADataset,
     build_cache,
     load_without_tower,
+    pack_loss,
+    packed_attention,
     read_records,
     replace_tower,
 )
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.images import index_images
-from lookonce.errors import FeaturesMissing, ImageError, LookonceError, UsageError
+from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError, UsageError
 from lookonce.library import key_of
 from lookonce.train.data.batches import Pixels, RowCollator, StockCollator
 
@@ -47,12 +52,18 @@ def cache(sample: Path, records, tmp_path_factory) -> VisionCache:
     return build_cache(images, sample / "model", tmp_path_factory.mktemp("caches"), dtype="float32")
 
 
-def gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def tuned_model(model):
+    """The model with an adapter, the same each time."""
     torch.manual_seed(0)
     tuned = get_peft_model(model, LORA)
     for name, weight in tuned.named_parameters():
         if "lora_B" in name:  # zero at first, with which those of A would have no gradient
             torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    return tuned
+
+
+def gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    tuned = tuned_model(model)
     loss = tuned(**batch).loss
     loss.backward()
     return loss.detach(), {name: weight.grad for name, weight in tuned.named_parameters() if weight.requires_grad}
@@ -158,30 +169,82 @@ def test_a_tower_that_is_trained_is_not_replaced(sample):
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
-def test_the_example_trains_an_adapter_of_the_sample(sample, tmp_path, monkeypatch, root):
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@pytest.mark.parametrize("example", ["trainer.py", "packs.py"])
+def test_an_example_of_forty_lines_trains_an_adapter_of_the_sample(sample, tmp_path, monkeypatch, root, example):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["trainer.py", str(sample / "model"), str(tmp_path / "few.jsonl"), "adapter"])
+    monkeypatch.setattr(sys, "argv", [example, str(sample / "model"), str(tmp_path / "few.jsonl"), "adapter"])
     (tmp_path / "images").symlink_to(sample / "images")
     lines = (sample / "train.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "few.jsonl").write_text("".join(lines[:20]))
-    runpy.run_path(str(root / "examples" / "trainer.py"), run_name="__main__")
+    runpy.run_path(str(root / "examples" / example), run_name="__main__")
+    assert len((root / "examples" / example).read_text().splitlines()) <= 40
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 SIGNATURES = """
+DataCollatorForPacks(dataset, *, max_bytes_in_memory)
 DataCollatorForRows(dataset, *, max_bytes_in_memory)
+PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuffle)
 VQADataset(records, cache, tokenizer, *, revision)
 build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
 load_without_tower(model, *, revision, dtype, device, attention)
+pack_loss(model, pack)
+packed_attention(model, *, compiled)
 replace_tower(model)
 """
 
 
 def test_the_signatures_are_those_that_were_promised():
     found = []
-    for name in ("DataCollatorForRows", "VQADataset", "build_cache", "load_without_tower", "replace_tower"):
+    for name in [line.partition("(")[0] for line in SIGNATURES.split("\n")[1:-1]]:
         parameters = inspect.signature(getattr(lookonce, name)).parameters.values()
         names = [one.name for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
         options = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
         found.append(f"{name}({', '.join([*names, *(['*', *options] if options else [])])})")
     assert found == SIGNATURES.split("\n")[1:-1]
+
+
+def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_the_whole_step(sample, records, cache):
+    """Whichever order the packs have, and however many they are."""
+    dataset = VQADataset(records, cache, sample / "model")
+    sampler = PackBatchSampler(dataset, samples_per_step=12, tokens_per_pack=192, seed=3)
+    loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))
+    steps: list[list[dict]] = [[]]
+    for pack in loader:
+        steps[-1].append(pack)
+        if pack["ends_step"]:
+            steps.append([])
+    assert len(steps) - 1 == sampler.num_steps == 2 and len(steps[0]) > 1
+    order = [[*indices] for indices in sampler._sampler.epoch(0)]
+    first = [index for one in order[0] for group in one.pack.groups for index in group.examples]
+    model = load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
+    expected, wanted = gradients(model, DataCollatorForRows(dataset)([dataset[index] for index in first]))
+    tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
+    with packed_attention(tuned):
+        losses = [pack_loss(tuned, pack) for pack in steps[0]]
+        for loss in losses:
+            loss.backward()
+    assert abs(sum(losses).detach() - expected) / expected < TOLERANCE
+    for name, weight in tuned.named_parameters():
+        if weight.requires_grad:
+            assert (weight.grad - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
+
+
+def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sample, records, cache):
+    sampler = PackBatchSampler(VQADataset(records, cache, sample / "model"), samples_per_step=7, tokens_per_pack=192)
+    num_packs = len(sampler)
+    epochs = [[index for pack in sampler for index in pack] for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [[*range(len(records))]] * 2 and epochs[0] != epochs[1]
+    sampler.set_epoch(0)
+    assert [index for pack in sampler for index in pack] == epochs[0] and sampler.epoch == 1
+    sampler.set_epoch(0)
+    assert len(sampler) == num_packs
+
+
+def test_packs_that_cannot_be_made_are_named(sample, records, cache):
+    dataset = VQADataset(records, cache, sample / "model")
+    with pytest.raises(RecordsError, match=r"train.jsonl:\d+ has \d+ tokens, more than tokens_per_pack: 20; raise it"):
+        PackBatchSampler(dataset, tokens_per_pack=20)
+    with pytest.raises(UsageError, match="give the DataLoader a batch_sampler"):
+        next(iter(DataLoader(dataset, batch_size=2, collate_fn=DataCollatorForPacks(dataset))))

@@ -264,7 +264,11 @@ class PackCollator:
         return cls(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source)
 
     def __call__(
-        self, groups: Sequence[Group], examples: Sequence[Example], target_weights: Sequence[float], length: int
+        self,
+        groups: Sequence[Group],
+        examples: Sequence[Example] | Mapping[int, Example],
+        target_weights: Sequence[float],
+        length: int,
     ) -> Batch:
         """The batch of one pack, padded to `length` tokens.
 
@@ -280,7 +284,13 @@ class PackCollator:
             self._add(pack, group, examples, [next(weights) for _ in group.examples])
         return pack.batch()
 
-    def _add(self, pack: _PackBuilder, group: Group, examples: Sequence[Example], weights: Sequence[float]) -> None:
+    def _add(
+        self,
+        pack: _PackBuilder,
+        group: Group,
+        examples: Sequence[Example] | Mapping[int, Example],
+        weights: Sequence[float],
+    ) -> None:
         first = examples[group.examples[0]]
         prefix_ids = first.token_ids[: group.len_prefix]
         grids = [self.source.grid_thw(key) for key in first.image_keys]
