@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from PIL import Image
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainingArguments
 
@@ -36,8 +37,9 @@ from lookonce.datasets.images import index_images
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError, UsageError
 from lookonce.library import key_of
 from lookonce.train.data.batches import Pixels, RowCollator, StockCollator
+from lookonce.workflow import train
 
-LORA = LoraConfig(r=4, target_modules=r".*language_model.*\.(q_proj|v_proj)")
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
 TOLERANCE = 1e-5
 
 
@@ -248,3 +250,35 @@ def test_packs_that_cannot_be_made_are_named(sample, records, cache):
         PackBatchSampler(dataset, tokens_per_pack=20)
     with pytest.raises(UsageError, match="give the DataLoader a batch_sampler"):
         next(iter(DataLoader(dataset, batch_size=2, collate_fn=DataCollatorForPacks(dataset))))
+
+
+def test_a_loop_of_ones_own_ends_with_the_adapter_of_lookonce_train_bit_for_bit(make_run, sample, built):
+    """Both are made of the same pieces."""
+    run = make_run(
+        cache={"dir": str(built.folder.parent)},
+        data={"val": [], "test": []},
+        batch={"tokens_per_pack": 256},
+        train={"scheduler": "constant", "warmup": 0, "optimizer": "adamw_torch", "learning_rate": 0.01},
+        lora={"targets": ["q_proj", "v_proj"]},
+    )
+    train(run, notify=lambda note: None)
+    theirs = load_file(run.output / "adapter" / "adapter_model.safetensors")
+    dataset = VQADataset(read_records(sample / "train.jsonl"), built, sample / "model")
+    sampler = PackBatchSampler(dataset, samples_per_step=8, tokens_per_pack=256, seed=0)
+    model = load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
+    torch.manual_seed(0)
+    tuned = get_peft_model(model, LORA).train()
+    trained = [weight for weight in tuned.parameters() if weight.requires_grad]
+    optimizer, num_steps = torch.optim.AdamW(trained, lr=0.01, weight_decay=0), 0
+    with packed_attention(tuned):
+        for pack in DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset)):
+            pack_loss(tuned, pack).backward()
+            if pack["ends_step"]:
+                torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                num_steps += 1
+            if num_steps == run.train.steps:
+                break
+    mine = get_peft_model_state_dict(tuned)
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
