@@ -13,7 +13,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -85,12 +85,11 @@ def build_cache(
     with TemporaryDirectory(prefix="lookonce-") as temporary:
         paths = [*_files(images, Path(temporary))]
         index = index_images((Record((path,), (Turn("", ""),), origin=str(path)) for path in paths), needs_one=False)
-        tower = lambda: Tower(model_folder, fingerprint.storage.compute, best_device())  # noqa: E731
+        tower = partial(Tower, model_folder, fingerprint.storage.compute, best_device())
         options = BuildOptions(shard_mb * 1_000_000, provenance)
         report = build(root, fingerprint, processor, index, tower, options)
     source.write_note(root, fingerprint)
-    failed = {**{str(path): reason for path, reason in index.unusable.items()}, **report.quarantined}
-    if failed:
+    if failed := report.quarantined:
         name, reason = next(iter(failed.items()))
         raise ImageError(f"{len(failed)} of {len(paths)} images cannot be encoded; the first is {name}: {reason}")
     return find_cache(root, fingerprint)
