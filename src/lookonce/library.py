@@ -228,7 +228,8 @@ class VQADataset(torch.utils.data.Dataset[Example]):
     def __getitems__(self, numbers: list[int]) -> Any:
         """The examples of a batch; of a pack with how they are packed."""
         if isinstance(numbers, PackIndices):
-            return PackedExamples({one: self[one] for one in numbers}, numbers.micro_batch, numbers.ends_step)
+            examples = {one: self[one] for one in numbers}
+            return PackedExamples(examples, numbers.micro_batch, numbers.ends_step, numbers.num_ranks)
         return [self[one] for one in numbers]
 
     def __getitem__(self, number: int) -> Example:
@@ -318,14 +319,15 @@ class PackedExamples:
     examples: Mapping[int, Example]
     micro_batch: MicroBatch
     ends_step: bool
+    num_ranks: int
 
 
 class PackIndices(list[int]):
     """The numbers of the examples of a pack, with how they are packed."""
 
-    def __init__(self, micro_batch: MicroBatch, ends_step: bool) -> None:
+    def __init__(self, micro_batch: MicroBatch, ends_step: bool, num_ranks: int) -> None:
         super().__init__(index for group in micro_batch.pack.groups for index in group.examples)
-        self.micro_batch, self.ends_step = micro_batch, ends_step
+        self.micro_batch, self.ends_step, self.num_ranks = micro_batch, ends_step, num_ranks
 
 
 class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -345,8 +347,13 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
         seed: int = 42,
         loss: Literal["token", "sample"] = "token",
         shuffle: bool = True,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         """Group the examples of a dataset by their images; the options are keys of a run file's section `batch`.
+
+        Of several processes each has its own packs of every step, equally many in all. Their losses are meant for
+        gradients that are averaged over the processes, as DistributedDataParallel does.
 
         Raises:
             RecordsError: a record has more than `tokens_per_pack` tokens.
@@ -359,7 +366,8 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
             )
         order: Literal["random", "as_given"] = "random" if shuffle else "as_given"
         batch = BatchSection(samples_per_step=samples_per_step, tokens_per_pack=tokens_per_pack, loss=loss, order=order)
-        self._sampler = Sampler.of(examples, dataset.chat_tokenizer.image_token_id, batch, seed)
+        ranks = {"rank": rank, "num_ranks": num_ranks}
+        self._sampler = Sampler.of(examples, dataset.chat_tokenizer.image_token_id, batch, seed, **ranks)
         self.epoch = 0
         """Which epoch comes next; each has an order of its own, which follows from the seed."""
 
@@ -380,7 +388,7 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
         epoch, self.epoch = self.epoch, self.epoch + 1
         for step in self._sampler.epoch(epoch):
             for number, micro_batch in enumerate(step, start=1):
-                yield PackIndices(micro_batch, ends_step=number == len(step))
+                yield PackIndices(micro_batch, number == len(step), self._sampler.num_ranks)
 
 
 class DataCollatorForPacks:
@@ -407,7 +415,8 @@ class DataCollatorForPacks:
         length = padded_length(pack.num_tokens) if self._pads else pack.num_tokens
         batch = self._collator(pack.groups, examples, packed.micro_batch.target_weights, length)
         shown = [key for group in pack.groups for key in examples[group.examples[0]].image_keys]
-        return batch | image_inputs(self._collator.source, shown) | {"ends_step": packed.ends_step}
+        about = {"ends_step": packed.ends_step, "num_ranks": packed.num_ranks}
+        return batch | image_inputs(self._collator.source, shown) | about
 
 
 def packed_attention(model: Any, *, compiled: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -424,17 +433,32 @@ def packed_attention(model: Any, *, compiled: bool = False) -> contextlib.Abstra
 def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     """The share of a pack in the loss of its step; the sum over the packs of a step is the stock model's loss of it.
 
-    `pack` comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Within `packed_attention`.
+    Of several processes it is the share times their number, because DistributedDataParallel averages gradients. `pack`
+    comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Within `packed_attention`.
+
+    Raises:
+        UsageError: several processes train, and the packs are not divided among them.
     """
+    found = _num_processes()
+    if found != pack["num_ranks"]:
+        raise UsageError(
+            f"the packs are for {pack['num_ranks']} of {found} processes that train together; "
+            "write: PackBatchSampler(dataset, rank=..., num_ranks=...), and do not let accelerator.prepare divide the "
+            "DataLoader again"
+        )
     device = load.base_model(model).device
-    on_cpu = ("ends_step", "image_grid_thw")  # reading the grids on a GPU would wait for it
+    on_cpu = ("image_grid_thw",)  # reading the grids on a GPU would wait for it
     batch = {
         name: value.to(device, non_blocking=True) if name not in on_cpu else value
         for name, value in pack.items()
-        if name != "ends_step"
+        if name not in ("ends_step", "num_ranks")
     }
     length = batch["seen_until"].shape[0]
-    return forward_loss(model, batch, _mask_of(device, 1 << (length - 1).bit_length()))
+    return forward_loss(model, batch, _mask_of(device, 1 << (length - 1).bit_length())) * found
+
+
+def _num_processes() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 @cache

@@ -187,7 +187,7 @@ def test_an_example_of_forty_lines_trains_an_adapter_of_the_sample(sample, tmp_p
 SIGNATURES = """
 DataCollatorForPacks(dataset, *, max_bytes_in_memory)
 DataCollatorForRows(dataset, *, max_bytes_in_memory)
-PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuffle)
+PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuffle, rank, num_ranks)
 VQADataset(records, cache, tokenizer, *, revision)
 build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
 load_without_tower(model, *, revision, dtype, device, attention)
@@ -282,3 +282,29 @@ def test_a_loop_of_ones_own_ends_with_the_adapter_of_lookonce_train_bit_for_bit(
                 break
     mine = get_peft_model_state_dict(tuned)
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_the_packs_of_two_processes_have_the_gradients_of_one_when_they_are_averaged(
+    sample, records, cache, monkeypatch
+):
+    """As DistributedDataParallel averages them; packs of one process are refused where two train."""
+    dataset = VQADataset(records, cache, sample / "model")
+    collate, gradients = DataCollatorForPacks(dataset), []
+    for rank, num_ranks in ((0, 1), (0, 2), (1, 2)):
+        monkeypatch.setattr("lookonce.library._num_processes", lambda num_ranks=num_ranks: num_ranks)
+        sampler = PackBatchSampler(
+            dataset, samples_per_step=12, tokens_per_pack=192, shuffle=False, rank=rank, num_ranks=num_ranks
+        )
+        tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
+        with packed_attention(tuned):
+            for pack in DataLoader(dataset, batch_sampler=sampler, collate_fn=collate):
+                pack_loss(tuned, pack).backward()
+                if pack["ends_step"]:
+                    break
+        gradients.append(torch.cat([one.grad.flatten() for one in tuned.parameters() if one.requires_grad]))
+        if num_ranks == 1:
+            monkeypatch.setattr("lookonce.library._num_processes", lambda: 2)
+            with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; write: PackBatchSampler"):
+                pack_loss(tuned, pack)
+    alone, first, second = gradients
+    assert (alone - (first + second) / 2).norm() <= TOLERANCE * alone.norm()
