@@ -26,7 +26,7 @@ from lookonce.cache.build.worker import build_cache as build
 from lookonce.cache.format import Backend, DtypeName
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.fingerprint import Source
+from lookonce.cache.store.fingerprint import Source, hash_tensors
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.formats.image_references import Finder
 from lookonce.datasets.formats.registry import Reader
@@ -34,7 +34,7 @@ from lookonce.datasets.images import bytes_key, image_key, index_images
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageError
-from lookonce.families.lookup import family_of, family_of_tower
+from lookonce.families.lookup import family_of
 from lookonce.hub import locate
 from lookonce.run.open import open_model
 from lookonce.run.sections.batch import BatchSection
@@ -207,7 +207,7 @@ class VQADataset(torch.utils.data.Dataset[Example]):
             UsageError: the cache is of another model.
         """
         folder = ModelFolder.open(str(locate(_name_of(tokenizer), revision or None)))
-        _check_same_model(folder, cache)
+        _check_same_tower(folder, cache)
         self.cache, self.chat_tokenizer = cache, ChatTokenizer(folder.folder, folder.config)
         self.records = [*_with_keys(records, cache)]
         self._examples: list[Example] | None = None
@@ -251,14 +251,12 @@ def _name_of(tokenizer: Any) -> str:
     return str(name)
 
 
-def _check_same_model(folder: ModelFolder, cache: VisionCache) -> None:
-    """Check that a cache may have features for a model, by the configuration of the tower."""
-    theirs = family_of_tower(cache.fingerprint.tower_config)
-    size = int(getattr(folder.vision_config, folder.family.feature_size))
-    if theirs is not folder.family or cache.fingerprint.hidden_size != size:
+def _check_same_tower(folder: ModelFolder, cache: VisionCache) -> None:
+    """Check that a cache has features of a model's own tower; reads the tower, 1.2 GB for an 8B."""
+    if hash_tensors(folder.tower_tensors()) != cache.fingerprint.tower_sha256:
         raise UsageError(
-            f"{cache.folder} has features for another model, of {theirs.name}, and {folder.folder} is of "
-            f"{folder.family.name}; make a cache with: lookonce.build_cache(images, {str(folder.folder)!r}, ...)"
+            f"{cache.folder} has features of another vision tower than that of {folder.folder}; make a cache with: "
+            f"lookonce.build_cache(images, {str(folder.folder)!r}, folder)"
         )
 
 

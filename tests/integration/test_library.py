@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainingArguments
 
@@ -308,3 +309,13 @@ def test_the_packs_of_two_processes_have_the_gradients_of_one_when_they_are_aver
                 pack_loss(tuned, pack)
     alone, first, second = gradients
     assert (alone - (first + second) / 2).norm() <= TOLERANCE * alone.norm()
+
+
+def test_a_cache_of_another_tower_is_refused_although_it_has_the_same_shape(sample, records, cache, tmp_path):
+    """Features of other weights would be trained on without a word."""
+    model = Path(shutil.copytree(sample / "model", tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    name = next(name for name in tensors if ".visual." in name)
+    save_file(tensors | {name: tensors[name] + 1}, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"has features of another vision tower than that of .*; make a cache with"):
+        VQADataset(records, cache, model)
