@@ -34,14 +34,12 @@ from lookonce.train.loop.checkpoints import (
     begin,
     checkpoint_bytes,
     kept,
-    numbers_only,
 )
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
 from lookonce.train.loop.log_files import CurvesFile, Heartbeat, MetricsLog
 from lookonce.train.loop.session import make_trainer, weights_fit
 from lookonce.train.loop.trackers import Trackers
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import (
     PRECISIONS,
@@ -124,7 +122,7 @@ class Training:
         log.attach(trainer)
         trainer.evaluations = evaluations
         with stop.recording_signals():
-            result = self._fit(trainer, model)
+            result = self._fit(trainer)
             self.ranks.disband()
             if not self.ranks.is_first:
                 return model
@@ -174,12 +172,9 @@ class Training:
             follow_umask(path)
         flush_files(folder.adapter)  # before trained.json says that it is there
 
-    def _fit(self, trainer: Any, model: Any) -> Any:
+    def _fit(self, trainer: Any) -> Any:
         checkpoint = self.start.checkpoint
-        is_compiled = self.opened.run.train.compile and torch.cuda.is_available()
-        on_packs = training_on_packs(model, compiled=is_compiled)
-        on_batches = on_packs if self.opened.run.batch.has_packs else contextlib.nullcontext()
-        with numbers_only(checkpoint), self._weights_fit(), on_batches:
+        with self._weights_fit():
             return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 

@@ -22,19 +22,12 @@ if TYPE_CHECKING:
     from lookonce.errors import LookonceError
     from lookonce.eval.answerer import Answerer
     from lookonce.eval.decoding.dialogue import Answer
-    from lookonce.library import (
-        DataCollatorForPacks,
-        DataCollatorForRows,
-        PackBatchSampler,
-        VQADataset,
-        build_cache,
-        load_without_tower,
-        pack_loss,
-        packed_attention,
-        replace_tower,
-    )
+    from lookonce.library import build_cache, load_without_tower, replace_tower
     from lookonce.run.config import RunFile, read_run_file
+    from lookonce.train.data.dataset import DataCollatorForPacks, DataCollatorForRows, PackBatchSampler, VQADataset
+    from lookonce.train.loop.trainer import PackTrainer
     from lookonce.train.model.load import CachedVisionTower
+    from lookonce.train.model.packs import pack_loss, packed_attention
 
 __all__ = [
     "__version__",
@@ -45,6 +38,7 @@ __all__ = [
     "DataCollatorForRows",
     "LookonceError",
     "PackBatchSampler",
+    "PackTrainer",
     "Record",
     "RunFile",
     "Turn",
@@ -64,14 +58,15 @@ _HOME = {
     "Answer": "lookonce.eval.decoding.dialogue",
     "Answerer": "lookonce.eval.answerer",
     "CachedVisionTower": "lookonce.train.model.load",
-    "DataCollatorForPacks": "lookonce.library",
-    "DataCollatorForRows": "lookonce.library",
-    "PackBatchSampler": "lookonce.library",
-    "VQADataset": "lookonce.library",
+    "DataCollatorForPacks": "lookonce.train.data.dataset",
+    "DataCollatorForRows": "lookonce.train.data.dataset",
+    "PackBatchSampler": "lookonce.train.data.dataset",
+    "PackTrainer": "lookonce.train.loop.trainer",
+    "VQADataset": "lookonce.train.data.dataset",
     "build_cache": "lookonce.library",
     "load_without_tower": "lookonce.library",
-    "pack_loss": "lookonce.library",
-    "packed_attention": "lookonce.library",
+    "pack_loss": "lookonce.train.model.packs",
+    "packed_attention": "lookonce.train.model.packs",
     "replace_tower": "lookonce.library",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",

@@ -20,12 +20,13 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.sections.batch import BatchSection
 from lookonce.selftest.model import ieee_float32
-from lookonce.train.data.batches import Batch, BatchMaker
+from lookonce.train.data.batches import Batch
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.train.model.loss import forward_loss
 from lookonce.workflow import train
+from support.batches import BatchMaker
 
 COMPILED_ON_GPU = [
     pytest.mark.gpu,

@@ -147,10 +147,10 @@ def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
     return (each * weights[0]).sum()
 
 
-def forward_loss(model: Any, batch: Batch, mask: PackMask) -> torch.Tensor:
-    """A batch's share of the loss of its step, with gradients."""
+def forward_loss(model: Any, batch: Batch, mask: PackMask | None) -> torch.Tensor:
+    """The share of a batch in the loss of its step, with gradients; rows need no `mask`."""
     inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
-    if MASK_KEY in batch:
+    if mask is not None and MASK_KEY in batch:
         inputs["attention_mask"] = masks_of(model, mask(batch[MASK_KEY]), batch[MASK_KEY])
         inputs |= inputs_of(model, mask, batch["logits_to_keep"], batch[MASK_KEY])
     logits = model(**inputs, use_cache=False).logits
