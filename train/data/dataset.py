@@ -79,7 +79,8 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         """
         folder = ModelFolder.open(str(locate(_name_of(tokenizer), revision or None)))
         _check_same_tower(folder, cache)
-        self.cache, self.features = cache, CachedFeatures(cache, max_bytes_in_memory)  # type: tuple[VisionCache, FeatureSource]
+        self.cache = cache
+        self.features: FeatureSource = CachedFeatures(cache, max_bytes_in_memory)
         self.chat_tokenizer = ChatTokenizer(folder.folder, folder.config)
         self.records = [*_with_keys(records, cache)]
         self._examples: Sequence[Example] | None = None

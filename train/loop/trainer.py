@@ -59,7 +59,7 @@ from lookonce.train.loop.checkpoints import (
     saving,
 )
 from lookonce.train.loop.warmup import WarmUp
-from lookonce.train.model.compile import checkpointed
+from lookonce.train.model.compile import CompileCache, checkpointed
 from lookonce.train.model.gpu_memory import out_of_memory
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import average_gradients, broadcast_trained, is_sharded, text_model
@@ -174,8 +174,10 @@ class PackTrainer(Trainer):
         self.train_sampler, self.num_ahead = train_sampler, num_ahead
         self.memory_hint = ""
         """What an error says at its end if the GPU is out of memory."""
-        self.startup, self.compile_cache = Startup(quiet), None  # type: tuple[Startup, CompileCache | None]
-        """What times the warm-up and gets its notes, and where compiled code is kept, if it is."""
+        self.startup = Startup(quiet)
+        """What times the warm-up and gets its notes."""
+        self.compile_cache: CompileCache | None = None
+        """Where compiled code is kept for other processes."""
         self.collator = DataCollatorForPacks(
             train_sampler.dataset, device=args.device, pads_to_blocks=has_packs and on_gpu
         )
