@@ -1,10 +1,11 @@
-"""Train on packs in a loop of one's own, on one GPU: python packs.py MODEL train.jsonl ADAPTER"""
+"""Train on packs in a loop of one's own: accelerate launch packs.py MODEL train.jsonl ADAPTER, on one GPU or several"""
 
 import sys
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
@@ -20,21 +21,22 @@ from lookonce import (
 )
 
 model_path, records_path, adapter = sys.argv[1:]
-accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+set_seed(42)
+cpu = not torch.cuda.is_available()
+accelerator = Accelerator(cpu=cpu, mixed_precision="no" if cpu else "bf16")
 records = read_records(Path(records_path))
 cache = build_cache([image for record in records for image in record.images], model_path, "caches")
 dataset = VQADataset(records, cache, model_path)
 sampler = PackBatchSampler(dataset, samples_per_step=16)
 loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))
-model = load_without_tower(model_path, device=accelerator.device)
-model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-optimizer = torch.optim.AdamW((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4)
-with packed_attention(model, compiled=accelerator.device.type == "cuda"):
+tuned = get_peft_model(load_without_tower(model_path), LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+trained = [weight for weight in tuned.parameters() if weight.requires_grad]
+model, optimizer = accelerator.prepare(tuned, torch.optim.AdamW(trained, lr=2e-4))  # not the loader: it has ranks
+with packed_attention(model, compiled=not cpu):
     for pack in loader:
-        with accelerator.autocast():
-            loss = pack_loss(model, pack)
-        accelerator.backward(loss)
+        accelerator.backward(pack_loss(model, pack))
         if pack["ends_step"]:
             optimizer.step()
             optimizer.zero_grad()
-model.save_pretrained(adapter)
+if accelerator.is_main_process:
+    tuned.save_pretrained(adapter)

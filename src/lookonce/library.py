@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from accelerate.state import GradientState
 from PIL import Image, ImageOps
 
 from lookonce.cache.build.worker import BuildOptions
@@ -32,6 +33,7 @@ from lookonce.datasets.formats.image_references import Finder
 from lookonce.datasets.formats.registry import Reader
 from lookonce.datasets.images import bytes_key, image_key, index_images
 from lookonce.datasets.records import Record, Turn
+from lookonce import environment
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageError
 from lookonce.families.lookup import family_of
@@ -49,7 +51,12 @@ from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.loss import forward_loss
 
+if TYPE_CHECKING:
+    import datasets
+
 Keys = tuple[str, ...]
+COLUMN = "input_ids"
+"""The column of `VQADataset.to_hf`."""
 Shown = Path | str | bytes | Image.Image | Mapping[str, Any]
 """An image: the path of a file, the bytes of one, an image of Pillow, or a row of a column of images of the library
 `datasets` that is not decoded."""
@@ -168,7 +175,7 @@ def replace_tower(model: Any) -> Any:
         UsageError: this is not such a model, or the adapter has weights in the tower.
     """
     found = load.base_model(model)
-    if not isinstance(found, torch.nn.Module) or not hasattr(found, "config"):
+    if not isinstance(found, torch.nn.Module) or not hasattr(found, "config") or not hasattr(found, "model"):
         raise UsageError(
             f"{type(model).__name__} is not a model of transformers; load one with: "
             "AutoModelForImageTextToText.from_pretrained(...), or lookonce.load_without_tower(...)"
@@ -232,11 +239,40 @@ class VQADataset(torch.utils.data.Dataset[Example]):
             return PackedExamples(examples, numbers.micro_batch, numbers.ends_step, numbers.num_ranks)
         return [self[one] for one in numbers]
 
+    def to_hf(self) -> datasets.Dataset:
+        """The examples as a `datasets.Dataset`, on which TRL's SFTTrainer insists; for `DataCollatorForRows`.
+
+        Its only column has the name of an input of every model, `input_ids`, so that trainers keep it. It holds numbers
+        of examples, and a row gives the example itself, from which no other collator makes a batch. It may be shuffled,
+        split and selected from.
+
+        Raises:
+            UsageError: the library `datasets` is not installed.
+        """
+        try:
+            import datasets
+        except ImportError:
+            raise UsageError("VQADataset.to_hf needs the library `datasets`; run: pip install datasets") from None
+        return datasets.Dataset.from_dict({COLUMN: range(len(self))}).with_transform(_Rows(self))
+
     def __getitem__(self, number: int) -> Example:
         if self._examples is not None:
             return self._examples[number]
         record, keys = self.records[number]
         return self.chat_tokenizer.example(record, keys, [self.cache.grid_thw(key) for key in keys])
+
+
+class _Rows:
+    """Gives the examples of numbers. Copies of a `datasets.Dataset`, which are made for each split, share it."""
+
+    def __init__(self, dataset: VQADataset) -> None:
+        self.dataset = dataset
+
+    def __call__(self, batch: Mapping[str, list[int]]) -> dict[str, list[Example]]:
+        return {COLUMN: [self.dataset[number] for number in batch[COLUMN]]}
+
+    def __deepcopy__(self, memo: Any) -> _Rows:
+        return self
 
 
 def _name_of(tokenizer: Any) -> str:
@@ -301,13 +337,26 @@ class DataCollatorForRows:
         source = CachedFeatures(dataset.cache, max_bytes_in_memory)
         self._collator = StockCollator(RowCollator(source, chat.image_token_id, chat.tokenizer.pad_token_id))
 
-    def __call__(self, examples: Sequence[Example]) -> Batch:
-        """The inputs of the model for some examples.
+    def __call__(self, examples: Sequence[Example | Mapping[str, Any]]) -> Batch:
+        """The inputs of the model for some examples, or rows of `VQADataset.to_hf`.
 
         `input_ids`, `attention_mask`, `mm_token_type_ids` and `labels` `[B, T]`, `pixel_values` `[num_tokens,
         num_levels, hidden]` and `image_grid_thw` `[num_images, 3]`.
+
+        Raises:
+            UsageError: these are other rows.
         """
-        return self._collator(examples)
+        return self._collator([_example_of(row) for row in examples])
+
+
+def _example_of(row: Any) -> Example:
+    example = row.get(COLUMN) if isinstance(row, Mapping) else row
+    if not isinstance(example, Example):
+        raise UsageError(
+            f"DataCollatorForRows takes examples of a VQADataset or rows of its to_hf(), not {shown(repr(row))}; give "
+            "the trainer: VQADataset(rows, cache, model), or for TRL: VQADataset(rows, cache, model).to_hf()"
+        )
+    return example
 
 
 @dataclass(frozen=True)
@@ -345,16 +394,18 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
         seed: int = 42,
         loss: Literal["token", "sample"] = "token",
         shuffle: bool = True,
-        rank: int = 0,
-        num_ranks: int = 1,
+        rank: int | None = None,
+        num_ranks: int | None = None,
     ) -> None:
         """Group the examples of a dataset by their images; the options are keys of a run file's section `batch`.
 
         Of several processes each has its own packs of every step, equally many in all. Their losses are meant for
-        gradients that are averaged over the processes, as DistributedDataParallel does.
+        gradients that are averaged over the processes, as DistributedDataParallel does. `rank` and `num_ranks` are
+        by default those of the process group, or those that torchrun set.
 
         Raises:
             RecordsError: a record has more than `tokens_per_pack` tokens.
+            UsageError: `rank` is not below `num_ranks`.
         """
         examples = dataset.examples()
         if longest := max((one for one in examples if one.num_tokens > tokens_per_pack), key=_length, default=None):
@@ -364,7 +415,13 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
             )
         order: Literal["random", "as_given"] = "random" if shuffle else "as_given"
         batch = BatchSection(samples_per_step=samples_per_step, tokens_per_pack=tokens_per_pack, loss=loss, order=order)
-        ranks = {"rank": rank, "num_ranks": num_ranks}
+        default_rank, default_num_ranks = _ranks()
+        ranks = {
+            "rank": default_rank if rank is None else rank,
+            "num_ranks": default_num_ranks if num_ranks is None else num_ranks,
+        }
+        if not 0 <= ranks["rank"] < ranks["num_ranks"]:
+            raise UsageError(f"PackBatchSampler: expected 0 <= rank < num_ranks, got {ranks}")
         self._sampler = Sampler.of(examples, dataset.chat_tokenizer.image_token_id, batch, seed, **ranks)
         self.epoch = 0
         """Which epoch comes next; each has an order of its own, which follows from the seed."""
@@ -373,6 +430,18 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     def num_steps(self) -> int:
         """Optimizer steps per epoch."""
         return len(self._sampler)
+
+    @property
+    def batch_size(self) -> int:
+        """Packs have no fixed size. accelerate asks for it where it would divide the packs among the processes again.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "the packs are divided among the processes already, and accelerate would divide them again, which leaves "
+            "packs out of their steps; write accelerator.prepare(model, optimizer), without the DataLoader of packs"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next, for example when a training is resumed."""
@@ -420,12 +489,13 @@ class DataCollatorForPacks:
 def packed_attention(model: Any, *, compiled: bool = False) -> contextlib.AbstractContextManager[None]:
     """Within the block a model attends as packs need it, and trains on them as `lookonce train` does.
 
-    With `compiled`, on a GPU, its decoder layers are compiled, which takes up to a minute. Undone on exit.
+    With `compiled`, on a GPU, its decoder layers are compiled, which takes up to a minute. Undone on exit. The model may
+    be in DistributedDataParallel.
 
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
-    return training_on_packs(model, compiled=compiled)
+    return training_on_packs(load.without_ddp(model), compiled=compiled)
 
 
 def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
@@ -435,16 +505,27 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Within `packed_attention`.
 
     Raises:
-        UsageError: several processes train, and the packs are not divided among them.
+        UsageError: several processes train, and the packs are not divided among them or the gradients not averaged; or
+            accelerate accumulates gradients, and would divide the loss.
     """
+    if (num_steps := GradientState().num_steps) != 1:
+        raise UsageError(
+            f"accelerate has gradient_accumulation_steps={num_steps} and would divide the loss of a pack by it, but the "
+            "packs of a step are weighted already; write Accelerator(gradient_accumulation_steps=1), choose "
+            "samples_per_step of PackBatchSampler, and step the optimizer when pack['ends_step']"
+        )
     found = _num_processes()
     if found != pack["num_ranks"]:
         raise UsageError(
             f"the packs are for {pack['num_ranks']} of {found} processes that train together; "
-            "write: PackBatchSampler(dataset, rank=..., num_ranks=...), and do not let accelerator.prepare divide the "
-            "DataLoader again"
+            "make PackBatchSampler(dataset) after Accelerator() or init_process_group(), or give it rank and num_ranks"
         )
-    device = load.base_model(model).device
+    if found > 1 and not _averages_gradients(model):
+        raise UsageError(
+            f"{found} processes train together, but nothing averages the gradients of {type(model).__name__}; write: "
+            "model = accelerator.prepare(model) (on CPUs after Accelerator(cpu=True)), or DistributedDataParallel(model)"
+        )
+    device = load.base_model(load.without_ddp(model)).device
     on_cpu = ("image_grid_thw",)  # reading the grids on a GPU would wait for it
     batch = {
         name: value.to(device, non_blocking=True) if name not in on_cpu else value
@@ -453,6 +534,17 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     }
     length = batch["seen_until"].shape[0]
     return forward_loss(model, batch, _mask_of(device, 1 << (length - 1).bit_length())) * found
+
+
+def _ranks() -> tuple[int, int]:
+    """The number of this process and how many train together: of the process group, or as torchrun has set them."""
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return environment.rank(), environment.num_ranks()
+
+
+def _averages_gradients(model: Any) -> bool:
+    return isinstance(model, torch.nn.parallel.DistributedDataParallel) or load.is_sharded(model)
 
 
 def _num_processes() -> int:

@@ -295,6 +295,11 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def without_ddp(model: Any) -> Any:
+    """The model inside DistributedDataParallel, if it is in one."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
 def shard_frozen(model: Any, device: torch.device) -> Any:
     """Move the trained weights and this rank's shards of the frozen weights to `device`; returns the model.
 
