@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lookonce.train.data.dataset import DataCollatorForPacks, DataCollatorForRows, PackBatchSampler, VQADataset
     from lookonce.train.loop.trainer import PackTrainer
     from lookonce.train.model.load import CachedVisionTower
-    from lookonce.train.model.packs import pack_loss, packed_attention
+    from lookonce.train.model.packs import average_gradients, pack_loss, packed_attention
 
 __all__ = [
     "__version__",
@@ -44,6 +44,7 @@ __all__ = [
     "Turn",
     "VQADataset",
     "VisionCache",
+    "average_gradients",
     "build_cache",
     "image_key",
     "load_without_tower",
@@ -63,6 +64,7 @@ _HOME = {
     "PackBatchSampler": "lookonce.train.data.dataset",
     "PackTrainer": "lookonce.train.loop.trainer",
     "VQADataset": "lookonce.train.data.dataset",
+    "average_gradients": "lookonce.train.model.packs",
     "build_cache": "lookonce.library",
     "load_without_tower": "lookonce.library",
     "pack_loss": "lookonce.train.model.packs",

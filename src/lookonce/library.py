@@ -147,7 +147,7 @@ def replace_tower(model: Any) -> Any:
         UsageError: this is not such a model, or the adapter has weights in the tower.
     """
     found = load.base_model(model)
-    if not isinstance(found, torch.nn.Module) or not hasattr(found, "config"):
+    if not isinstance(found, torch.nn.Module) or not hasattr(found, "config") or not hasattr(found, "model"):
         raise UsageError(
             f"{type(model).__name__} is not a model of transformers; load one with: "
             "AutoModelForImageTextToText.from_pretrained(...), or lookonce.load_without_tower(...)"

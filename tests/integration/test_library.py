@@ -40,6 +40,7 @@ from lookonce.datasets.images import index_images
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError, UsageError
 from lookonce.library import key_of
 from lookonce.train.data.batches import Pixels
+from lookonce.train.model.packs import share_of_loss
 from lookonce.workflow import train
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
@@ -195,6 +196,7 @@ PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuf
 PackTrainer(model, args, train_sampler, *, eval_dataset, callbacks, compiled, captured, flex, checkpointing, \
 num_ahead, optimizers)
 VQADataset(records, cache, tokenizer, *, revision, max_bytes_in_memory)
+average_gradients(model)
 build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
 load_without_tower(model, *, revision, dtype, device, attention)
 pack_loss(model, pack)
@@ -367,13 +369,13 @@ def test_the_packs_of_two_processes_have_the_gradients_of_one_when_they_are_aver
         tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
         with packed_attention(tuned):
             for pack in DataLoader(dataset, batch_sampler=sampler, collate_fn=collate):
-                pack_loss(tuned, pack).backward()
+                (share_of_loss(tuned, pack) * num_ranks).backward()
                 if pack["ends_step"]:
                     break
         gradients.append(torch.cat([one.grad.flatten() for one in tuned.parameters() if one.requires_grad]))
         if num_ranks == 1:
             monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda: 2)
-            with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; write: PackBatchSampler"):
+            with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; make PackBatchSampler\(dataset\) after"):
                 pack_loss(tuned, pack)
     alone, first, second = gradients
     assert (alone - (first + second) / 2).norm() <= TOLERANCE * alone.norm()

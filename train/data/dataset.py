@@ -8,6 +8,7 @@ uses the same pieces, with a thread that reads ahead instead of a DataLoader.
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn.functional import pad
 
+from lookonce import environment
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.fingerprint import hash_tensors
 from lookonce.cache.store.reader import VisionCache
@@ -26,11 +28,10 @@ from lookonce.datasets.formats.image_references import Finder
 from lookonce.datasets.formats.registry import Reader
 from lookonce.datasets.images import bytes_key, image_key
 from lookonce.datasets.records import Record
-from lookonce.environment import num_ranks as num_processes
-from lookonce.environment import rank as own_rank
 from lookonce.errors import FeaturesMissing, RecordsError, UsageError
 from lookonce.hub import locate
 from lookonce.run.sections.batch import BatchSection
+from lookonce.text import shown
 from lookonce.train.data.batches import (
     CPU,
     IGNORED,
@@ -48,6 +49,8 @@ from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 Keys = tuple[str, ...]
+COLUMN = "input_ids"
+"""The column of `VQADataset.to_hf`."""
 
 
 class VQADataset(torch.utils.data.Dataset[Example]):
@@ -111,11 +114,40 @@ class VQADataset(torch.utils.data.Dataset[Example]):
             return PackedExamples({number: self[number] for number in numbers}, numbers)
         return [self[number] for number in numbers]
 
+    def to_hf(self) -> Any:
+        """The examples as a `datasets.Dataset`, on which TRL's SFTTrainer insists; for `DataCollatorForRows`.
+
+        Its only column has the name of an input of every model, `input_ids`, so that trainers keep it. It holds numbers
+        of examples, and a row gives the example itself, from which no other collator makes a batch. It may be shuffled,
+        split and selected from.
+
+        Raises:
+            UsageError: the library `datasets` is not installed.
+        """
+        try:
+            datasets: Any = importlib.import_module("datasets")  # Hugging Face's; a folder here has the same name
+        except ImportError:
+            raise UsageError("VQADataset.to_hf needs the library `datasets`; run: pip install datasets") from None
+        return datasets.Dataset.from_dict({COLUMN: range(len(self))}).with_transform(_Rows(self))
+
     def __getitem__(self, number: int) -> Example:
         if self._examples is not None:
             return self._examples[number]
         record, keys = self.records[number]
         return self.chat_tokenizer.example(record, keys, [self.cache.grid_thw(key) for key in keys])
+
+
+class _Rows:
+    """Gives the examples of numbers. Copies of a `datasets.Dataset`, which are made for each split, share it."""
+
+    def __init__(self, dataset: VQADataset) -> None:
+        self.dataset = dataset
+
+    def __call__(self, batch: Mapping[str, list[int]]) -> dict[str, list[Example]]:
+        return {COLUMN: [self.dataset[number] for number in batch[COLUMN]]}
+
+    def __deepcopy__(self, memo: Any) -> _Rows:
+        return self
 
 
 def _name_of(tokenizer: Any) -> str:
@@ -185,18 +217,32 @@ class DataCollatorForRows:
         """Batches of examples of a dataset."""
         self._rows = RowCollator.of(dataset.chat_tokenizer, dataset.features)
 
-    def __call__(self, examples: Sequence[Example]) -> Batch:
-        """The inputs of the model for some examples.
+    def __call__(self, rows: Sequence[Example | Mapping[str, Any]]) -> Batch:
+        """The inputs of the model for some examples, or rows of `VQADataset.to_hf`.
 
         `input_ids`, `attention_mask`, `mm_token_type_ids` and `labels` `[B, T]`, `pixel_values` `[num_tokens,
         num_levels, hidden]` and `image_grid_thw` `[num_images, 3]`.
+
+        Raises:
+            UsageError: these are other rows.
         """
+        examples = [_example_of(row) for row in rows]
         batch = self._rows(examples)
         del batch["logits_to_keep"], batch["targets"], batch["weights"]
         length = batch["input_ids"].shape[1]
         flags = [torch.from_numpy(example.expanded(self._rows.image_token_id)[1]) for example in examples]
         supervised = torch.stack([pad(row, (0, length - len(row))) for row in flags])
         return batch | {"labels": torch.where(supervised, batch["input_ids"], IGNORED)}
+
+
+def _example_of(row: Any) -> Example:
+    example = row.get(COLUMN) if isinstance(row, Mapping) else row
+    if not isinstance(example, Example):
+        raise UsageError(
+            f"DataCollatorForRows takes examples of a VQADataset or rows of its to_hf(), not {shown(repr(row))}; give "
+            "the trainer: VQADataset(rows, cache, model), or for TRL: VQADataset(rows, cache, model).to_hf()"
+        )
+    return example
 
 
 class PackIndices(list[int]):
@@ -238,12 +284,13 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         """Group the examples of a dataset by their images; the options are keys of a run file's section `batch`.
 
-        Of several processes each has its own packs of every step, equally many in all; by default those of the
-        launcher, such as torchrun. Their losses are meant for gradients that are averaged over the processes, as
-        DistributedDataParallel does.
+        Of several processes each has its own packs of every step, equally many in all. Their losses are meant for
+        gradients that are averaged over the processes, as DistributedDataParallel does. `rank` and `num_ranks` are by
+        default those of the process group, or those that torchrun set.
 
         Raises:
             RecordsError: a record has more than `tokens_per_pack` tokens.
+            UsageError: `rank` is not below `num_ranks`.
         """
         longest = max(dataset.examples(), key=lambda example: example.num_tokens)
         if longest.num_tokens > tokens_per_pack:
@@ -267,8 +314,11 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     def _set(
         self, dataset: VQADataset, batch: BatchSection, seed: int, rank: int | None, num_ranks: int | None
     ) -> None:
-        rank = own_rank() if rank is None else rank
-        num_ranks = num_processes() if num_ranks is None else num_ranks
+        own_rank, num_processes = _ranks()
+        rank = own_rank if rank is None else rank
+        num_ranks = num_processes if num_ranks is None else num_ranks
+        if not 0 <= rank < num_ranks:
+            raise UsageError(f"PackBatchSampler: expected 0 <= rank < num_ranks, got rank {rank} of {num_ranks}")
         token_id = dataset.chat_tokenizer.image_token_id
         self.dataset, self.batch = dataset, batch
         self.plan = Sampler.of(dataset.examples(), token_id, batch, seed, rank=rank, num_ranks=num_ranks)
@@ -279,6 +329,18 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     def num_steps(self) -> int:
         """Optimizer steps per epoch."""
         return len(self.plan)
+
+    @property
+    def batch_size(self) -> int:
+        """Packs have no fixed size. accelerate asks for it where it would divide the packs among the processes again.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "the packs are divided among the processes already, and accelerate would divide them again, which leaves "
+            "packs out of their steps; write accelerator.prepare(model, optimizer), without the DataLoader of packs"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next, for example when a training is resumed."""
@@ -302,6 +364,13 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
         epoch, self.epoch = self.epoch, self.epoch + 1
         for step in self.plan.epoch(epoch):
             yield from self.step_of(step)
+
+
+def _ranks() -> tuple[int, int]:
+    """The number of this process and how many train together: of the process group, or as torchrun has set them."""
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return environment.rank(), environment.num_ranks()
 
 
 class DataCollatorForPacks:
@@ -333,13 +402,13 @@ class DataCollatorForPacks:
         indices, examples = packed.indices, packed.examples
         weights = indices.micro_batch.target_weights
         if indices.are_rows:
-            shown = [examples[index] for index in indices]
-            text = self._rows.text_batch(shown, weights)
+            first = [examples[index] for index in indices]
+            text = self._rows.text_batch(first, weights)
         else:
             pack = indices.micro_batch.pack
             length = padded_length(pack.num_tokens) if self.pads_to_blocks else pack.num_tokens
-            shown = [examples[group.examples[0]] for group in pack.groups]
+            first = [examples[group.examples[0]] for group in pack.groups]
             text = self._packs(pack.groups, examples, weights, length)
         batch = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         about = {name: getattr(indices, name) for name in ("ends_step", "num_ranks", "tokens_per_pack")}
-        return batch | image_inputs(self._features, image_keys(shown), self._device) | about
+        return batch | image_inputs(self._features, image_keys(first), self._device) | about

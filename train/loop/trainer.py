@@ -62,8 +62,8 @@ from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile import CompileCache, checkpointed
 from lookonce.train.model.gpu_memory import out_of_memory
 from lookonce.train.model.linear_attention import linear_layers
-from lookonce.train.model.load import average_gradients, broadcast_trained, is_sharded, text_model
-from lookonce.train.model.packs import PackPasses, pack_loss, packed_attention, share_of_loss
+from lookonce.train.model.load import broadcast_trained, is_sharded, text_model
+from lookonce.train.model.packs import PackPasses, average_gradients, pack_loss, packed_attention, share_of_loss
 
 Answer = Callable[[Any], dict[str, float]]
 """Lets a model answer this rank's share of the questions; returns the numbers `right` and `questions`."""

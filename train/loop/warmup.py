@@ -164,6 +164,8 @@ def _run(trainer: PackTrainer, micro_batch: MicroBatch) -> list[torch.Tensor]:
         trainer.forward_backward(model, trainer.batch_of(indices))
     trained = [weight for weight in model.parameters() if weight.grad is not None]
     model.zero_grad(set_to_none=True)
+    if trainer.passes:
+        trainer.passes.needs_average = False
     return trained
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from accelerate.state import GradientState
 from torch.nn.parallel import DistributedDataParallel
 
 from lookonce.errors import TrainingError, UsageError
@@ -31,7 +32,7 @@ from lookonce.train.data.batches import Batch
 from lookonce.train.data.packing import padded_length
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.load import base_model
+from lookonce.train.model.load import base_model, is_sharded, without_ddp
 from lookonce.train.model.loss import MASK_KEY, forward_loss
 
 MIN_TARGETS = 64
@@ -60,13 +61,14 @@ def packed_attention(
     """Within the block a model attends as packs need it, and trains on them as `lookonce train` does.
 
     With `compiled` its decoder layers are compiled, which takes up to a minute, and with `captured` its passes are
-    replayed as CUDA graphs; both need a GPU. `flex`: on a GPU, FlexAttention computes the attention. All of it is
-    undone on exit.
+    replayed as CUDA graphs; both need a GPU. Captured passes do not go with DistributedDataParallel: of several
+    processes each calls `average_gradients` after the last pack of a step. `flex`: on a GPU, FlexAttention computes the
+    attention. All of it is undone on exit. The model may be in DistributedDataParallel.
 
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
-    with training_on_packs(model, compiled=compiled):
+    with training_on_packs(without_ddp(model), compiled=compiled):
         passes = _PASSES[_inner(model)] = PackPasses(model, flex=flex, captured=captured)
         try:
             yield passes
@@ -81,17 +83,59 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Within `packed_attention`.
 
     Raises:
-        UsageError: the model is not within `packed_attention`, or several processes train and the packs are not divided
-            among them.
+        UsageError: the model is not within `packed_attention`; several processes train, and the packs are not divided
+            among them or the gradients not averaged; or accelerate accumulates gradients, and would divide the loss.
     """
+    if (num_steps := GradientState().num_steps) != 1:
+        raise UsageError(
+            f"accelerate has gradient_accumulation_steps={num_steps} and would divide the loss of a pack by it, but "
+            "the packs of a step are weighted already; write Accelerator(gradient_accumulation_steps=1), choose "
+            "samples_per_step of PackBatchSampler, and step the optimizer when pack['ends_step']"
+        )
     num_ranks = _num_processes()
     if num_ranks != pack["num_ranks"]:
         raise UsageError(
             f"the packs are for {pack['num_ranks']} of {num_ranks} processes that train together; "
-            "write: PackBatchSampler(dataset, rank=..., num_ranks=...), and do not let accelerator.prepare divide the "
-            "DataLoader again"
+            "make PackBatchSampler(dataset) after Accelerator() or init_process_group(), or give it rank and num_ranks"
         )
+    if num_ranks > 1:
+        _check_gradients_are_averaged(model, num_ranks, pack["ends_step"])
     return share_of_loss(model, pack) * num_ranks
+
+
+def _check_gradients_are_averaged(model: Any, num_ranks: int, ends_step: bool) -> None:
+    if isinstance(model, DistributedDataParallel):
+        return
+    passes = _PASSES.get(_inner(model))
+    if not is_sharded(model) and not (passes and passes.is_captured):
+        raise UsageError(
+            f"{num_ranks} processes train together, but nothing averages the gradients of {type(model).__name__}; "
+            "write: model = accelerator.prepare(model) (on CPUs after Accelerator(cpu=True)), or "
+            "DistributedDataParallel(model)"
+        )
+    if passes and passes.needs_average:
+        raise UsageError(
+            "the gradients of the step before were not averaged over the processes; write "
+            "lookonce.average_gradients(model) after the last pack of a step, before optimizer.step()"
+        )
+    if passes:
+        passes.needs_average = ends_step
+
+
+def average_gradients(model: Any) -> None:
+    """Replace the gradients of trained weights by their means over all processes, in one message.
+
+    For captured passes, after the last pack of a step; DistributedDataParallel does it by itself.
+    """
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.distributed.all_reduce(together)
+    together /= torch.distributed.get_world_size()
+    averages = torch.split(together, [gradient.numel() for gradient in gradients])
+    for gradient, averaged in zip(gradients, averages, strict=True):
+        gradient.copy_(averaged.view_as(gradient))
+    if passes := _PASSES.get(_inner(model)):
+        passes.needs_average = False
 
 
 def _num_processes() -> int:
@@ -119,14 +163,14 @@ def _tensors(pack: Mapping[str, Any]) -> Batch:
 
 
 def _inner(model: Any) -> Any:
-    return base_model(model.module if isinstance(model, DistributedDataParallel) else model)
+    return base_model(without_ddp(model))
 
 
 class PackPasses:
     """Passes of a model over packs: launched, or captured and replayed."""
 
     def __init__(self, model: Any, *, flex: bool = True, captured: bool = False) -> None:
-        self._flex, self._is_captured = flex, captured
+        self._flex, self.is_captured, self.needs_average = flex, captured, False
         self._merge_size = int(_inner(model).config.vision_config.spatial_merge_size) if captured else 0
         self._mask: PackMask | None = None
         self._num_launched = 0
@@ -142,7 +186,7 @@ class PackPasses:
             torch.OutOfMemoryError: the pass runs out of memory.
         """
         mask = self._mask_for(tokens_per_pack, batch["input_ids"].device)
-        if not self._is_captured or not torch.is_grad_enabled():
+        if not self.is_captured or not torch.is_grad_enabled():
             return forward_loss(model, batch, mask)
         if self._num_launched < NUM_LAUNCHED:
             self._num_launched += 1
