@@ -199,7 +199,10 @@ def _licence(model: ModelSection) -> str:
 def _limits(run: ReportedRun) -> Iterator[str]:
     """What the figures of a run do not show."""
     if run.was_trained_elsewhere:
-        yield "another program trained the adapter: its steps, its time and its settings are not recorded"
+        yield (
+            "another program trained the adapter: its steps, its time and its settings are not recorded, and "
+            "the sections batch and train are not those of its training"
+        )
     if run.answers is None or run.scores is None:
         return
     if run.scores.num_images < MIN_CLUSTERS:

@@ -293,6 +293,11 @@ def _no_run(folder: Path) -> str:
         return (
             f"{folder} has answers and no adapter, as a routed arm of a study has; name the runs that it is routed to"
         )
+    if (folder / ADAPTER_FILES[1]).exists():
+        return (
+            f"{folder} holds an adapter and no run; make a run of it with: lookonce.save_run({str(folder)!r}, "
+            "'run.yaml'), or name the run folder that it is in"
+        )
     return f"{located(folder)} is not a run folder; make one with: lookonce train RUN.yaml"
 
 
