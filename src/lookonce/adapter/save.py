@@ -62,7 +62,8 @@ def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
     `adapter` is the folder that `model.save_pretrained` of PEFT has written. `run` is a run file, by its path or as
     `read_run_file` has it: its `output` is the new folder, `model.path` the adapter's model, and `data.train` the
     records that it was trained on. The answers are given in `train.precision`, on weights of `train.frozen`. The
-    section `lora` and the length of the training do not count. No cache is needed, no weight is loaded.
+    section `lora` and the length of the training do not count. No cache is needed, no weight is loaded. Of several
+    processes one calls it.
 
     Raises:
         UsageError: it is not a LoRA adapter, has weights in the vision tower or an option that a run file cannot give.
@@ -100,7 +101,7 @@ def _read_config(adapter: Path) -> LoraConfig:
         )
     try:
         config = PeftConfig.from_pretrained(str(adapter))
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever PEFT raises for a file that it has not written, or for a missing library
         raise UsageError(f"{adapter / ADAPTER_FILES[1]} cannot be read ({first_line(error)}); save it again") from None
     if not isinstance(config, LoraConfig):
         raise UsageError(f"{adapter} holds an adapter of the type {shown(str(config.peft_type))}; expected LORA")
@@ -109,17 +110,21 @@ def _read_config(adapter: Path) -> LoraConfig:
 
 def _section(adapter: Path, config: LoraConfig) -> LoraSection:
     """The section `lora` that asks for such an adapter."""
-    targets: Any = config.target_modules or []
     values = {
         "rank": config.r,
         "alpha": config.lora_alpha,
         "dropout": config.lora_dropout,
         "rslora": config.use_rslora,
-        "targets": targets if isinstance(targets, str) else sorted(targets),
+        "targets": _in_order(config.target_modules or []),
         "experts": bool(config.target_parameters),
-        "modules_to_save": list(config.modules_to_save or []),
+        "modules_to_save": _in_order(config.modules_to_save or []),
     }
     return checked(values, LoraSection, f"the adapter in {adapter}, as the section `lora` of a run file,")
+
+
+def _in_order(value: Any) -> Any:
+    """A list of names, which PEFT has in no order; any other value as it is."""
+    return sorted(map(str, value)) if isinstance(value, list | set | tuple) else value
 
 
 def _own_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
@@ -156,8 +161,8 @@ def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in which lists have no order, and nothing differs from an empty value."""
-    return {name: sorted(one) if isinstance(one, list | set) else one or None for name, one in options.items()}
+    """Options in which lists have no order, and an empty value is none."""
+    return {name: _in_order(one) or None for name, one in options.items()}
 
 
 def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, model: ModelFolder) -> None:
@@ -186,7 +191,7 @@ def _shapes_on(model: ModelFolder, own: LoraConfig) -> Iterator[tuple[str, Shape
 
 def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     """Compare the model that the adapter names, if it does, with the run's."""
-    named, mine, caches = config.base_model_name_or_path, opened.run.model.path, opened.run.cache.dir
+    named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
     if not named or named == mine:
         return
     try:

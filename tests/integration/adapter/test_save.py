@@ -25,9 +25,10 @@ from lookonce.adapter.merge import merge
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
 from lookonce.datasets.sample.model import write_model
-from lookonce.errors import LookonceError, ModelError, RunFolderError, UsageError
+from lookonce.errors import FolderInUse, LookonceError, ModelError, RunFolderError, UsageError
 from lookonce.eval.run import evaluate_run
 from lookonce.families.lookup import FAMILIES
+from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, TrainedElsewhere
 from lookonce.status import RunStatus
@@ -265,6 +266,16 @@ def test_what_is_not_an_adapter_is_named(make_adapter, make_run, tmp_path):
         save_file(others, adapter / WEIGHTS)
         with pytest.raises(ModelError, match=rf"the shapes of \d+ tensors? differ, first of all .*{said}"):
             save_run(adapter, run)
+    save_file(tensors, adapter / WEIGHTS)
+    for options, said in (
+        ({"target_modules": 5}, r"is wrong:\n.*targets"),
+        ({"r": "four"}, r"is wrong:\n.*rank"),
+        ({"exclude_modules": [1, "a"]}, r"exclude_modules="),
+        ({"base_model_name_or_path": 5}, r"trained on 5, which is not on this machine"),
+    ):
+        shutil.copytree(adapter, tmp_path / "changed", dirs_exist_ok=True)
+        with pytest.raises(LookonceError, match=said):
+            save_run(changed(tmp_path / "changed", **options), run)
     (adapter / "adapter_config.json").write_text("{")
     with pytest.raises(LookonceError, match=r"adapter_config.json cannot be read"):
         save_run(adapter, run)
@@ -275,6 +286,10 @@ def test_a_folder_that_holds_a_run_is_left_alone_and_an_interrupted_save_is_done
     make_adapter, make_run, tmp_path, monkeypatch
 ):
     adapter, run = make_adapter(tmp_path / "adapter"), make_run()
+    with RunClaim(run.output, "lookonce eval") as owner:
+        owner.take()
+        with pytest.raises(FolderInUse):
+            save_run(adapter, run)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("lookonce.adapter.save.flush_files", _interrupt)
         save_run(adapter, run)
