@@ -24,7 +24,7 @@ from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.open import TO_TRAIN, OpenRun, open_run
 from lookonce.run.start_adapter import start_identity
 from lookonce.run.startup import Startup
-from lookonce.text import Notify, quiet
+from lookonce.text import Notify, quiet, shell
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.checkpoints import (
@@ -201,6 +201,8 @@ def open_training(
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
+    if not restart:
+        ranks.first_decides(lambda: _check_trains_here(folder))
     stays = not restart and ranks.first_decides(lambda: folder.is_finished and not folder.has_other_length(run))
     needs = replace(TO_TRAIN, writes=not stays, images="hashed" if verify_images else "cached")
     opened = open_run(run, needs, once=ranks.first_decides, timed=startup.timed, notify=notify)
@@ -215,6 +217,16 @@ def open_training(
         opened.__exit__()
         raise
     return Training(opened, arguments, ranks, start, startup, identity, examples)
+
+
+def _check_trains_here(folder: RunFolder) -> None:
+    """Check that the run in a folder, if there is one, has its training there."""
+    if folder.was_trained_elsewhere:
+        raise RunFolderError(
+            f"{folder.folder} holds an adapter that another program trained, so there is no training to continue; "
+            f"evaluate it with: {shell('lookonce', 'eval', folder.folder)}; or choose another `output`, or move that "
+            "run away and train with --restart"
+        )
 
 
 def _identity(opened: OpenRun, restart: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
+    from lookonce.adapter.save import save_run
     from lookonce.cache.store.reader import VisionCache
     from lookonce.datasets.images import image_key
     from lookonce.datasets.records import Record, Turn, read_records, write_records
@@ -53,6 +54,7 @@ __all__ = [
     "read_records",
     "read_run_file",
     "replace_tower",
+    "save_run",
     "write_records",
 ]
 _HOME = {
@@ -70,6 +72,7 @@ _HOME = {
     "pack_loss": "lookonce.train.model.packs",
     "packed_attention": "lookonce.train.model.packs",
     "replace_tower": "lookonce.library",
+    "save_run": "lookonce.adapter.save",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",
     "RunFile": "lookonce.run.config",

@@ -202,6 +202,7 @@ load_without_tower(model, *, revision, dtype, device, attention)
 pack_loss(model, pack)
 packed_attention(model, *, compiled, captured, flex)
 replace_tower(model)
+save_run(adapter, run)
 """.replace("\\\n", "")
 
 
