@@ -203,7 +203,7 @@ pack_loss(model, pack)
 packed_attention(model, *, compiled, captured, flex)
 replace_tower(model)
 save_run(adapter, run)
-""".replace("\\\n", "")
+"""
 
 
 def test_the_signatures_are_those_that_were_promised():
