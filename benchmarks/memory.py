@@ -32,7 +32,7 @@ from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
-from lookonce.train.loop.session import WarmUp
+from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.gpu_memory import CARDS_GB, SPARE
 
 LENGTHS = (2048, 8192, 4096)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
@@ -25,8 +25,7 @@ from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import is_sharded
 from lookonce.train.model.packs import Shape, shape_of
 
-if TYPE_CHECKING:
-    from lookonce.train.loop.trainer import PackTrainer
+# A trainer is a `PackTrainer`, which imports this module.
 
 COMPILE, CAPTURE = "compile and warm up", "capture CUDA graphs"
 """What the two longest parts of a trial are called among the pieces of work before the first step."""
@@ -61,7 +60,7 @@ class WarmUp(TrainerCallback):
     """Runs the trial when the trainer's model is ready, ends the start at the first step, and reports recompilations in
     later steps."""
 
-    def __init__(self, trainer: PackTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self._trainer, self._num_graphs = trainer, 0
         self.trial: Trial | None = None
         """None until a trial has run."""
@@ -90,7 +89,7 @@ class WarmUp(TrainerCallback):
             )
 
 
-def run_trial(trainer: PackTrainer, startup: Startup) -> Trial:
+def run_trial(trainer: Any, startup: Startup) -> Trial:
     """Run the longest pack forward and backward, capture CUDA graphs if possible, and validate on the longest pack.
 
     Gradients are dropped. All ranks run the same packs, because they gather sharded weights together.
@@ -127,7 +126,7 @@ def run_trial(trainer: PackTrainer, startup: Startup) -> Trial:
     return Trial(num_tokens, seconds[COMPILE], num_shapes, seconds.get(CAPTURE, 0.0), peak, total)
 
 
-def _capture(trainer: PackTrainer, packs: dict[Shape, MicroBatch]) -> None:
+def _capture(trainer: Any, packs: dict[Shape, MicroBatch]) -> None:
     """Capture passes: those of the largest shapes, or of all."""
     with_images = next((micro_batch for shape, micro_batch in packs.items() if shape[-1]), next(iter(packs.values())))
     [like] = trainer.train_sampler.step_of([with_images])
@@ -155,7 +154,7 @@ def packs_by_shape(sampler: Sampler, start: int, end: int) -> dict[Shape, MicroB
     return found
 
 
-def _run(trainer: PackTrainer, micro_batch: MicroBatch) -> list[torch.Tensor]:
+def _run(trainer: Any, micro_batch: MicroBatch) -> list[torch.Tensor]:
     """Run a micro-batch forward and backward; returns the weights that got gradients, which are dropped."""
     model: Any = trainer.model_wrapped  # as in training: with autocast and on all ranks
     model.train()
@@ -169,7 +168,7 @@ def _run(trainer: PackTrainer, micro_batch: MicroBatch) -> list[torch.Tensor]:
     return trained
 
 
-def _validate(trainer: PackTrainer) -> None:
+def _validate(trainer: Any) -> None:
     """Run the longest pack of the validation, which needs memory beside the captured passes."""
     if sampler := trainer.eval_sampler:
         longest = max(sampler.plan.upcoming(0, 1), key=lambda micro_batch: micro_batch.pack.num_tokens)
@@ -181,7 +180,7 @@ def _validate(trainer: PackTrainer) -> None:
             model.reshard()
 
 
-def _bytes_of_optimizer(trainer: PackTrainer, trained: list[torch.Tensor]) -> int:
+def _bytes_of_optimizer(trainer: Any, trained: list[torch.Tensor]) -> int:
     """Memory that the optimizer will add: two numbers per weight, as Adam keeps; 0 if it has allocated them."""
     optimizer: Any = trainer.optimizer
     return 0 if optimizer.state else 2 * sum(weight.nbytes for weight in trained)

@@ -225,7 +225,7 @@ _MASKS: dict[tuple[torch.device, bool], PackMask] = {}
 
 
 def mask_for(tokens_per_pack: int, device: torch.device, *, flex: bool = True) -> PackMask:
-    """A mask for packs of a device, which is made anew only for longer ones: code is compiled for its buffers."""
+    """A mask for packs of a device, which is replaced only for longer ones: code is compiled for its buffers."""
     mask, max_tokens = _MASKS.get((device, flex)), padded_length(tokens_per_pack)
     if mask is None or max_tokens > mask.max_tokens:
         mask = _MASKS[device, flex] = PackMask(max_tokens, device, flex=flex)
@@ -266,9 +266,9 @@ class CapturedPasses:
         """`trained` are the weights that get gradients; `merge_size` squared patches are one token."""
         self._forward, self._trained, self._merge_size, self._capture = forward, trained, merge_size, capture
         self._gradients = [torch.zeros_like(weight) for weight in trained]
-        """Those of the last pass."""
+        """The gradients of the last pass."""
         self._number = 0
-        """Of the last pass; another one once its gradients are used."""
+        """The number of the last pass; another one once its gradients are used."""
         self._captured: dict[Shape, tuple[Replay, Batch, list[int]]] = {}
         """By shape: how to replay a pass, its inputs, and the indices of the weights that it has gradients of."""
         self._used: list[int] = []
