@@ -1,11 +1,10 @@
-"""Train on packs in a loop of one's own: accelerate launch packs.py MODEL train.jsonl ADAPTER, on one GPU or several"""
+"""Train on packs with accelerate, on one GPU or several: accelerate launch packs.py MODEL train.jsonl ADAPTER"""
 
 import sys
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
@@ -21,18 +20,17 @@ from lookonce import (
 )
 
 model_path, records_path, adapter = sys.argv[1:]
-set_seed(42)
-cpu = not torch.cuda.is_available()
-accelerator = Accelerator(cpu=cpu, mixed_precision="no" if cpu else "bf16")
+on_gpu = torch.cuda.is_available()
+accelerator = Accelerator(cpu=not on_gpu, mixed_precision="bf16" if on_gpu else "no")
 records = read_records(Path(records_path))
 cache = build_cache([image for record in records for image in record.images], model_path, "caches")
 dataset = VQADataset(records, cache, model_path)
 sampler = PackBatchSampler(dataset, samples_per_step=16)
 loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))
 tuned = get_peft_model(load_without_tower(model_path), LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-trained = [weight for weight in tuned.parameters() if weight.requires_grad]
-model, optimizer = accelerator.prepare(tuned, torch.optim.AdamW(trained, lr=2e-4))  # not the loader: it has ranks
-with packed_attention(model, compiled=not cpu):
+optimizer = torch.optim.AdamW((weight for weight in tuned.parameters() if weight.requires_grad), lr=2e-4)
+model, optimizer = accelerator.prepare(tuned, optimizer)  # not the loader: packs are divided among processes already
+with packed_attention(model, compiled=on_gpu):
     for pack in loader:
         accelerator.backward(pack_loss(model, pack))
         if pack["ends_step"]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from accelerate.state import GradientState
 from PIL import Image, ImageOps
 
+from lookonce import environment
 from lookonce.cache.build.worker import BuildOptions
 from lookonce.cache.build.worker import build_cache as build
 from lookonce.cache.format import Backend, DtypeName
@@ -33,7 +35,6 @@ from lookonce.datasets.formats.image_references import Finder
 from lookonce.datasets.formats.registry import Reader
 from lookonce.datasets.images import bytes_key, image_key, index_images
 from lookonce.datasets.records import Record, Turn
-from lookonce import environment
 from lookonce.environment import best_device, device_name
 from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageError
 from lookonce.families.lookup import family_of
@@ -157,13 +158,15 @@ def load_without_tower(
 
     It is an instance of its stock class, on the GPU if there is one; the tower's weights are never read. `pixel_values`
     `[num_tokens, num_levels, hidden]` are features, as `VisionCache` has them, of all images of a batch one after
-    another; `image_grid_thw` are their grids.
+    another; `image_grid_thw` are their grids. Trainer weights every target of a step alike, also with gradient
+    accumulation and several processes, which it does not for the stock model.
 
     Raises:
         ModelError: there is no such model, it is not of a supported family, or tensors of it are missing.
     """
     folder = ModelFolder.open(str(locate(str(model), revision)))
-    return load.load_without_tower(folder, dtype, attention).to(device or best_device())
+    loaded = load.load_without_tower(folder, dtype, attention).to(device or best_device())
+    return _weighting_whole_steps(loaded)
 
 
 def replace_tower(model: Any) -> Any:
@@ -189,6 +192,17 @@ def replace_tower(model: Any) -> Any:
         )
     dtype: Any = found.dtype
     load.replace_tower(found, dtype)
+    _weighting_whole_steps(found)
+    return model
+
+
+def _weighting_whole_steps(model: Any) -> Any:
+    """The model, for which Trainer counts the targets of all batches and processes of a step, as the loss can use that.
+
+    transformers says of these models that they cannot. Trainer then averages the means of accumulated batches, whatever
+    their numbers of targets are, and so trains on another loss than that of the step.
+    """
+    model.accepts_loss_kwargs = True
     return model
 
 
@@ -263,7 +277,11 @@ class VQADataset(torch.utils.data.Dataset[Example]):
 
 
 class _Rows:
-    """Gives the examples of numbers. Copies of a `datasets.Dataset`, which are made for each split, share it."""
+    """Gives the examples of numbers.
+
+    `datasets` copies and hashes what a dataset has at each split and selection. Copies share it. It is pickled in C,
+    since the pickler of `datasets` takes seconds for tens of thousands of records.
+    """
 
     def __init__(self, dataset: VQADataset) -> None:
         self.dataset = dataset
@@ -273,6 +291,13 @@ class _Rows:
 
     def __deepcopy__(self, memo: Any) -> _Rows:
         return self
+
+    def __reduce__(self) -> Any:
+        return _unpickled_rows, (pickle.dumps(self.dataset),)
+
+
+def _unpickled_rows(data: bytes) -> _Rows:
+    return _Rows(pickle.loads(data))
 
 
 def _name_of(tokenizer: Any) -> str:
@@ -489,8 +514,8 @@ class DataCollatorForPacks:
 def packed_attention(model: Any, *, compiled: bool = False) -> contextlib.AbstractContextManager[None]:
     """Within the block a model attends as packs need it, and trains on them as `lookonce train` does.
 
-    With `compiled`, on a GPU, its decoder layers are compiled, which takes up to a minute. Undone on exit. The model may
-    be in DistributedDataParallel.
+    With `compiled`, on a GPU, its decoder layers are compiled, which takes up to a minute. Undone on exit. The model
+    may be in DistributedDataParallel.
 
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
@@ -510,9 +535,9 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     """
     if (num_steps := GradientState().num_steps) != 1:
         raise UsageError(
-            f"accelerate has gradient_accumulation_steps={num_steps} and would divide the loss of a pack by it, but the "
-            "packs of a step are weighted already; write Accelerator(gradient_accumulation_steps=1), choose "
-            "samples_per_step of PackBatchSampler, and step the optimizer when pack['ends_step']"
+            f"accelerate has gradient_accumulation_steps={num_steps} and would divide the loss of a pack by it, but "
+            "the losses of the packs of a step add up to that of the step; leave it at 1, set samples_per_step of "
+            "PackBatchSampler instead, and step the optimizer where pack['ends_step'] is true"
         )
     found = _num_processes()
     if found != pack["num_ranks"]:
@@ -522,8 +547,8 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
         )
     if found > 1 and not _averages_gradients(model):
         raise UsageError(
-            f"{found} processes train together, but nothing averages the gradients of {type(model).__name__}; write: "
-            "model = accelerator.prepare(model) (on CPUs after Accelerator(cpu=True)), or DistributedDataParallel(model)"
+            f"{found} processes train together, but nothing averages the gradients of {type(model).__name__}; write "
+            "model = accelerator.prepare(model), on CPUs after Accelerator(cpu=True), or DistributedDataParallel(model)"
         )
     device = load.base_model(load.without_ddp(model)).device
     on_cpu = ("image_grid_thw",)  # reading the grids on a GPU would wait for it
