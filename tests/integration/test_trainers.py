@@ -341,6 +341,7 @@ def test_a_parquet_file_is_a_dataset_too(words, monkeypatch):
 def test_the_whole_command_trains_an_adapter_of_the_sample(words, example):
     done = subprocess.run([sys.executable, *words(example)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and Path("adapter", "adapter_model.safetensors").exists(), done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
 
 
 def load_in_float32(path: str) -> Any:
