@@ -20,7 +20,6 @@ from lookonce import (
 )
 
 model_path, records_path, adapter = sys.argv[1:]
-torch.manual_seed(42)
 on_gpu = torch.cuda.is_available()
 accelerator = Accelerator(cpu=not on_gpu, mixed_precision="bf16" if on_gpu else "no")
 records = read_records(Path(records_path))
@@ -29,7 +28,8 @@ dataset = VQADataset(records, cache, model_path)
 sampler = PackBatchSampler(dataset, samples_per_step=16)
 loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset), pin_memory=on_gpu)
 tuned = get_peft_model(load_without_tower(model_path), LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-model, optimizer = accelerator.prepare(tuned, torch.optim.AdamW(tuned.parameters(), lr=2e-4))  # the loader has ranks
+optimizer = torch.optim.AdamW((weight for weight in tuned.parameters() if weight.requires_grad), lr=2e-4)
+model, optimizer = accelerator.prepare(tuned, optimizer)  # not the loader: packs are divided among processes already
 with packed_attention(model, compiled=on_gpu, captured=on_gpu and accelerator.num_processes == 1):
     for pack in loader:
         accelerator.backward(pack_loss(model, pack))

@@ -442,8 +442,10 @@ class _ShardFile:
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        with contextlib.suppress(AttributeError):  # the file could not be opened
+        try:  # at the end of a program modules such as contextlib are gone
             close(self.descriptor)
+        except AttributeError:  # the file could not be opened
+            pass
 
 
 def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> VisionCache:

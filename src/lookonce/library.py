@@ -129,13 +129,15 @@ def load_without_tower(
 
     It is an instance of its stock class, on the GPU if there is one; the tower's weights are never read. `pixel_values`
     `[num_tokens, num_levels, hidden]` are features, as `VisionCache` has them, of all images of a batch one after
-    another; `image_grid_thw` are their grids.
+    another; `image_grid_thw` are their grids. Trainer weights every target of a step alike, also with gradient
+    accumulation and several processes, which it does not for the stock model.
 
     Raises:
         ModelError: there is no such model, it is not of a supported family, or tensors of it are missing.
     """
     folder = ModelFolder.open(str(locate(str(model), revision)))
-    return load.load_without_tower(folder, dtype, attention).to(device or best_device())
+    loaded = load.load_without_tower(folder, dtype, attention).to(device or best_device())
+    return _weighting_whole_steps(loaded)
 
 
 def replace_tower(model: Any) -> Any:
@@ -161,4 +163,15 @@ def replace_tower(model: Any) -> Any:
         )
     dtype: Any = found.dtype
     load.replace_tower(found, dtype)
+    _weighting_whole_steps(found)
+    return model
+
+
+def _weighting_whole_steps(model: Any) -> Any:
+    """The model, for which Trainer counts the targets of all batches and processes of a step, as the loss can use that.
+
+    transformers says of these models that they cannot. Trainer then averages the means of accumulated batches, whatever
+    their numbers of targets are, and so trains on another loss than that of the step.
+    """
+    model.accepts_loss_kwargs = True
     return model

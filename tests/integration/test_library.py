@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import runpy
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,20 +171,6 @@ def test_a_tower_that_is_trained_is_not_replaced(sample):
     tuned = get_peft_model(model, LoraConfig(r=4, target_modules=["qkv", "q_proj"]))
     with pytest.raises(UsageError, match="the vision tower has trained weights"):
         replace_tower(tuned)
-
-
-@pytest.mark.filterwarnings("ignore:'pin_memory'")
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
-@pytest.mark.parametrize("example", ["trainer.py", "packs.py"])
-def test_an_example_of_forty_lines_trains_an_adapter_of_the_sample(sample, tmp_path, monkeypatch, root, example):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [example, str(sample / "model"), str(tmp_path / "few.jsonl"), "adapter"])
-    (tmp_path / "images").symlink_to(sample / "images")
-    lines = (sample / "train.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "few.jsonl").write_text("".join(lines[:20]))
-    runpy.run_path(str(root / "examples" / example), run_name="__main__")
-    assert len((root / "examples" / example).read_text().splitlines()) <= 40
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 SIGNATURES = """

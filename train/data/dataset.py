@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +139,11 @@ class VQADataset(torch.utils.data.Dataset[Example]):
 
 
 class _Rows:
-    """Gives the examples of numbers. Copies of a `datasets.Dataset`, which are made for each split, share it."""
+    """Gives the examples of numbers.
+
+    `datasets` copies and hashes what a dataset has at each split and selection. Copies share it. It is pickled in C,
+    since the pickler of `datasets` takes seconds for tens of thousands of records.
+    """
 
     def __init__(self, dataset: VQADataset) -> None:
         self.dataset = dataset
@@ -148,6 +153,13 @@ class _Rows:
 
     def __deepcopy__(self, memo: Any) -> _Rows:
         return self
+
+    def __reduce__(self) -> Any:
+        return _unpickled_rows, (pickle.dumps(self.dataset),)
+
+
+def _unpickled_rows(data: bytes) -> _Rows:
+    return _Rows(pickle.loads(data))
 
 
 def _name_of(tokenizer: Any) -> str:

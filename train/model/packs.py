@@ -89,8 +89,8 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     if (num_steps := GradientState().num_steps) != 1:
         raise UsageError(
             f"accelerate has gradient_accumulation_steps={num_steps} and would divide the loss of a pack by it, but "
-            "the packs of a step are weighted already; write Accelerator(gradient_accumulation_steps=1), choose "
-            "samples_per_step of PackBatchSampler, and step the optimizer when pack['ends_step']"
+            "the losses of the packs of a step add up to that of the step; leave it at 1, set samples_per_step of "
+            "PackBatchSampler instead, and step the optimizer where pack['ends_step'] is true"
         )
     num_ranks = _num_processes()
     if num_ranks != pack["num_ranks"]:
@@ -110,7 +110,7 @@ def _check_gradients_are_averaged(model: Any, num_ranks: int, ends_step: bool) -
     if not is_sharded(model) and not (passes and passes.is_captured):
         raise UsageError(
             f"{num_ranks} processes train together, but nothing averages the gradients of {type(model).__name__}; "
-            "write: model = accelerator.prepare(model) (on CPUs after Accelerator(cpu=True)), or "
+            "write model = accelerator.prepare(model), on CPUs after Accelerator(cpu=True), or "
             "DistributedDataParallel(model)"
         )
     if passes and passes.needs_average:

@@ -1,0 +1,388 @@
+"""Trainers of other libraries on cached features: Trainer, TRL, accelerate and several processes, and the examples.
+
+Each has the loss and gradients of the stock model, or refuses what would make them wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.state import AcceleratorState, GradientState
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+import lookonce
+from lookonce import (
+    DataCollatorForPacks,
+    DataCollatorForRows,
+    PackBatchSampler,
+    VQADataset,
+    load_without_tower,
+    pack_loss,
+    packed_attention,
+    read_records,
+)
+from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.datasets.images import index_images
+from lookonce.datasets.sample.model import write_model
+from lookonce.errors import ModelError, UsageError
+from lookonce.families.lookup import FAMILIES
+from lookonce.train.data.batches import Pixels, RowCollator, StockCollator
+
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
+TOLERANCE = 1e-5
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory'"),
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
+]
+Gradients = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def records(sample: Path):
+    """Eight records with answers of several lengths."""
+    different = {record.turns[0].answer: record for record in read_records(sample / "train.jsonl", sample)}
+    return [*different.values()][:8]
+
+
+@pytest.fixture(scope="module")
+def dataset(sample: Path, records, built) -> VQADataset:
+    return VQADataset(records, built, sample / "model")
+
+
+def without_tower(sample: Path) -> Any:
+    return load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
+
+
+def filled(model: Any) -> Any:
+    """A model whose adapter has an effect, the same each time; at first it has none."""
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    return model
+
+
+def gradients_of(model: Any) -> Gradients:
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def assert_same(found: Gradients, wanted: Gradients) -> None:
+    assert found.keys() == wanted.keys() and found
+    for name, gradient in found.items():
+        assert (gradient - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
+
+
+@pytest.fixture(scope="module")
+def stock(sample: Path, records, dataset) -> tuple[float, Gradients]:
+    """The loss and gradients of the stock model with its tower, on all records as one batch."""
+    model = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
+    pixels, chat = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of), dataset.chat_tokenizer
+    collate = StockCollator(RowCollator(pixels, chat.image_token_id, chat.tokenizer.pad_token_id))
+    tuned = filled(get_peft_model(model, LORA))
+    loss = tuned(**collate([dataset[number] for number in range(len(dataset))])).loss
+    loss.backward()
+    return loss.item(), gradients_of(tuned)
+
+
+OPTIONS = {"max_steps": 1, "per_device_train_batch_size": 8, "max_grad_norm": 0, "report_to": [], "use_cpu": True}
+
+
+def sft_trainer(sample: Path, dataset: VQADataset, folder: Path, rows: Any = None, **options: Any) -> SFTTrainer:
+    collator = options.pop("data_collator", DataCollatorForRows(dataset))
+    options = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False} | OPTIONS | options
+    trainer = SFTTrainer(
+        without_tower(sample),
+        SFTConfig(str(folder), **options),
+        data_collator=collator,
+        train_dataset=dataset.to_hf() if rows is None else rows,
+        processing_class=AutoTokenizer.from_pretrained(sample / "model"),
+        peft_config=LORA,
+    )
+    filled(trainer.model)
+    return trainer
+
+
+def stock_trainer(sample: Path, dataset: VQADataset, folder: Path, rows: Any = None, **options: Any) -> Trainer:
+    return Trainer(
+        filled(get_peft_model(without_tower(sample), LORA)),
+        TrainingArguments(str(folder), **OPTIONS | options),
+        train_dataset=dataset if rows is None else rows,
+        data_collator=DataCollatorForRows(dataset),
+    )
+
+
+class KeepsGradients(TrainerCallback):
+    """Has the gradients of the last step."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        self.gradients = gradients_of(options["model"])
+
+
+def first_step(trainer: Trainer) -> tuple[float, Gradients]:
+    keeps = KeepsGradients()
+    trainer.add_callback(keeps)
+    return trainer.train().training_loss, keeps.gradients
+
+
+@pytest.mark.parametrize("batch_size", [8, 2], ids=["one batch", "accumulated"])
+@pytest.mark.parametrize("make", [stock_trainer, sft_trainer])
+def test_the_first_step_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(
+    sample, dataset, stock, tmp_path, make, batch_size
+):
+    """Also in four batches with unequal numbers of targets: transformers counts the targets of the whole step."""
+    accumulated = 8 // batch_size
+    options = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulated}
+    loss, gradients = first_step(make(sample, dataset, tmp_path, **options))
+    assert len({example.num_targets for example in dataset.examples()}) > 1
+    assert loss == pytest.approx(stock[0], rel=TOLERANCE)
+    assert_same(gradients, stock[1])
+
+
+def test_rows_for_trl_survive_trainers_splits_and_selections(sample, dataset, stock, tmp_path):
+    rows = dataset.to_hf()
+    assert rows.column_names == ["input_ids"] and len(rows) == len(dataset)
+    chosen = rows.shuffle(seed=1).select(range(6)).train_test_split(2, seed=1)["train"]
+    origins = [example.origin for example in dataset.examples()]
+    found = [row["input_ids"].origin for row in chosen]
+    assert len(found) == 4 and {*found} < {*origins}
+    loss, gradients = first_step(stock_trainer(sample, dataset, tmp_path, rows, remove_unused_columns=True))
+    assert loss == pytest.approx(stock[0], rel=TOLERANCE)
+    assert_same(gradients, stock[1])
+
+
+def test_rows_that_are_no_examples_are_refused(dataset):
+    rows = dataset.to_hf()
+    joined = datasets.concatenate_datasets([rows.with_format(None), rows])
+    collate = DataCollatorForRows(dataset)
+    for row in (joined[0], {"image": "a.jpg", "question": "a", "answer": "b"}, {"input_ids": [1, 2]}, 3):
+        with pytest.raises(UsageError, match=r"takes examples of a VQADataset or rows of its to_hf\(\), not .*; give"):
+            collate([row])
+
+
+def test_without_the_library_datasets_it_is_named(dataset, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match="needs the library `datasets`; run: pip install datasets"):
+        dataset.to_hf()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"dataset_kwargs": None}, "cannot prepare a dataset that uses `Dataset.with_transform"),
+        ({"packing": True}, "custom data collator is not supported when using padding-free"),
+        ({"padding_free": True, "max_length": None}, "custom data collator is not supported when using padding-free"),
+        ({"assistant_only_loss": True}, "the dataset is not conversational"),
+    ],
+)
+def test_options_of_trl_that_would_change_the_tokens_are_refused_by_it(sample, dataset, tmp_path, options, error):
+    with pytest.raises(ValueError, match=error):
+        sft_trainer(sample, dataset, tmp_path, **options)
+
+
+def test_trl_refuses_the_dataset_itself_and_its_own_collator(sample, dataset, tmp_path):
+    with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`, got `VQADataset`"):
+        sft_trainer(sample, dataset, tmp_path, dataset)
+    with pytest.raises(RuntimeError, match="Could not infer dtype of Example"):
+        sft_trainer(sample, dataset, tmp_path, data_collator=None).train()
+
+
+def test_a_maximum_length_of_trl_cuts_nothing(sample, dataset, stock, tmp_path):
+    """Nor does `completion_only_loss` change the targets, which are the answers."""
+    options = {"max_length": 4, "completion_only_loss": False}
+    loss, gradients = first_step(sft_trainer(sample, dataset, tmp_path, **options))
+    assert loss == pytest.approx(stock[0], rel=TOLERANCE)
+    assert_same(gradients, stock[1])
+
+
+def test_a_tokenizer_of_another_family_is_refused(sample, records, built, tmp_path):
+    other = next(family for name, family in FAMILIES.items() if name == "qwen2_5_vl")
+    write_model(tmp_path / "model", family=other)
+    with pytest.raises(UsageError, match="has features of another vision tower than that of"):
+        VQADataset(records, built, AutoTokenizer.from_pretrained(tmp_path / "model"))
+    AutoTokenizer.from_pretrained(sample / "model").save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ModelError, match=r"tokenizer"):
+        VQADataset(records, built, AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
+
+
+@pytest.fixture
+def accelerate_is_as_new():
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def packs(dataset: VQADataset, **options: Any) -> DataLoader:
+    sampler = PackBatchSampler(dataset, samples_per_step=4, tokens_per_pack=96, **options)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))
+
+
+def test_a_loss_that_accelerate_would_divide_is_refused(sample, dataset, accelerate_is_as_new):
+    model = get_peft_model(without_tower(sample), LORA)
+    pack = next(iter(packs(dataset)))
+    with packed_attention(model):
+        pack_loss(model, pack)
+        Accelerator(cpu=True, gradient_accumulation_steps=4)
+        with pytest.raises(UsageError, match=r"gradient_accumulation_steps=4 and would divide .* set samples_per_step"):
+            pack_loss(model, pack)
+
+
+def test_packs_are_not_divided_twice(dataset):
+    """Whether the DataLoader was made for one of two processes or not."""
+    for options in ({}, {"rank": 0, "num_ranks": 2}):
+        for even_batches in (True, False):
+            with pytest.raises(UsageError, match=r"divided among the processes already, .*; write accelerator.prepare"):
+                prepare_data_loader(packs(dataset, **options), None, 2, 0, even_batches=even_batches)
+    alone = [pack["input_ids"] for pack in packs(dataset)]
+    prepared = [pack["input_ids"] for pack in prepare_data_loader(packs(dataset), torch.device("cpu"), 1, 0)]
+    assert all(map(torch.equal, alone, prepared)) and len(alone) == len(prepared)
+
+
+def test_gradients_that_nothing_averages_are_refused(sample, dataset, monkeypatch):
+    """As Accelerator() leaves a model on CPUs, although it joins a process group."""
+    model = get_peft_model(without_tower(sample), LORA)
+    monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda: 2)
+    pack = next(iter(packs(dataset, rank=1, num_ranks=2)))
+    with pytest.raises(UsageError, match=r"nothing averages the gradients of PeftModel.*; write model ="):
+        pack_loss(model, pack)
+
+
+def test_packs_are_those_of_the_process_that_torchrun_started(dataset, monkeypatch):
+    def numbers(**options: Any) -> list[int]:
+        return [*chain.from_iterable(packs(dataset, shuffle=False, **options).batch_sampler)]
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert numbers() == numbers(rank=rank, num_ranks=2) != numbers(rank=0, num_ranks=1)
+    with pytest.raises(UsageError, match=r"expected 0 <= rank < num_ranks, got \{'rank': 2, 'num_ranks': 2\}"):
+        numbers(rank=2)
+
+
+EXAMPLES = ["trainer.py", "packs.py", "trl_sft.py", "hub_dataset.py"]
+
+
+@pytest.fixture
+def words(sample: Path, tmp_path: Path, monkeypatch, root: Path):
+    """Gives the command line of an example, in a folder of its own; it trains on a few questions of the sample."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    lines = (sample / "train.jsonl").read_text().splitlines(keepends=True)[:40]
+
+    def words(example: str, adapter: str = "adapter") -> list[str]:
+        if example == "hub_dataset.py":
+            data = tmp_path / "frames"
+            write_folder_of_images(data, [json.loads(line) for line in lines[:20]], sample)
+        else:
+            data = tmp_path / "few.jsonl"
+            data.write_text("".join(lines))
+            if not Path("images").exists():
+                Path("images").symlink_to(sample / "images")
+        return [str(root / "examples" / example), str(sample / "model"), str(data), adapter]
+
+    return words
+
+
+def write_folder_of_images(folder: Path, records: list[dict[str, Any]], sample: Path) -> None:
+    """A folder of images as `datasets` reads it: several rows of metadata.jsonl are about one image."""
+    folder.mkdir()
+    with (folder / "metadata.jsonl").open("w") as metadata:
+        for record in records:
+            [image] = record["images"]
+            shutil.copy(sample / image, folder)
+            for turn in record["turns"]:
+                metadata.write(json.dumps({"file_name": Path(image).name} | turn) + "\n")
+
+
+def run_here(words: list[str], monkeypatch) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", words)
+    return runpy.run_path(words[0], run_name="__main__")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_forty_lines_trains_an_adapter_of_the_sample(words, monkeypatch, example, accelerate_is_as_new):
+    line = words(example)
+    run_here(line, monkeypatch)
+    assert len(Path(line[0]).read_text().splitlines()) <= 40
+    assert Path("adapter", "adapter_model.safetensors").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_a_parquet_file_is_a_dataset_too(words, monkeypatch):
+    """With the images in it; the same images as files are in the same cache."""
+    line = words("hub_dataset.py")
+    datasets.load_dataset(line[2], split="train").to_parquet("tables/train.parquet")
+    names = run_here([*line[:2], "tables", "adapter"], monkeypatch)
+    frames = [path.read_bytes() for path in sorted(Path("frames").glob("*.jpg"))]
+    assert all(lookonce.library.key_of(frame) in names["cache"] for frame in frames)
+    assert len(names["cache"]) == len({*frames})
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="takes a process for each; to run it, set CI=1")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_whole_command_trains_an_adapter_of_the_sample(words, example):
+    done = subprocess.run([sys.executable, *words(example)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and Path("adapter", "adapter_model.safetensors").exists(), done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
+
+
+def load_in_float32(path: str) -> Any:
+    """The model, and the seed of the adapter that is added next."""
+    model = load_without_tower(path, dtype=torch.float32, device="cpu")
+    torch.manual_seed(0)
+    return model
+
+
+IN_FLOAT32 = f"""
+import os, runpy, sys, torch, lookonce
+from typing import Any
+from lookonce import load_without_tower
+{inspect.getsource(load_in_float32)}
+lookonce.load_without_tower = load_in_float32
+torch.optim.AdamW = torch.optim.SGD
+sys.argv = sys.argv[1:]
+names = runpy.run_path(sys.argv[0], run_name="__main__")
+try:
+    names["accelerator"].prepare(names["loader"])
+except lookonce.LookonceError as error:
+    open("refused-" + os.environ["RANK"], "w").write(str(error))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_two_processes_end_with_the_adapter_of_one(words, monkeypatch, tmp_path, accelerate_is_as_new):
+    """The example in float32, to rounding; and it refuses to let accelerate divide the packs again.
+
+    It takes SGD, as AdamW makes steps of full size of gradients that are little more than rounding.
+    """
+    monkeypatch.setattr(lookonce, "load_without_tower", load_in_float32)
+    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)
+    run_here(words("packs.py", "alone"), monkeypatch)
+    Path("in_float32.py").write_text(IN_FLOAT32)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "in_float32.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, *words("packs.py", "both")], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert all("divided among the processes already" in Path(f"refused-{rank}").read_text() for rank in (0, 1))
+    alone, both = (load_file(Path(name, "adapter_model.safetensors")) for name in ("alone", "both"))
+    assert_same(both, alone)
