@@ -7,27 +7,24 @@ a change of rules does not change the split. If a record was changed, its metada
 
 The report is `report.json`, and a table that is printed. Rows that were read, plus those of augmented variants, equal
 the records plus the rows left out, each for one reason; a test checks the sum. Nothing in the report depends on the
-time or the machine, so an interrupted preparation ends with the same bytes as an uninterrupted one.
+time or the machine, so a preparation that was interrupted and run again ends with the same bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.formats.registry import completed
 from lookonce.datasets.prepare.definition import Definition, QuestionSection
-from lookonce.datasets.prepare.extract import IMAGES
 from lookonce.datasets.prepare.rows import (
+    DUPLICATES,
     PARTS,
-    Duplicates,
-    Leak,
     RecordRows,
     Row,
-    Tally,
     clean,
     families,
     join_duplicates,
@@ -43,102 +40,124 @@ from lookonce.text import count, in_yaml, listed, nfc, rows, shell, table
 
 NUM_SHOWN = 5
 """How many reasons for missing images are listed."""
+IMAGES = "images"
+"""The folder of the images beside the records."""
+Lists = Mapping[str, Sequence[str]]
+"""Names of images by part."""
+Parts = Mapping[str, Sequence[RecordRows]]
+"""The rows of each record, by part."""
+OFFICIAL = "the set itself"
+"""The split of the dataset's publishers, as reports call it."""
 
 
-@dataclass(frozen=True)
-class SplitReport:
-    """A split, and how much of val and test is also in train."""
+def build_records(
+    rows: Sequence[Row],
+    columns: Iterable[str],
+    definition: Definition,
+    source: Source,
+    settings: Mapping[str, Any],
+    lists: Lists | None = None,
+) -> tuple[Parts, dict[str, Any]]:
+    """The rows of the records of train, val and test, and the report; `columns` are all columns of the source.
 
-    by: str
-    num_records: Mapping[str, int]
-    num_images: Mapping[str, int]
-    leaks: list[Leak]
+    Raises:
+        ImageError: no row has an image, or none has a requested variant.
+        SourceError: there are no rows, or the rules leave out all of them.
+        UsageError: the requested split is impossible.
+    """
+    if not rows:
+        raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
+    rows = with_official_split(rows, definition)
+    seen = [row for row in rows if row.key]
+    if not seen:
+        raise ImageError(
+            f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
+            f"{_looked_for(definition.image_patterns, source)}"
+        )
+    if settings["variants"] and not any(row.variant for row in seen):
+        raise ImageError(f"no augmented variant of an image was found; {_looked_for(definition.variants, source)}")
+    split = choose_split(seen, definition, lists)
+    cleaned, tallies = clean(rows, definition.rules)
+    if not cleaned:
+        raise SourceError(f"the rules of {definition.name} leave out all {len(rows):,} rows; check them")
+    usable = [row for row in cleaned if row.key]
+    parts: dict[str, list[RecordRows]] = {}
+    duplicates = Counter(dict.fromkeys(DUPLICATES, 0))
+    for part in PARTS:
+        mine = [row for row in usable if split.part_of(row) == part]
+        parts[part], counts = join_duplicates(mine, definition.duplicates)
+        duplicates.update(counts)
+    left_out = {tally.name: tally.num_dropped for tally in tallies} | {
+        "no image": len(cleaned) - len(usable),
+        "in no part of the split": sum(not split.part_of(row) for row in usable),
+        "the same as another row": duplicates["num_identical"],
+        "merged into another row's record": duplicates["num_merged"],
+        "answered differently by another row": duplicates["num_dropped"],
+    }
+    of_records = [some[0] for part in PARTS for some in parts[part]]
+    names_of: dict[str, set[str]] = {}
+    for row in seen:
+        if not row.variant:
+            names_of.setdefault(row.key, set()).add(row.image_id)
+    keys = {row.key for row in seen}
+    has_own = split.by != OFFICIAL and any(row.split for row in seen)
+    known = definition.questions
+    return parts, {
+        "name": definition.name,
+        "title": definition.title,
+        "licence": definition.licence,
+        "homepage": definition.homepage,
+        "source": {
+            "place": source.location,
+            "form": source.format,
+            "revision": source.revision,
+            "licence": source.licence,
+            "num_files": len(source.files),
+            "num_bytes": sum(source.sizes),
+            "files_left_alone": list(source.ignored),
+        },
+        "columns_left_out": sorted({*columns} - definition.used_columns),
+        "published": dict(definition.counts),
+        "rows": {
+            "read": sum(not row.variant for row in rows),
+            "of_variants": sum(bool(row.variant) for row in rows),
+            "records": len(of_records),
+            "left_out": {reason: number for reason, number in left_out.items() if number},
+        },
+        "rules": [tally.to_json() for tally in tallies],
+        "duplicates": {"policy": definition.duplicates, **duplicates},
+        "images": {
+            "written": len(keys),
+            "names": len({name for names in names_of.values() for name in names if name}),
+            "in_no_record": len(keys - {row.key for row in of_records}),
+            "with_several_names": sum(len(names) > 1 for names in names_of.values()),
+            "not_found": dict(Counter(_reason(row) for row in cleaned if not row.key).most_common(NUM_SHOWN)),
+        },
+        "split": _describe(split, seen, of_records),
+        "official_split": _describe(Split(OFFICIAL, _official_part), seen, of_records) if has_own else None,
+        "questions_not_in_the_definition": sum(nfc(row.question) not in known for row in of_records) if known else None,
+        "settings": dict(settings),
+    }
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "by": self.by,
-            "records": dict(self.num_records),
-            "images": dict(self.num_images),
-            "leaks": {leak.part: leak.to_json() for leak in self.leaks},
-        }
+
+def _describe(split: Split, rows: Sequence[Row], of_records: Sequence[Row]) -> dict[str, Any]:
+    """A split in the report: the images of all rows and the records by part, and what of val and test is in train."""
+    parts = [split.part_of(row) for row in of_records]
+    return {
+        "by": split.by,
+        "records": {part: parts.count(part) for part in PARTS},
+        "images": {part: len({row.key for row in rows if split.part_of(row) == part}) for part in PARTS},
+        "leaks": measure_leaks([row.key for row in of_records], parts, families(rows)),
+    }
 
 
-@dataclass(frozen=True)
-class Report:
-    """The report on a prepared dataset."""
+def _reason(row: Row) -> str:
+    return f"{row.problem}: {row.image_id}" if row.image_id else f"{row.problem} ({row.origin})"
 
-    name: str
-    title: str
-    licence: str
-    homepage: str
-    source: Mapping[str, Any]
-    columns_left_out: list[str]
-    """Columns of the source that the definition does not name."""
-    counts: Mapping[str, int]
-    """The publishers' numbers of rows and images."""
-    num_read: int
-    num_variant_rows: int
-    num_records: int
-    rules: list[Tally]
-    duplicates: Duplicates
-    problems: Mapping[str, int]
-    """The number of rows without an image, for the most frequent reasons."""
-    num_without_image: int
-    num_in_no_part: int
-    """Rows that the split does not assign to a part."""
-    num_images: int
-    num_names: int
-    num_unused: int
-    """Images in no record, because the rules have left out all questions about them."""
-    num_shared: int
-    """Images with several names in the dataset."""
-    split: SplitReport
-    official: SplitReport | None
-    """The official split, if there is one and another was made."""
-    num_unknown_questions: int | None
-    """Records with a question that the definition does not list; None if it lists no questions."""
-    settings: Mapping[str, Any]
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Rows without a record of their own, by reason; together with the records they are all rows."""
-        reasons = {tally.name: tally.num_dropped for tally in self.rules if tally.num_dropped}
-        reasons["no image"] = self.num_without_image
-        reasons["in no part of the split"] = self.num_in_no_part
-        reasons["the same as another row"] = self.duplicates.num_identical
-        reasons["merged into another row's record"] = self.duplicates.num_merged
-        reasons["answered differently by another row"] = self.duplicates.num_dropped
-        return {reason: number for reason, number in reasons.items() if number}
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "title": self.title,
-            "licence": self.licence,
-            "homepage": self.homepage,
-            "source": dict(self.source),
-            "columns_left_out": self.columns_left_out,
-            "published": dict(self.counts),
-            "rows": {
-                "read": self.num_read,
-                "of_variants": self.num_variant_rows,
-                "records": self.num_records,
-                "left_out": self.left_out,
-            },
-            "rules": [tally.to_json() for tally in self.rules],
-            "duplicates": asdict(self.duplicates),
-            "images": {
-                "written": self.num_images,
-                "names": self.num_names,
-                "in_no_record": self.num_unused,
-                "with_several_names": self.num_shared,
-                "not_found": dict(self.problems),
-            },
-            "split": self.split.to_json(),
-            "official_split": self.official.to_json() if self.official else None,
-            "questions_not_in_the_definition": self.num_unknown_questions,
-            "settings": dict(self.settings),
-        }
+def _looked_for(patterns: Sequence[str], source: Source) -> str:
+    roots = ", ".join(map(str, source.image_roots))
+    return f"searched for {', '.join(patterns)} in {roots}; name the folder of the images with --image-root"
 
 
 def report_text(value: Mapping[str, Any]) -> str:
@@ -215,82 +234,15 @@ def next_steps(folder: Path, value: Mapping[str, Any]) -> str:
     return "\n".join([f"check it: {audit}", "train on it, with this in a run file:", "data:", *keys])
 
 
-Lists = Mapping[str, Sequence[str]]
-"""Names of images by part."""
-OFFICIAL = "the set itself"
-"""The split of the dataset's publishers, as reports call it."""
-
-
-@dataclass(frozen=True)
-class BuiltRecords:
-    """The rows of each record, by part, and the report on them."""
-
-    parts: Mapping[str, list[RecordRows]]
-    report: Report
-
-
-def build_records(
-    rows: Sequence[Row],
-    columns: Sequence[str],
-    definition: Definition,
-    source: Source,
-    settings: Mapping[str, Any],
-    lists: Lists | None = None,
-) -> BuiltRecords:
-    """Build the records of train, val and test; `columns` are all columns of the source.
-
-    Raises:
-        ImageError: no row has an image, or none has a requested variant.
-        SourceError: there are no rows, or the rules leave out all of them.
-        UsageError: the requested split is impossible.
-    """
-    if not rows:
-        raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
-    rows = with_official_split(rows, definition)
-    seen = [row for row in rows if row.key]
-    if not seen:
-        raise _no_images(rows, definition, source)
-    if settings["variants"] and not any(row.variant for row in seen):
-        raise ImageError(f"no augmented variant of an image was found; {_looked_for(definition.variants, source)}")
-    split = choose_split(seen, definition, lists)
-    cleaned, tallies = clean(rows, definition.rules)
-    if not cleaned:
-        raise SourceError(f"the rules of {definition.name} leave out all {len(rows):,} rows; check them")
-    usable = [row for row in cleaned if row.key]
-    parts, duplicates = _join(usable, split, definition)
-    has_own = split.by != OFFICIAL and any(row.split for row in seen)
-    report = Report(
-        name=definition.name,
-        title=definition.title,
-        licence=definition.licence,
-        homepage=definition.homepage,
-        source=_describe(source),
-        columns_left_out=sorted(set(columns) - definition.used_columns),
-        counts=definition.counts,
-        num_read=sum(not row.variant for row in rows),
-        num_variant_rows=sum(bool(row.variant) for row in rows),
-        num_records=sum(map(len, parts.values())),
-        rules=tallies,
-        duplicates=duplicates,
-        problems=dict(Counter(_reason(row) for row in cleaned if not row.key).most_common(NUM_SHOWN)),
-        num_without_image=len(cleaned) - len(usable),
-        num_in_no_part=sum(not split.part_of(row) for row in usable),
-        **_count_images(seen, parts),
-        split=_report_split(split, seen, parts),
-        official=_report_split(Split(OFFICIAL, _official_part), seen, parts) if has_own else None,
-        num_unknown_questions=_count_unknown(parts, definition),
-        settings=settings,
-    )
-    return BuiltRecords(parts, report)
-
-
-def write_parts(folder: Path, built: BuiltRecords, definition: Definition) -> None:
+def write_parts(folder: Path, parts: Parts, definition: Definition) -> None:
     """Write a records file for each part that has records."""
-    for part, rows_of_records in built.parts.items():
+    images = folder / IMAGES
+    for part, rows_of_records in parts.items():
         if rows_of_records:
-            records = (make_record(rows, folder / IMAGES, definition) for rows in rows_of_records)
-            named = (completed(record, lambda name: folder / IMAGES / Path(name).name) for record in records)
-            write_records(folder / f"{part}.jsonl", named)
+            records = (make_record(rows, images, definition) for rows in rows_of_records)
+            write_records(
+                folder / f"{part}.jsonl", (completed(one, lambda name: images / Path(name).name) for one in records)
+            )
 
 
 def make_record(rows: RecordRows, images: Path, definition: Definition) -> Record:
@@ -357,80 +309,3 @@ def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | Non
         return Split(OFFICIAL, _official_part)
     of_key = split_by_image(rows, split.shares.model_dump(), split.seed, split.together)
     return Split(f"image, seed {split.seed}", lambda row: of_key[row.key])
-
-
-def _join(rows: Sequence[Row], split: Split, definition: Definition) -> tuple[dict[str, list[RecordRows]], Duplicates]:
-    """The rows of each record, by part, and the duplicates in all parts together."""
-    parts: dict[str, list[RecordRows]] = {}
-    found = []
-    for part in PARTS:
-        mine = [row for row in rows if split.part_of(row) == part]
-        parts[part], duplicates = join_duplicates(mine, definition.duplicates)
-        found.append(duplicates)
-    names = [field.name for field in fields(Duplicates) if field.name != "policy"]
-    sums = {name: sum(getattr(one, name) for one in found) for name in names}
-    return parts, Duplicates(definition.duplicates, **sums)
-
-
-# The report.
-
-
-def _report_split(split: Split, rows: Sequence[Row], built: Mapping[str, Sequence[RecordRows]]) -> SplitReport:
-    """The images of all rows, and the records, by the parts of this split."""
-    asked = [of_record[0] for part in PARTS for of_record in built[part]]
-    parts = [split.part_of(row) for row in asked]
-    images = {part: {row.key for row in rows if split.part_of(row) == part} for part in PARTS}
-    return SplitReport(
-        by=split.by,
-        num_records={part: parts.count(part) for part in PARTS},
-        num_images={part: len(images[part]) for part in PARTS},
-        leaks=measure_leaks([row.key for row in asked], parts, families(rows)),
-    )
-
-
-def _describe(source: Source) -> dict[str, Any]:
-    return {
-        "place": source.location,
-        "form": source.format,
-        "revision": source.revision,
-        "licence": source.licence,
-        "num_files": len(source.files),
-        "num_bytes": sum(source.sizes),
-        "files_left_alone": list(source.ignored),
-    }
-
-
-def _reason(row: Row) -> str:
-    return f"{row.problem}: {row.image_id}" if row.image_id else f"{row.problem} ({row.origin})"
-
-
-def _count_images(rows: Iterable[Row], parts: Mapping[str, Sequence[RecordRows]]) -> dict[str, int]:
-    names_of: dict[str, set[str]] = {}
-    for row in rows:
-        if not row.variant:
-            names_of.setdefault(row.key, set()).add(row.image_id)
-    keys = {row.key for row in rows}
-    return {
-        "num_images": len(keys),
-        "num_unused": len(keys - {of_record[0].key for part in parts.values() for of_record in part}),
-        "num_names": len({name for names in names_of.values() for name in names if name}),
-        "num_shared": sum(len(names) > 1 for names in names_of.values()),
-    }
-
-
-def _count_unknown(parts: Mapping[str, Sequence[RecordRows]], definition: Definition) -> int | None:
-    if not definition.questions:
-        return None
-    return sum(nfc(rows[0].question) not in definition.questions for part in parts.values() for rows in part)
-
-
-def _no_images(rows: Sequence[Row], definition: Definition, source: Source) -> ImageError:
-    return ImageError(
-        f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-        f"{_looked_for(definition.image_patterns, source)}"
-    )
-
-
-def _looked_for(patterns: Sequence[str], source: Source) -> str:
-    roots = ", ".join(map(str, source.image_roots))
-    return f"searched for {', '.join(patterns)} in {roots}; name the folder of the images with --image-root"

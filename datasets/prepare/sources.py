@@ -1,32 +1,25 @@
-"""The files of a dataset, at a path or downloaded from the Hub, and their rows, in chunks.
+"""The files of a dataset, at a path or downloaded from the Hub, and their rows.
 
 Files are parquet, WebDataset tars, CSV, JSON, JSONL, or question|answer lines.
 
 Design: the file format is the first of `FORMATS` that a folder has, so users need not name it; `--format` chooses if a
-folder has several. A source is identified by the names and sizes of its files: if they change during an unfinished
-preparation, it is not resumed.
-
-A chunk has about two thousand rows. It is the unit in which an interrupted run resumes: some row groups of a parquet
-file, a tar file, a range of rows of another file. Chunks have names before they are read, and always come in the same
-order. Embedded images are the bytes of the file, never decoded. Values are strict, as records are: an error names file
-and line. A stream that is resumed is parsed again from its beginning, which takes seconds; a finished chunk of a
-parquet file is not opened.
+folder has several. A source is identified by the names and sizes of its files. Embedded images are the bytes of the
+file, never decoded. Values are strict, as records are: an error names file and line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.archives import DAMAGED, has_json, read_samples
 from lookonce.datasets.formats.image_references import SUFFIXES
-from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows, row_group_starts
-from lookonce.datasets.prepare.definition import ColumnsSection, Definition, HubSection, TextSection
+from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows
+from lookonce.datasets.prepare.definition import Definition, HubSection, TextSection
 from lookonce.datasets.prepare.rows import part_of
 from lookonce.datasets.text_files import (
     decode_json,
@@ -44,8 +37,6 @@ from lookonce.files import files_below
 from lookonce.hub import download_dataset
 from lookonce.text import first_line, one_line
 
-CHUNK_ROWS = 2000
-
 
 @dataclass(frozen=True)
 class RawRow:
@@ -57,80 +48,41 @@ class RawRow:
     origin: str
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows that are read together."""
-
-    name: str
-    read: Callable[[], Iterable[RawRow]]
-    num_rows: int | None = None
-    """None if the file must be read to know it."""
+Reader = Callable[[Path, str, Definition], Iterator[RawRow]]
+"""The rows of a file, given its path, its name for messages, and the dataset definition."""
 
 
-Reader = Callable[[Path, str, Definition], Iterator[Chunk]]
-"""The chunks of a file, given its path, its name for messages, and the dataset definition."""
-
-
-def _broken(name: str, error: BaseException) -> RecordsError:
-    return RecordsError(f"{name} cannot be read ({first_line(error)}); is it complete? Download or copy it again")
-
-
-# Parquet.
-
-
-def parquet_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """Row groups, as many together as make a chunk."""
+@contextlib.contextmanager
+def _naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Within the block, errors of reading a file name it."""
     try:
-        with open_parquet(path) as file:
-            starts = row_group_starts(file)
-    except Exception as error:  # the errors of pyarrow for damaged files have no common base
-        raise _broken(name, error) from None
-    first = 0
-    for last, end in enumerate(starts[1:]):
-        if end - starts[first] >= CHUNK_ROWS or last == len(starts) - 2:
-            read = partial(_read_row_groups, path, name, definition.columns, range(first, last + 1), starts[first])
-            yield Chunk(f"{name}, row {starts[first]}", read, end - starts[first])
-            first = last + 1
+        yield
+    except RecordsError:
+        raise
+    except kinds as error:
+        raise RecordsError(
+            f"{name} cannot be read ({first_line(error)}); is it complete? Download or copy it again"
+        ) from None
 
 
-def _read_row_groups(path: Path, name: str, columns: ColumnsSection, groups: range, first: int) -> Iterator[RawRow]:
-    with open_parquet(path) as file:
+def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
+    columns = definition.columns
+    with _naming(name, Exception), open_parquet(path) as file:  # pyarrow's errors have no common base
         schema, found = file.schema_arrow, image_columns(file.schema_arrow)
         image = next((found[column] for column in columns.names("image") if column in found), None)
         kept = {image.name if image else "", *(one for some in columns.metadata.values() for one in some)}
         unread = dict.fromkeys(one for one in byte_columns(schema) if one not in kept)
         names = [one for one in schema.names if one not in unread]
-        rows = enumerate(read_rows(file, names, list(groups), image), first)
-        for number, row in _named_errors(rows, name, Exception):  # as above
+        for number, row in enumerate(read_rows(file, names, image=image)):
             values = unread | row.values | ({image.name: row.image_path} if image else {})
             yield RawRow(values, row.image, f"{name}/{number}")
 
 
-def _named_errors(rows: Iterator[Any], name: str, *kinds: type[Exception]) -> Iterator[Any]:
-    """The same rows; errors of reading them name the file."""
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except RecordsError:
-            raise
-        except kinds as error:
-            raise _broken(name, error) from None
-        yield row
-
-
-# WebDataset tars.
-
-
-def tar_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """A tar file of samples: an image, and a JSON file that holds its questions."""
-    yield Chunk(name, partial(_read_tar, path, name, definition))
-
-
-def _read_tar(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
-    for sample in _named_errors(read_samples(path, name), name, *DAMAGED):
-        yield from _sample_rows(sample, f"{name}/{one_line(sample['__key__'])}", definition)
+def tar_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
+    """The rows of WebDataset samples: an image, and a JSON file that holds its questions."""
+    with _naming(name, *DAMAGED):
+        for sample in read_samples(path, name):
+            yield from _sample_rows(sample, f"{name}/{one_line(sample['__key__'])}", definition)
 
 
 def _sample_rows(sample: dict[str, Any], origin: str, definition: Definition) -> Iterator[RawRow]:
@@ -161,50 +113,38 @@ def _questions_in(value: Any, question: Sequence[str], origin: str) -> list[dict
     return rows
 
 
-# Text files.
+def csv_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
+    """The rows of a CSV file with a header; JSON under such a name is read as JSON."""
+    with _naming(name, OSError, ValueError):
+        if is_json(read_head(path)):
+            yield from json_rows(path, name, definition)
+        else:
+            yield from (RawRow(values, None, origin) for origin, values in read_csv(path, name))
 
 
-def csv_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """A CSV file with a header; JSON under such a name is read as JSON."""
-    if is_json(read_head(path)):
-        return json_chunks(path, name, definition)
-    return _cut(name, (RawRow(values, None, origin) for origin, values in read_csv(path, name)))
+def json_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
+    """The rows of JSONL, or of one JSON array of objects."""
+    with _naming(name, OSError, ValueError):
+        read = read_array if is_array(read_head(path)) else read_jsonl
+        for origin, value in read(path, name):
+            if not isinstance(value, dict):
+                raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
+            yield RawRow(value, None, origin)
 
 
-def json_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """JSONL, or one JSON array of objects."""
-    return _cut(name, _read_json(path, name))
-
-
-def _read_json(path: Path, name: str) -> Iterator[RawRow]:
-    read = read_array if is_array(read_head(path)) else read_jsonl
-    for origin, value in read(path, name):
-        if not isinstance(value, dict):
-            raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
-        yield RawRow(value, None, origin)
-
-
-def _cut(name: str, rows: Iterator[RawRow]) -> Iterator[Chunk]:
-    """The chunks of a stream."""
-    rows, first = _named_errors(rows, name, OSError, ValueError), 0
-    while some := list(islice(rows, CHUNK_ROWS)):
-        yield Chunk(f"{name}, row {first}", some.copy, len(some))
-        first += len(some)
-
-
-def text_chunks(path: Path, name: str, definition: Definition) -> Iterator[Chunk]:
-    """A file of `question|answer` lines about one image, which the path names."""
-    assert definition.text is not None
-    return _cut(name, _read_lines(path, name, definition.text))
-
-
-def _read_lines(path: Path, name: str, section: TextSection) -> Iterator[RawRow]:
+def text_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
+    """The rows of a file of `question|answer` lines about one image, which the path names."""
+    section = definition.text
+    assert section is not None
     fields = field_values(section, name)
-    with path.open(encoding="utf-8-sig") as file:
+    with _naming(name, OSError, ValueError), path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                origin = f"{name}:{number}"
-                yield RawRow(fields | _question_and_answer(line, section, origin), None, origin)
+            if not line.strip():
+                continue
+            origin, texts = f"{name}:{number}", line.rstrip("\r\n").split(section.separator)
+            if len(texts) != 2:
+                raise RecordsError(f"{origin}: expected question{section.separator}answer, got {line.strip()!r}")
+            yield RawRow(fields | {"question": texts[0], "answer": texts[1]}, None, origin)
 
 
 def field_values(section: TextSection, name: str) -> dict[str, str]:
@@ -223,21 +163,14 @@ def field_values(section: TextSection, name: str) -> dict[str, str]:
     return fields | {"image": image, "image_id": section.image_id.format(**fields)}
 
 
-def _question_and_answer(line: str, section: TextSection, origin: str) -> dict[str, str]:
-    texts = line.rstrip("\r\n").split(section.separator)
-    if len(texts) != 2:
-        raise RecordsError(f"{origin}: expected question{section.separator}answer, got {line.strip()!r}")
-    return {"question": texts[0], "answer": texts[1]}
-
-
 FORMAT_SUFFIXES = {"parquet": (".parquet",), "tar": (".tar",), "csv": (".csv", ".tsv"), "json": (".jsonl", ".json")}
 """File formats in order of preference, after text files if the definition has some."""
 READERS: dict[str, Reader] = {
-    "text": text_chunks,
-    "parquet": parquet_chunks,
-    "tar": tar_chunks,
-    "csv": csv_chunks,
-    "json": json_chunks,
+    "text": text_rows,
+    "parquet": parquet_rows,
+    "tar": tar_rows,
+    "csv": csv_rows,
+    "json": json_rows,
 }
 FORMATS = tuple(READERS)
 NOT_ROWS = ("report.json", "dataset_infos.json", "dataset_info.json")
@@ -268,14 +201,14 @@ class Source:
         files = dict(zip(self.files, self.sizes, strict=True))
         return {"form": self.format, "revision": self.revision, "files": files}
 
-    def chunks(self, definition: Definition) -> Iterator[tuple[str, Chunk]]:
-        """The chunks of all files in order, each with the part of the split that its file's name says."""
+    def rows(self, definition: Definition) -> Iterator[tuple[str, RawRow]]:
+        """The rows of all files in order, each with the part of the split that its file's name says."""
         for name in self.files:
             part, path = _part_of_file(name), self.root / name
             if self.format in ("parquet", "csv", "json") and path.stat().st_size:
                 kind_of_file(path)
-            for chunk in READERS[self.format](self.root / name, name, definition):
-                yield part, chunk
+            for row in READERS[self.format](path, name, definition):
+                yield part, row
 
 
 def download_source(
