@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.claim_file import FolderClaim
-from lookonce.datasets.prepare import extract, run
+from lookonce.datasets.prepare import run, sources
 from lookonce.datasets.prepare.run import WORK, Options, prepare
 from lookonce.errors import UsageError
 
@@ -44,7 +44,7 @@ def expected(source, tmp_path_factory) -> dict[str, bytes]:
 def test_a_run_interrupted_while_it_reads_ends_with_the_same_bytes_when_it_runs_again(
     tmp_path, made, expected, monkeypatch, cut_at
 ):
-    writes, write = [], extract._write
+    writes, write = [], sources._write
 
     def cut(path: Path, data: bytes) -> None:
         writes.append(path)
@@ -53,7 +53,7 @@ def test_a_run_interrupted_while_it_reads_ends_with_the_same_bytes_when_it_runs_
             raise PowerCut
         write(path, data)
 
-    monkeypatch.setattr(extract, "_write", cut)
+    monkeypatch.setattr(sources, "_write", cut)
     with pytest.raises(PowerCut):
         made()
     assert not (tmp_path / "out" / "report.json").exists()
