@@ -25,6 +25,7 @@ import re
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +45,7 @@ from lookonce.errors import ImageError, RecordsError, SourceError, UsageError
 from lookonce.files import files_below, flush, naming_full_disk
 from lookonce.hub import download_dataset
 from lookonce.text import first_line, nfc, one_line, value_of
-from lookonce.threads import threaded_map
+from lookonce.threads import NUM_THREADS
 
 NUM_RECENT = 4
 """How many images the next one is compared with before it is hashed."""
@@ -324,10 +325,11 @@ class Stored(NamedTuple):
 
 
 class ImageStore:
-    """Writes images into a new folder."""
+    """Writes images into a new folder, on threads, since waiting for the disk takes milliseconds an image."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, threads: ThreadPoolExecutor) -> None:
+        self.folder, self._threads = folder, threads
+        self._writing: deque[Future[None]] = deque()
         self._stored: dict[str, Stored] = {}
         self._taken: set[str] = set()
         self._recent: deque[tuple[bytes, Stored]] = deque(maxlen=NUM_RECENT)
@@ -343,14 +345,17 @@ class ImageStore:
         if image is None:
             image = self._stored[key] = Stored(key, self._free_name(stem or key, data, key))
             self._taken.add(image.name.casefold())
-            _write(self.folder / image.name, data)
+            self._writing.append(self._threads.submit(_write, self.folder / image.name, data))
+            if len(self._writing) > 2 * NUM_THREADS:
+                self._writing.popleft().result()
         self._recent.appendleft((data, image))
         return image
 
     def finish(self) -> None:
         """Wait until all images are on the disk."""
-        for _ in threaded_map(flush, (*self.folder.iterdir(), self.folder)):
-            pass
+        while self._writing:
+            self._writing.popleft().result()
+        flush(self.folder)
 
     def _free_name(self, stem: str, data: bytes, key: str) -> str:
         safe = re.sub(r"[^\w.-]+", "_", without_suffix(stem)).strip("._")[:MAX_STEM] or "image"
@@ -363,6 +368,7 @@ class ImageStore:
 def _write(path: Path, data: bytes) -> None:
     with naming_full_disk(path, len(data)):
         path.write_bytes(data)
+        flush(path)
 
 
 class ImageFinder:
@@ -447,12 +453,13 @@ def extract(source: Source, definition: Definition, num_variants: int, images: P
 
     Each row is followed by one for each of the first `num_variants` augmented variants of its image that is found.
     """
-    store, finder = ImageStore(images), ImageFinder(source.image_roots, definition.image_patterns)
-    rows: list[Row] = []
+    finder, rows = ImageFinder(source.image_roots, definition.image_patterns), list[Row]()
     columns: set[str] = set()
     path_of: dict[int, Path] = {}
     first: dict[Path, Row] = {}
-    with tqdm(desc=f"read {source.format}", unit="row", leave=False, disable=None) as progress:
+    progress = tqdm(desc=f"read {source.format}", unit="row", leave=False, disable=None)
+    with progress, ThreadPoolExecutor(NUM_THREADS) as threads:
+        store = ImageStore(images, threads)
         for part, raw in source.rows(definition):
             columns |= raw.values.keys()
             row, named = _row_of(raw, part, definition)
@@ -470,14 +477,16 @@ def extract(source: Source, definition: Definition, num_variants: int, images: P
                     one = replace(one, problem="no image was found")
                 rows.append(one)
             progress.update()
-    found_at = {
-        path: data if isinstance(data, ImageError) else store.add(data, _stem(first[path], path.name))
-        for path, data in finder.read(first)
-    }
-    for number, path in path_of.items():
-        image, row = found_at[path], rows[number]
-        rows[number] = replace(row, problem=str(image)) if isinstance(image, ImageError) else _with_image(row, image)
-    store.finish()
+        found_at = {
+            path: data if isinstance(data, ImageError) else store.add(data, _stem(first[path], path.name))
+            for path, data in finder.read(first)
+        }
+        for number, path in path_of.items():
+            image, row = found_at[path], rows[number]
+            rows[number] = (
+                replace(row, problem=str(image)) if isinstance(image, ImageError) else _with_image(row, image)
+            )
+        store.finish()
     return rows, columns
 
 
