@@ -36,6 +36,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from lookonce.datasets.curriculum import smallest_linked
 from lookonce.datasets.formats.image_references import without_suffix
 from lookonce.settings import Section
 from lookonce.text import nfc
@@ -67,11 +68,6 @@ class Row:
     @property
     def as_read(self) -> tuple[str, str]:
         return self.read_as or (self.question, self.answer)
-
-    @property
-    def scene(self) -> str:
-        """What the image shows, whatever its bytes: an image and its augmented variants are one scene."""
-        return self.image_id or self.key
 
 
 def text_of(value: Any) -> str:
@@ -323,32 +319,13 @@ def part_of(name: str) -> str:
 
 def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str]:
     """The family of each image key, named by its smallest image name, or by its smallest key if it has no names."""
-    parent: dict[str, str] = {}
-
-    def find(node: str) -> str:
-        root = node
-        while parent.setdefault(root, root) != root:
-            root = parent[root]
-        while parent[node] != root:
-            parent[node], node = root, parent[node]
-        return root
-
-    links: dict[tuple[str, ...], None] = {}  # many rows have the same links
+    links: dict[tuple[str, ...], None] = {}  # many rows have the same links; names sort before keys
     for row in rows:
-        named = (f"name {nfc(row.image_id)}",) if row.image_id else ()
-        shared = (f"{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
-        links[f"key {row.key}", *named, *shared] = None
-    for first, *others in links:
-        root = find(first)
-        for other in others:
-            parent[find(other)] = root
-    best: dict[str, str] = {}
-    for node in parent:
-        kind, _, name = node.partition(" ")
-        if kind in ("name", "key"):
-            rank = f"{kind == 'key':d}{name}"  # names before keys
-            best[find(node)] = min(best.get(find(node), rank), rank)
-    return {node.removeprefix("key "): best[find(node)][1:] for node in parent if node.startswith("key ")}
+        named = (f"0{nfc(row.image_id)}",) if row.image_id else ()
+        shared = (f"2{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
+        links[f"1{row.key}", *named, *shared] = None
+    found = smallest_linked(links)
+    return {node[1:]: smallest[1:] for node, smallest in found.items() if node.startswith("1")}
 
 
 def split_by_image(

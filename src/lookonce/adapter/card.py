@@ -164,19 +164,15 @@ def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> 
 
 def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
     """The dataset of that name; without a name, the one in the report of `lookonce data prepare`."""
-    if name is None:
-        definition = prepared.get("settings", {}).get("definition", {})
-        hub = definition.get("hub") or {}
-        return Dataset(
-            title=prepared.get("title") or prepared.get("name") or UNKNOWN,
-            hub_id=hub.get("id"),
-            revision=prepared.get("source", {}).get("revision") if hub else None,
-            licence=prepared.get("licence") or UNKNOWN,
-            homepage=prepared.get("homepage") or "",
-        )
-    known = find_definition(name)
-    hub_id = known.hub.id if known.hub else None
-    return Dataset(known.title or known.name, hub_id, None, known.licence, known.homepage)
+    about = prepared if name is None else find_definition(name).model_dump()
+    hub = (prepared.get("settings", {}).get("definition", {}) if name is None else about).get("hub") or {}
+    return Dataset(
+        title=about.get("title") or about.get("name") or UNKNOWN,
+        hub_id=hub.get("id"),
+        revision=prepared.get("source", {}).get("revision") if hub and name is None else None,
+        licence=about.get("licence") or UNKNOWN,
+        homepage=about.get("homepage") or "",
+    )
 
 
 def _systems(run: RunFile) -> list[str] | None:
