@@ -40,7 +40,7 @@ from lookonce.eval.answers.accuracy import draw
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.files import TEMPORARY_MARK, atomic_write, flush, hash_file, read_json, read_object, write_json
+from lookonce.files import TEMPORARY_MARK, atomic_write, flush, read_json, read_object, write_json
 from lookonce.run.claim import claimed_around
 from lookonce.run.config import RunFile
 from lookonce.run.open import Needs, OpenRun, find_run, open_run
@@ -450,13 +450,13 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype, num_questions: int, noti
         notify("the run has no validation records (data.val), so no questions are asked of both models")
     limit_cpu_threads(model)
     plan = plan_merge(opened.model_folder.config, weight_files(model), folder.adapter, DTYPES[dtype])
-    path = Path(run.model.path).expanduser()
+    path, hashes = Path(run.model.path).expanduser(), folder.read_trained().adapter
     made_from = identity | {  # without paths of this machine, since the folder may be published
         "model": path.name if path.is_dir() else run.model.path,
         "revision": run.model.revision,
         "run": folder.folder.absolute().name,
-        "adapter": hash_file(folder.adapter / WEIGHTS),
-        "adapter_config": hash_file(folder.adapter / "adapter_config.json"),
+        "adapter": hashes[WEIGHTS],
+        "adapter_config": hashes["adapter_config.json"],
         "dtype": dtype,
     }
     comparison = None

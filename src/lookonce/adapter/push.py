@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of, find_base_model
 from lookonce.errors import UploadError, UsageError
-from lookonce.files import hash_file, read_json, read_object
+from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
@@ -125,7 +125,7 @@ def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -
     for name in ("config.json", "tokenizer_config.json", *weights):
         if not (merged / name).is_file():
             raise UsageError(f"{merged} is not a complete merged model, it lacks {name}; make one with: {again}")
-    mine = hash_file(folder.adapter / WEIGHTS)
+    mine = facts.trained["adapter"][WEIGHTS]
     if read_object(merged / MERGED).get("made_from", {}).get("adapter", mine) != mine:
         raise UsageError(
             f"{merged} was merged from another adapter than that of {folder.folder}; name the run that it was made "
@@ -279,19 +279,16 @@ class Upload:
 
 
 def prepare(folder: RunFolder, repository: str, options: Options) -> Upload:
-    """What would be uploaded of a run; asks no other machine.
+    """What would be uploaded of a run, whose adapter was checked; asks no other machine.
 
     Raises:
-        RunFolderError: the run is not trained.
         UsageError: a name is malformed, or the base model's or the dataset's is not known.
     """
     if not is_hub_name(repository):
         raise UsageError(
             f"{repository!r} is not the name of a repository on the Hub; write OWNER/NAME, such as your-name/kvasir"
         )
-    run = folder.read_run()
-    folder.check_adapter()
-    base = find_base_model(run.model, options.base_model)
+    base = find_base_model(folder.read_run().model, options.base_model)
     facts = facts_of(folder, base, options.dataset)
     merged = options.merged
     text = card(facts, repository, is_merged=merged is not None, licence=options.licence, revision=options.branch)
