@@ -1,5 +1,6 @@
 """What a trained adapter is used for outside of this project: merged, served by vLLM, uploaded.
 
+save     an adapter of another program as a run, which all commands take
 weights  the weights of a merged model: what an adapter changes of a checkpoint, and the files that are written
 merge    the whole course of a merge: its folder, and the questions that are asked of both models
 card     the model card of a run

@@ -302,6 +302,13 @@ class Plan:
         return sum(one.stored.num_bytes for one in self.files[file])
 
 
+def empty_model(config: Any) -> Any:
+    """transformers' stock model of a configuration, on the meta device: names and shapes without values."""
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    with torch.device("meta"):
+        return stock_class(config)
+
+
 def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.dtype) -> Plan:
     """The tensors of the merged model, given a checkpoint's configuration and files; changed ones get `dtype`.
 
@@ -309,9 +316,7 @@ def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.d
         ModelError: the adapter cannot be merged, or the checkpoint lacks a tensor that changes, or has it in a form
             that cannot be merged into.
     """
-    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-    with torch.device("meta"):
-        model = stock_class(config)
+    model = empty_model(config)
     shapes = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
     tied = {own: other for own, other in model.all_tied_weights_keys.items() if own != other}
     tensors = {path.name: TensorFile(path).tensors for path in files}
