@@ -376,7 +376,8 @@ def data_prepare(
     DIR. Embedded images are written byte for byte, each once.
 
     Every change is reported: the table and report.json count what each rule did, and a changed record keeps its
-    original texts. If interrupted, run the same command again: it begins anew; on a complete DIR it does nothing.
+    original texts. If interrupted, run the same command again, which begins from the start; on a complete DIR it does
+    nothing.
 
     \b
     Examples:
