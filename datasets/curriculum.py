@@ -302,7 +302,7 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
         RecordsError: there are fewer images than folds.
     """
     keys = [keys_of(record) for record in records]
-    group_of = _together(keys)
+    group_of = smallest_linked(keys)  # images that a record shows together
     order = sorted(set(group_of.values()))
     if len(order) < fold.of:
         raise RecordsError(
@@ -318,20 +318,20 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
     return found
 
 
-def _together(keys: Iterable[Keys]) -> dict[str, str]:
-    """The smallest key of all images that are shown together with an image, by its key."""
+def smallest_linked(links: Iterable[Sequence[str]]) -> dict[str, str]:
+    """For each of some names, the smallest of all that are linked with it, directly or through others."""
     parent: dict[str, str] = {}
 
-    def find(key: str) -> str:
-        while parent.setdefault(key, key) != key:
-            parent[key] = key = parent[parent[key]]
-        return key
+    def find(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = name = parent[parent[name]]
+        return name
 
-    for first, *others in filter(None, keys):
+    for first, *others in filter(None, links):
         for other in (first, *others):
             smaller, larger = sorted((find(first), find(other)))
             parent[larger] = smaller
-    return {key: find(key) for key in parent}
+    return {name: find(name) for name in parent}
 
 
 class LessonOrder(Section):

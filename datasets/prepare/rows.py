@@ -29,13 +29,14 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from lookonce.datasets.curriculum import smallest_linked
 from lookonce.datasets.formats.image_references import without_suffix
 from lookonce.settings import Section
 from lookonce.text import nfc
@@ -67,11 +68,6 @@ class Row:
     @property
     def as_read(self) -> tuple[str, str]:
         return self.read_as or (self.question, self.answer)
-
-    @property
-    def scene(self) -> str:
-        """What the image shows, whatever its bytes: an image and its augmented variants are one scene."""
-        return self.image_id or self.key
 
 
 def text_of(value: Any) -> str:
@@ -223,14 +219,13 @@ class Tally:
     def note(self, before: Row, after: Row | None) -> None:
         if after is None:
             self.num_dropped += 1
-            self._show([before.question, before.answer])
+            example = [before.question, before.answer]
         elif after is not before:
             self.num_changed += 1
-            question = after.question != before.question
-            pair = (before.question, after.question) if question else (before.answer, after.answer)
-            self._show(list(pair))
-
-    def _show(self, example: list[str]) -> None:
+            is_question = after.question != before.question
+            example = [before.question, after.question] if is_question else [before.answer, after.answer]
+        else:
+            return
         if len(self.examples) < NUM_EXAMPLES and example not in self.examples:
             self.examples.append(example)
 
@@ -244,24 +239,24 @@ def clean(rows: Iterable[Row], rules: Sequence[Rule]) -> tuple[list[Row], list[T
 
     A last rule leaves out rows whose question or answer is then empty, since a record cannot be empty.
     """
-    tallies = [Tally(rule.name, rule.rule) for rule in rules]
-    steps: list[tuple[Callable[[Row], Row | None], Tally]] = [
-        (rule.apply, tally) for rule, tally in zip(rules, tallies, strict=True)
-    ]
     empty = Tally("empty question or answer", "always")
-    steps.append((lambda row: row if row.question.strip() and row.answer.strip() else None, empty))
-    kept = [row for row in (_through(row, steps) for row in rows) if row is not None]
-    return kept, [*tallies, empty]
+    tallies = [*(Tally(rule.name, rule.rule) for rule in rules), empty]
+    steps = list(zip((*(rule.apply for rule in rules), _not_empty), tallies, strict=True))
+    kept = []
+    for row in rows:
+        for apply, tally in steps:
+            after = apply(row)
+            tally.note(row, after)
+            if after is None:
+                break
+            row = after
+        else:
+            kept.append(row)
+    return kept, tallies
 
 
-def _through(row: Row, steps: Sequence[tuple[Callable[[Row], Row | None], Tally]]) -> Row | None:
-    for apply, tally in steps:
-        after = apply(row)
-        tally.note(row, after)
-        if after is None:
-            return None
-        row = after
-    return row
+def _not_empty(row: Row) -> Row | None:
+    return row if row.question.strip() and row.answer.strip() else None
 
 
 Policy = Literal["merge", "keep", "drop"]
@@ -269,32 +264,28 @@ RecordRows = tuple[Row, ...]
 """The rows that one record is made of, in order; the answers of the later ones are further references."""
 
 
-@dataclass(frozen=True)
-class Duplicates:
-    """The duplicates that were found, and their outcome."""
-
-    policy: Policy
-    num_pairs: int = 0
-    """Pairs of image and question with several rows."""
-    num_differing_pairs: int = 0
-    """Those pairs whose answers differ."""
-    num_identical: int = 0
-    """Rows left out because another row is identical."""
-    num_merged: int = 0
-    """Rows that became a further reference of another row's record."""
-    num_dropped: int = 0
-    """Rows left out because their answers differ."""
+DUPLICATES = {
+    "num_pairs": "pairs of image and question with several rows",
+    "num_differing_pairs": "those pairs whose answers differ",
+    "num_identical": "rows left out because another row is identical",
+    "num_merged": "rows that became a further reference of another row's record",
+    "num_dropped": "rows left out because their answers differ",
+}
+"""What is counted of duplicates."""
 
 
-def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRows], Duplicates]:
-    """The rows of each record, in the order of their first rows."""
+def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRows], dict[str, int]]:
+    """The rows of each record, in the order of their first rows, and the counts of `DUPLICATES`."""
     by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_pair.setdefault((row.key, nfc(row.question)), []).append(row)
     records: list[RecordRows] = []
-    counts: Counter[str] = Counter()
+    counts = dict.fromkeys(DUPLICATES, 0)
     for alike in by_pair.values():
-        different = _different(alike)
+        first_of: dict[str, Row] = {}
+        for row in alike:
+            first_of.setdefault(nfc(row.answer), row)
+        different = [*first_of.values()]
         counts["num_pairs"] += len(alike) > 1
         counts["num_differing_pairs"] += len(different) > 1
         counts["num_identical"] += len(alike) - len(different)
@@ -305,15 +296,7 @@ def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRow
             counts["num_merged"] += len(different) - 1
         else:
             counts["num_dropped"] += len(different)
-    return records, Duplicates(policy, **counts)
-
-
-def _different(rows: list[Row]) -> list[Row]:
-    """The first row of each answer."""
-    first: dict[str, Row] = {}
-    for row in rows:
-        first.setdefault(nfc(row.answer), row)
-    return list(first.values())
+    return records, counts
 
 
 PARTS = ("train", "val", "test")
@@ -336,32 +319,13 @@ def part_of(name: str) -> str:
 
 def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str]:
     """The family of each image key, named by its smallest image name, or by its smallest key if it has no names."""
-    parent: dict[str, str] = {}
-
-    def find(node: str) -> str:
-        root = node
-        while parent.setdefault(root, root) != root:
-            root = parent[root]
-        while parent[node] != root:
-            parent[node], node = root, parent[node]
-        return root
-
-    links: dict[tuple[str, ...], None] = {}  # many rows have the same links
+    links: dict[tuple[str, ...], None] = {}  # many rows have the same links; names sort before keys
     for row in rows:
-        named = (f"name {nfc(row.image_id)}",) if row.image_id else ()
-        shared = (f"{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
-        links[f"key {row.key}", *named, *shared] = None
-    for first, *others in links:
-        root = find(first)
-        for other in others:
-            parent[find(other)] = root
-    best: dict[str, str] = {}
-    for node in parent:
-        kind, _, name = node.partition(" ")
-        if kind in ("name", "key"):
-            rank = f"{kind == 'key':d}{name}"  # names before keys
-            best[find(node)] = min(best.get(find(node), rank), rank)
-    return {node.removeprefix("key "): best[find(node)][1:] for node in parent if node.startswith("key ")}
+        named = (f"0{nfc(row.image_id)}",) if row.image_id else ()
+        shared = (f"2{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
+        links[f"1{row.key}", *named, *shared] = None
+    found = smallest_linked(links)
+    return {node[1:]: smallest[1:] for node, smallest in found.items() if node.startswith("1")}
 
 
 def split_by_image(
@@ -392,43 +356,24 @@ def split_by_lists(names: Iterable[str], lists: Mapping[str, Iterable[str]]) -> 
     return {name: part_of_name.get(without_suffix(nfc(name)), "") for name in names}
 
 
-@dataclass(frozen=True)
-class Leak:
-    """How much of val or test is also in train."""
+def measure_leaks(keys: Iterable[str], parts: Iterable[str], family_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """How much of val and of test is also in train, given the image key and the part of each question.
 
-    part: str
-    num_images: int
-    num_leaked: int
-    """Images whose family is also in train."""
-    num_questions: int
-    num_leaked_questions: int
-    """Questions about those images."""
-
-    @property
-    def share(self) -> float:
-        return self.num_leaked / self.num_images if self.num_images else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "images": self.num_images,
-            "also_in_train": self.num_leaked,
-            "share": round(self.share, 4),
-            "questions": self.num_questions,
-            "about_images_in_train": self.num_leaked_questions,
-        }
-
-
-def measure_leaks(keys: Iterable[str], parts: Iterable[str], family_of: Mapping[str, str]) -> list[Leak]:
-    """How much of val and of test is in train, given the image key and the part of each question."""
-    asked: dict[str, dict[str, int]] = {part: {} for part in PARTS}
+    An image is also in train if its family is; `questions` are those about the images of the part.
+    """
+    asked: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     for key, part in zip(keys, parts, strict=True):
         if part:
-            name = family_of[key]
-            asked[part][name] = asked[part].get(name, 0) + 1
-    leaks = []
+            asked[part][family_of[key]] += 1
+    leaks = {}
     for part in ("val", "test"):
-        known = asked[part].keys() & asked["train"].keys()
-        num_known = sum(asked[part][name] for name in known)
         if asked[part] and asked["train"]:
-            leaks.append(Leak(part, len(asked[part]), len(known), sum(asked[part].values()), num_known))
+            known = asked[part].keys() & asked["train"].keys()
+            leaks[part] = {
+                "images": len(asked[part]),
+                "also_in_train": len(known),
+                "share": round(len(known) / len(asked[part]), 4),
+                "questions": asked[part].total(),
+                "about_images_in_train": sum(asked[part][name] for name in known),
+            }
     return leaks

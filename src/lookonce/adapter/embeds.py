@@ -58,21 +58,10 @@ class Exported:
         )
 
 
-def image_embeds(cache: VisionCache, keys: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The features of images by their keys: `image_embeds` `[T, H * L]` and `image_grid_thw` `[N, 3]`, int64.
-
-    Raises:
-        FeaturesMissing: the cache does not have an image.
-    """
-    features = cache.get_many(keys)
-    return {
-        EMBEDS: torch.cat([one_TLH.flatten(1) for one_TLH in features]),
-        GRIDS: torch.tensor([cache.grid_thw(key) for key in keys], dtype=torch.int64),
-    }
-
-
 def export_embeds(cache: VisionCache, images: Sequence[Path], target: Path) -> Exported:
     """Write the features of image files to a new safetensors file.
+
+    It has `image_embeds` `[T, H * L]` and `image_grid_thw` `[N, 3]`, int64.
 
     Raises:
         UsageError: the file exists.
@@ -87,10 +76,14 @@ def export_embeds(cache: VisionCache, images: Sequence[Path], target: Path) -> E
             f"{cache.folder} has no features of {absent[0]} ({count(len(absent), 'image')} of {len(images):,}); images "
             "are distinguished by their bytes. Add it to the records, then: lookonce cache build RUN.yaml"
         )
-    tensors = image_embeds(cache, keys)
+    tensors = {
+        EMBEDS: torch.cat([one_TLH.flatten(1) for one_TLH in cache.get_many(keys)]),
+        GRIDS: torch.tensor([cache.grid_thw(key) for key in keys], dtype=torch.int64),
+    }
+    metadata = {"image_keys": json.dumps(keys), "fingerprint": cache.fingerprint.sha256}
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with claimed_around(target, "lookonce adapter embeds"), atomic_write(target, num_bytes) as temporary:
-        save_file(tensors, temporary, metadata=_metadata(cache, keys))
+        save_file(tensors, temporary, metadata=metadata)
     embeds = tensors[EMBEDS]
     return Exported(
         file=str(target),
@@ -100,7 +93,3 @@ def export_embeds(cache: VisionCache, images: Sequence[Path], target: Path) -> E
         num_levels=embeds.shape[1] // cache[keys[0]].shape[2],
         size_bytes=target.stat().st_size,
     )
-
-
-def _metadata(cache: VisionCache, keys: Sequence[str]) -> dict[str, str]:
-    return {"image_keys": json.dumps(list(keys)), "fingerprint": cache.fingerprint.sha256}

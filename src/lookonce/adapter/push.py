@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,12 @@ from huggingface_hub.errors import (
     BadRequestError,
     HfHubHTTPError,
     LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of, find_base_model
 from lookonce.errors import UploadError, UsageError
-from lookonce.files import hash_file, read_json, read_object
+from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
@@ -91,113 +90,90 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 RUN_FILE = "run.yaml"
 MERGED = "lookonce-merge.json"
 """The file of a merged model that says what it was made from."""
-OF_MODEL = ("*.json", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
-"""The files of a merged model beside its weights."""
+OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
+"""The files of a merged model."""
 VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 """Files whose texts are tokens, of which some look like paths."""
 MAX_JSON_BYTES = 1 << 28
 
-
-@dataclass(frozen=True)
-class UploadFile:
-    """One file of an upload."""
-
-    name: str
-    """Its path in the repository."""
-    content: Path | bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+Files = dict[str, Path | bytes]
+"""The files of an upload, by their paths in the repository."""
 
 
-def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> list[UploadFile]:
+def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> Files:
     """The files of an adapter.
 
     Raises:
         UsageError: one of them names a folder of this machine.
     """
-    config = read_object(folder.adapter / CONFIG) | {
-        "base_model_name_or_path": facts.base.name,
-        "revision": facts.base.commit,
-    }
-    shape = _json(CONFIG, without_folders(config))
-    assert isinstance(shape.content, bytes)
-    hashes = {**facts.trained["adapter"], CONFIG: xxhash.xxh3_128_hexdigest(shape.content)}
-    facts = replace(facts, trained={**facts.trained, "adapter": hashes})
-    files = [UploadFile(WEIGHTS, folder.adapter / WEIGHTS), shape]
-    return _checked(folder, [*files, *_record(folder, facts), _text(CARD, card)])
+    base = {"base_model_name_or_path": facts.base.name, "revision": facts.base.commit}
+    config = _json(without_folders(read_object(folder.adapter / CONFIG) | base))
+    hashes = {**facts.trained["adapter"], CONFIG: xxhash.xxh3_128_hexdigest(config)}
+    record = _record(folder, replace(facts, trained={**facts.trained, "adapter": hashes}))
+    return _checked(folder, {WEIGHTS: folder.adapter / WEIGHTS, CONFIG: config, **record, CARD: card.encode()})
 
 
-def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -> list[UploadFile]:
+def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -> Files:
     """The files of a merged model.
 
     Raises:
         UsageError: the folder holds no complete model, or one that was merged from another adapter.
     """
-    _check_merged(folder, merged)
-    weights = [UploadFile(path.name, path) for path in sorted(merged.glob("*.safetensors"))]
-    others = sorted({path for pattern in OF_MODEL for path in merged.glob(pattern) if path.is_file()})
-    files = [_reduced_file(path, facts.base) for path in others]
-    run = [one for one in _record(folder, facts) if one.name == RUN_FILE or one.name.startswith("metrics/")]
-    return _checked(folder, [*weights, *files, *run, _text(CARD, card)], merged)
-
-
-def _check_merged(folder: RunFolder, merged: Path) -> None:
-    names = ["config.json", "tokenizer_config.json"]
     index = read_object(merged / "model.safetensors.index.json")
-    names += sorted(set(index["weight_map"].values())) if "weight_map" in index else ["model.safetensors"]
-    if absent := [name for name in names if not (merged / name).is_file()]:
-        raise UsageError(
-            f"{merged} is not a complete merged model, it lacks {absent[0]}; "
-            f"make one with: {shell('lookonce', 'adapter', 'merge', folder.folder, 'DIR')}"
-        )
-    made_from = read_object(merged / MERGED).get("made_from", {})
-    if made_from.get("adapter", (mine := hash_file(folder.adapter / WEIGHTS))) != mine:
+    weights = sorted(set(index.get("weight_map", {"": "model.safetensors"}).values()))
+    again = shell("lookonce", "adapter", "merge", folder.folder, "DIR")
+    for name in ("config.json", "tokenizer_config.json", *weights):
+        if not (merged / name).is_file():
+            raise UsageError(f"{merged} is not a complete merged model, it lacks {name}; make one with: {again}")
+    mine = facts.trained["adapter"][WEIGHTS]
+    if read_object(merged / MERGED).get("made_from", {}).get("adapter", mine) != mine:
         raise UsageError(
             f"{merged} was merged from another adapter than that of {folder.folder}; name the run that it was made "
-            f"from, or merge this one into a new folder: {shell('lookonce', 'adapter', 'merge', folder.folder, 'DIR')}"
+            f"from, or merge this one into a new folder: {again}"
         )
+    paths = dict.fromkeys(path for pattern in OF_MODEL for path in sorted(merged.glob(pattern)) if path.is_file())
+    files = {path.name: _reduced_file(path, facts.base) for path in paths}
+    run = {
+        name: text for name, text in _record(folder, facts).items() if name == RUN_FILE or name.startswith("metrics")
+    }
+    return _checked(folder, {**files, **run, CARD: card.encode()}, merged)
 
 
-def _record(folder: RunFolder, facts: CardFacts) -> Iterator[UploadFile]:
+def _record(folder: RunFolder, facts: CardFacts) -> Files:
     """The run file, the record of the run, and the scores."""
     run = reduced_run(facts.run, facts.base)
-    yield _text(RUN_FILE, f"# Paths are reduced to their last part.\n{run.to_yaml()}")
-    yield _json(RECORD, {"run": run.model_dump(mode="json"), "inputs": folder.recorded_inputs()})
-    yield _json(folder.trained.name, dict(facts.trained))
-    for split, scores in facts.scores.items():
-        yield _json(f"metrics/{split}.json", dict(scores))
+    return {
+        RUN_FILE: f"# Paths are reduced to their last part.\n{run.to_yaml()}".encode(),
+        RECORD: _json({"run": run.model_dump(mode="json"), "inputs": folder.recorded_inputs()}),
+        folder.trained.name: _json(facts.trained),
+        **{f"metrics/{split}.json": _json(scores) for split, scores in facts.scores.items()},
+    }
 
 
-def _reduced_file(path: Path, base: BaseModel) -> UploadFile:
+def _reduced_file(path: Path, base: BaseModel) -> Path | bytes:
     """A file of a model without folders of this machine; most stay as they are, byte for byte."""
     if path.suffix != ".json" or path.name in VERBATIM or path.name.endswith(".index.json"):
-        return UploadFile(path.name, path)
+        return path
     value = read_json(path, MAX_JSON_BYTES)
     reduced = without_folders(value)
     if isinstance(value, dict) and isinstance(name := value.get("_name_or_path"), str) and Path(name).is_absolute():
         reduced["_name_or_path"] = base.name
-    return UploadFile(path.name, path) if reduced == value else _json(path.name, reduced)
+    return path if reduced == value else _json(reduced)
 
 
-def _checked(folder: RunFolder, files: list[UploadFile], *folders: Path) -> list[UploadFile]:
-    texts = {one.name: one.content.decode() for one in files if isinstance(one.content, bytes)}
-    texts |= {
-        one.name: one.content.read_text(encoding="utf-8", errors="replace")
-        for one in files
-        if isinstance(one.content, Path) and one.content.suffix != ".safetensors" and one.name not in VERBATIM
-    }
+def _checked(folder: RunFolder, files: Files, *folders: Path) -> Files:
+    texts = {}
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            texts[name] = content.decode()
+        elif content.suffix != ".safetensors" and name not in VERBATIM:
+            texts[name] = content.read_text(encoding="utf-8", errors="replace")
     check_files(texts, [path.absolute() for path in (folder.folder, *folders, Path.cwd())])
     return files
 
 
-def _text(name: str, text: str) -> UploadFile:
-    return UploadFile(name, text.encode())
-
-
-def _json(name: str, value: dict[str, Any]) -> UploadFile:
-    return _text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 TOKENS = "https://huggingface.co/settings/tokens"
@@ -224,7 +200,7 @@ class Upload:
     """What is to be uploaded, or was."""
 
     repository: str
-    files: list[UploadFile]
+    files: Files
     facts: CardFacts
     options: Options
     commit: str | None = None
@@ -232,9 +208,9 @@ class Upload:
 
     @property
     def card(self) -> str:
-        return next(
-            one.content.decode() for one in self.files if isinstance(one.content, bytes) and one.name == "README.md"
-        )
+        content = self.files[CARD]
+        assert isinstance(content, bytes)
+        return content.decode()
 
     @property
     def url(self) -> str:
@@ -246,8 +222,10 @@ class Upload:
         return f"hf://{self.repository}@{self.commit}" if self.commit and not self.options.merged else None
 
     @property
-    def size_bytes(self) -> int:
-        return sum(one.size_bytes for one in self.files)
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file."""
+        files = self.files.items()
+        return {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files}
 
     @property
     def notes(self) -> list[str]:
@@ -272,8 +250,8 @@ class Upload:
             "branch": self.options.branch or constants.DEFAULT_REVISION,
             "commit": self.commit,
             "start_from": self.start_from,
-            "files": {one.name: one.size_bytes for one in self.files},
-            "size_bytes": self.size_bytes,
+            "files": self.sizes,
+            "size_bytes": sum(self.sizes.values()),
             "base_model": asdict(self.facts.base),
             "dataset": asdict(self.facts.dataset),
             "card": self.card,
@@ -282,9 +260,9 @@ class Upload:
 
     def text(self) -> str:
         """For people."""
-        files = table(("file", "size"), [(one.name, size(one.size_bytes)) for one in self.files])
+        files = table(("file", "size"), [(name, size(number)) for name, number in self.sizes.items()])
         state = "public" if self.options.is_public else "private"
-        total = f"{count(len(self.files), 'file')}, {size(self.size_bytes)}"
+        total = f"{count(len(self.files), 'file')}, {size(sum(self.sizes.values()))}"
         lines = [
             ("repository", f"{self.repository}, {state}, branch {self.options.branch or constants.DEFAULT_REVISION}"),
             ("base model", self.facts.base.name),
@@ -301,19 +279,16 @@ class Upload:
 
 
 def prepare(folder: RunFolder, repository: str, options: Options) -> Upload:
-    """What would be uploaded of a run; asks no other machine.
+    """What would be uploaded of a run, whose adapter was checked; asks no other machine.
 
     Raises:
-        RunFolderError: the run is not trained.
         UsageError: a name is malformed, or the base model's or the dataset's is not known.
     """
     if not is_hub_name(repository):
         raise UsageError(
             f"{repository!r} is not the name of a repository on the Hub; write OWNER/NAME, such as your-name/kvasir"
         )
-    run = folder.read_run()
-    folder.check_adapter()
-    base = find_base_model(run.model, options.base_model)
+    base = find_base_model(folder.read_run().model, options.base_model)
     facts = facts_of(folder, base, options.dataset)
     merged = options.merged
     text = card(facts, repository, is_merged=merged is not None, licence=options.licence, revision=options.branch)
@@ -333,26 +308,24 @@ def push(upload: Upload) -> Upload:
         )
     if get_token() is None:
         raise UploadError(f"no access token of the Hub; make one that may write at {TOKENS}, then: {LOG_IN}")
-    try:
-        commit = _push(HfApi(), upload)
-    except Exception as error:  # from httpx, from huggingface_hub, from hf_xet
-        raise UploadError(_refusal(upload.repository, error)) from None
-    return Upload(upload.repository, upload.files, upload.facts, upload.options, commit)
-
-
-def _push(api: HfApi, upload: Upload) -> str:
-    name, options = upload.repository, upload.options
-    if _is_public(api, name) and not options.is_public:
-        raise UploadError(f"{name} exists and is public; add --public to upload to it, or choose another name")
-    api.create_repo(name, private=not options.is_public, exist_ok=True)
-    if options.branch:
-        api.create_branch(name, branch=options.branch, exist_ok=True)
+    api, name, options = HfApi(), upload.repository, upload.options
     message = options.message or f"Upload {'a merged model' if options.merged else 'an adapter'} with lookonce"
     added = [
-        CommitOperationAdd(one.name, str(one.content) if isinstance(one.content, Path) else one.content)
-        for one in upload.files
+        CommitOperationAdd(path, str(content) if isinstance(content, Path) else content)
+        for path, content in upload.files.items()
     ]
-    return str(api.create_commit(name, added, commit_message=message, revision=options.branch).oid)
+    try:
+        if not options.is_public and _is_public(api, name):
+            raise UploadError(f"{name} exists and is public; add --public to upload to it, or choose another name")
+        api.create_repo(name, private=not options.is_public, exist_ok=True)
+        if options.branch:
+            api.create_branch(name, branch=options.branch, exist_ok=True)
+        done = api.create_commit(name, added, commit_message=message, revision=options.branch)
+    except UploadError:
+        raise
+    except Exception as error:  # from httpx, from huggingface_hub, from hf_xet
+        raise UploadError(_refusal(name, error)) from None
+    return replace(upload, commit=str(done.oid))
 
 
 def _is_public(api: HfApi, name: str) -> bool:
@@ -365,8 +338,6 @@ def _is_public(api: HfApi, name: str) -> bool:
 
 def _refusal(name: str, error: Exception) -> str:
     """What is wrong, and what to do about it."""
-    if isinstance(error, UploadError):
-        return str(error)
     owner = name.partition("/")[0]
     status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
     if isinstance(error, LocalTokenNotFoundError) or status == 401:
@@ -378,9 +349,7 @@ def _refusal(name: str, error: Exception) -> str:
         )
     if isinstance(error, RepositoryNotFoundError):
         return f"{name} cannot be made or seen; check that {owner} is your account or your organisation: hf auth whoami"
-    if isinstance(error, BadRequestError):
-        return f"the Hub refuses the upload to {name}: {first_line(error)}"
-    if isinstance(error, OfflineModeIsEnabled) or status is None or status >= 500:
+    if not isinstance(error, BadRequestError) and (status is None or status >= 500):
         return (
             f"the Hub cannot be asked ({first_line(error)}); nothing was committed. Where there is internet, run the "
             "same command again: files that were sent are not sent again"

@@ -74,11 +74,12 @@ def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
     adapter, run = Path(adapter), run if isinstance(run, RunFile) else read_run_file(Path(run))
     config = _read_config(adapter)
     run = run.model_copy(update={"lora": _section(adapter, config)})
-    with TensorFile(adapter / WEIGHTS) as weights, open_run(run, NEEDS) as opened:
+    tensors = TensorFile(adapter / WEIGHTS).tensors
+    with open_run(run, NEEDS) as opened:
         folder, model = opened.folder, opened.model_folder
         if folder.trained.exists() or folder.log.exists() or folder.checkpoints.exists():
             raise RunFolderError(f"{folder.folder} holds a run already; choose another `output`, or move it away")
-        shapes = {name: one.shape for name, one in weights.tensors.items() if not name.endswith(".base_layer.weight")}
+        shapes = {name: one.shape for name, one in tensors.items() if not name.endswith(".base_layer.weight")}
         _check_no_tower(adapter, shapes, model)
         own = _own_config(run.lora, model)
         _check_options(adapter, config, own)

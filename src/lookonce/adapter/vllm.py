@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.format import PARSE_ERRORS
 from lookonce.cache.store.shards import read_header
-from lookonce.errors import RunFolderError
 from lookonce.families.family import VLLM_LORA, Family
 from lookonce.files import read_json
 from lookonce.run.config import RunFile
@@ -25,7 +23,6 @@ from lookonce.text import listed, shell
 
 CODE = "https://github.com/vllm-project/vllm/blob"
 PEFT_HELPER = f"{CODE}/02143692ba86a7ba6198a67e12982c5317c8bd2f/vllm/lora/peft_helper.py"
-LORA_MODEL = f"{CODE}/0306474e9d1f26d8717aad457b9511f0c9e57d60/vllm/lora/lora_model.py"
 LORA_UTILS = f"{CODE}/001e63a89b474b88345fd72912fe068c4ae83f41/vllm/lora/utils.py"
 RELEASES = "https://docs.vllm.ai/en"
 WHOLE_MODULES = f"{RELEASES}/v0.10.0/api/vllm/lora/peft_helper.html"
@@ -77,8 +74,10 @@ class Check:
             mark = "pass" if rule.passed else "FAIL"
             lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
         merge = shell("lookonce", "adapter", "merge", self.adapter.parent, "DIR")
-        serve = "serve it with:" if self.passed else f"vLLM does not serve it; merge it: {merge}"
-        return "\n".join([*lines, *self.notes, serve, *([f"  {self.command}"] if self.passed else [])])
+        ways = (
+            ["serve it with:", f"  {self.command}"] if self.passed else [f"vLLM does not serve it; merge it: {merge}"]
+        )
+        return "\n".join([*lines, *self.notes, *ways])
 
 
 def check_for_vllm(place: Path) -> Check:
@@ -87,98 +86,69 @@ def check_for_vllm(place: Path) -> Check:
     Raises:
         RunFolderError: the run is not trained, or its adapter is broken.
     """
-    opened = open_run(place, Needs("lookonce adapter check", adapter=True, recorded=True))
-    folder, run = opened.folder, opened.run
-    config, names = _read(folder.adapter)
-    family = _family(run)
-    rules, notes = rules_for(config, names, family), [*_warnings(names, family), *_notes(run)]
-    return Check(folder.adapter, rules, serve_command(run, folder.adapter, config), notes)
-
-
-def _read(adapter: Path) -> tuple[dict[str, Any], list[str]]:
-    """The adapter's configuration, and the names of its tensors."""
-    try:
-        header, _ = read_header(adapter / "adapter_model.safetensors")
-        return read_json(adapter / "adapter_config.json"), sorted(header.keys() - {"__metadata__"})
-    except (OSError, *PARSE_ERRORS) as error:
-        raise RunFolderError(f"cannot read the adapter in {adapter} ({error}); copy it again, or train again") from None
-
-
-def _family(run: RunFile) -> Family:
+    from lookonce.cache.model.pixels import ImageProcessor
     from lookonce.families.lookup import family_in
     from lookonce.hub import locate
 
-    return family_in(locate(run.model.path, run.model.revision, is_local=True))
+    opened = open_run(place, Needs("lookonce adapter check", adapter=True, recorded=True))
+    run, adapter = opened.run, opened.folder.adapter
+    config, header = read_json(adapter / "adapter_config.json"), read_header(adapter / "adapter_model.safetensors")[0]
+    names, model = sorted(header.keys() - {"__metadata__"}), locate(run.model.path, run.model.revision, is_local=True)
+    size = None
+    if run.cache.min_pixels or run.cache.max_pixels:  # under transformers' names: it drops `min_pixels`, `max_pixels`
+        settings = ImageProcessor(model, "pil", run.cache.min_pixels, run.cache.max_pixels).settings
+        size = {"shortest_edge": settings["min_pixels"], "longest_edge": settings["max_pixels"]}
+    family = family_in(model)
+    command = serve_command(run, adapter, config["r"], size)
+    return Check(adapter, rules_for(config, names, family), command, _notes(names, family, run))
 
 
 def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -> list[Rule]:
     """vLLM's rules, compared with an adapter's configuration and the names of its tensors."""
-    ranks = {config["r"], *(config.get("rank_pattern") or {}).values()}
-    patterns = sorted({**(config.get("rank_pattern") or {}), **(config.get("alpha_pattern") or {})})
+    rank_of, alpha_of = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    rank, patterns = max(config["r"], *rank_of.values(), 0), sorted({*rank_of, *alpha_of})
     saved, bias = config.get("modules_to_save") or [], config.get("bias", "none")
     strange = [name for name in names if not name.endswith(WEIGHTS)]
     modules = {name.rsplit(".", 3)[1] for name in names if name.endswith(WEIGHTS) and EXPERTS not in name}
     unknown = sorted(modules - LINEAR)
-    experts = _has_experts(names)
-    whole = "the expert tensors as PEFT names them" if experts else "none"
     return [
         Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
         Rule("kind", config.get("peft_type") == "LORA", str(config.get("peft_type")), PEFT_HELPER),
         Rule("modules trained as a whole", not saved, listed(saved) or "none", WHOLE_MODULES),
         Rule("DoRA", not config.get("use_dora"), "yes" if config.get("use_dora") else "no", PEFT_HELPER),
-        Rule("scale", True, "alpha / sqrt(rank)" if config.get("use_rslora") else "alpha / rank", PEFT_HELPER),
         Rule("one rank and alpha", not patterns, listed(patterns) or "yes", PEFT_HELPER),
-        Rule("rank", max(ranks) <= RANKS[-1], f"{max(ranks)} (at most {RANKS[-1]})", LORA_CONFIG),
+        Rule("rank", rank <= RANKS[-1], f"{rank} (at most {RANKS[-1]})", LORA_CONFIG),
         Rule("bias", bias == "none" and not config.get("lora_bias"), str(bias), NO_BIAS),
         Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} tensors of LoRA", LORA_UTILS),
         Rule("modules", not unknown, listed(unknown or sorted(modules), 8) or "none", LORA_UTILS),
-        Rule("experts", True, whole, LORA_MODEL),
     ]
 
 
-def serve_command(run: RunFile, adapter: Path, config: Mapping[str, Any]) -> str:
-    """The command that serves the adapter beside its model, with the run's image sizes."""
-    rank = next((one for one in RANKS if one >= config["r"]), RANKS[-1])
-    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(rank)]
+def serve_command(run: RunFile, adapter: Path, rank: int, size: Mapping[str, int] | None = None) -> str:
+    """The command that serves the adapter beside its model; `size` are the limits of the run's images."""
+    most = next((one for one in RANKS if one >= rank), RANKS[-1])
+    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(most)]
     words += ["--revision", run.model.revision] if run.model.revision else []
     words += ["--lora-modules", f"{adapter.absolute().parent.name}={adapter}"]
-    if run.cache.min_pixels or run.cache.max_pixels:
-        words += ["--mm-processor-kwargs", json.dumps({"size": _pixel_limits(run)})]
+    words += ["--mm-processor-kwargs", json.dumps({"size": size})] if size else []
     return shell(*words)
 
 
-def _pixel_limits(run: RunFile) -> dict[str, int]:
-    """The limits of the run's images, under transformers' names: it drops `min_pixels` and `max_pixels`."""
-    from lookonce.cache.model.pixels import ImageProcessor
-    from lookonce.hub import locate
-
-    folder = locate(run.model.path, run.model.revision, is_local=True)
-    settings = ImageProcessor(folder, "pil", run.cache.min_pixels, run.cache.max_pixels).settings
-    return {"shortest_edge": settings["min_pixels"], "longest_edge": settings["max_pixels"]}
-
-
-def _has_experts(names: Sequence[str]) -> bool:
-    return any(EXPERTS in name and name.endswith(WEIGHTS) for name in names)
-
-
-def _warnings(names: Sequence[str], family: Family) -> list[str]:
-    """Where vLLM was seen to answer as if there were no adapter."""
+def _notes(names: Sequence[str], family: Family, run: RunFile) -> list[str]:
+    """Where vLLM was seen to answer as if there were no adapter, and where other weights were trained with it."""
     ignored = {}
     if "linear_attention" in family.layer_types:
         ignored[f"all LoRA weights of {family.name}, which has linear attention"] = LINEAR_ATTENTION
-    if _has_experts(names):
+    if any(EXPERTS in name for name in names):
         ignored["the LoRA weights of experts"] = EXPERT_WEIGHTS
-    return [
+    notes = [
         f"warning: vLLM was reported to ignore {what}, without a message ({source}); compare some answers with those "
         "of `lookonce predict`, or merge the adapter"
         for what, source in ignored.items()
     ]
-
-
-def _notes(run: RunFile) -> list[str]:
-    if run.train.frozen not in ("int8", "nf4"):
-        return []
-    return [
-        f"note: it was trained on weights quantised to {run.train.frozen}; beside the unquantised ones it gives other "
-        "answers"
-    ]
+    if run.train.frozen in ("int8", "nf4"):
+        notes.append(
+            f"note: it was trained on weights quantised to {run.train.frozen}; beside the unquantised ones it gives "
+            "other answers"
+        )
+    return notes

@@ -1,42 +1,44 @@
-"""What an adapter changes of a checkpoint: files of tensors, the places of tensors in the model, and the changes.
+"""The weights of a merged model: what an adapter changes of a checkpoint's tensors, and the files that are written.
 
-Design: safetensors files are read and written a block at a time, so that a file of any size needs no memory. Blocks are
-read with `os.pread` and not through a memory map, whose pages would count as this process's memory. A file is written
-header first, which is possible because the types and shapes of all tensors are known before. Tensors of larger values
-come first, as the library sorts them, so that every tensor is aligned. A torn write leaves no file: it is written under
-another name, flushed and renamed.
-
-Names are turned by transformers' own rules, those by which it loads a checkpoint, so no name is known here but those of
+Design: PEFT builds its layers around the empty model, so targets, scales and the names of tensors are its own.
+transformers' own rules turn the names of a checkpoint into those of the model, so no name is known here but those of
 experts. Their matrices are in one tensor, as in the model or transposed, or each in a tensor of its own; these are
-transformers' `WeightConverter`s of mixtures of experts. What has another layout is refused where it is changed.
+transformers' `WeightConverter`s of mixtures of experts. What has another layout is refused where it is changed. Every
+tensor of the adapter must be used, so what is not known here (DoRA, biases) is an error.
 
-PEFT builds its layers around the empty model, so targets, scales and the names of tensors are its own. No value is in
-memory but the two factors of one parameter, a few megabytes; of their product a block of rows at a time. Sums are
-computed in float32. Every tensor of the adapter must be used, so what is not known here (DoRA, biases) is an error.
+Each file of the checkpoint gives one file of the same name with the same tensors. A tensor that no change concerns is
+copied byte for byte, and a file without a change as a whole. The others are read in blocks of rows, computed in float32
+and rounded once. The adapter is mapped into memory; beside it a merge has some ten megabytes, whatever the size of a
+tensor. The checkpoint is read in parts and not mapped, because mapped pages would count as this process's memory. A
+file is written header first, which is possible because types and shapes are known before. Tensors of larger values come
+first, as safetensors sorts them, so that every tensor is aligned. A torn write leaves no file.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftConfig, get_peft_model
 from peft.tuners.lora import layer as lora
 from peft.utils.other import ModulesToSaveWrapper
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from lookonce.cache.format import PARSE_ERRORS
+from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.shards import read_header
 from lookonce.errors import ModelError, explain_os_error
 from lookonce.files import atomic_write
@@ -44,39 +46,42 @@ from lookonce.text import listed
 
 BLOCK_BYTES = 1 << 22
 """What is copied at once."""
+BLOCK_VALUES = 1 << 20
+"""The numbers that are computed at once."""
 FLOATING = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """The types of numbers that LoRA can be added to, by their names in a header."""
 CODES = {dtype: code for code, dtype in FLOATING.items()}
 METADATA = "__metadata__"
+EXPERT = re.compile(r"\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
+"""The name of a matrix of one expert. The model has all gates and up projections in one tensor, one above the other."""
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER = "default"
+"""PEFT's name of the adapter in the model."""
+
+Shape = tuple[int, ...]
+Progress = Callable[[int], object]
+"""Is given a number of bytes that were written."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, or one to be written."""
+    """A tensor in a safetensors file, or one to be written."""
 
     name: str
     code: str
     """The name of its type in the header."""
-    shape: tuple[int, ...]
+    shape: Shape
     num_bytes: int
     offset: int = 0
     """Where its bytes begin in the file."""
 
     @property
-    def num_values(self) -> int:
-        return math.prod(self.shape)
-
-    @property
     def value_bytes(self) -> int:
-        return self.num_bytes // max(self.num_values, 1)
-
-    def in_type(self, dtype: torch.dtype) -> Stored:
-        """The same tensor with values of another type."""
-        return Stored(self.name, CODES[dtype], self.shape, self.num_values * dtype.itemsize)
+        return self.num_bytes // max(math.prod(self.shape), 1)
 
 
 class TensorFile:
-    """A safetensors file that is open for reading; a context manager."""
+    """A safetensors file, of which parts are read."""
 
     def __init__(self, path: Path) -> None:
         """Read the header.
@@ -89,51 +94,22 @@ class TensorFile:
             header, start = read_header(path)
             self.metadata: dict[str, str] = header.pop(METADATA, {})
             found = [_stored(name, about, start) for name, about in header.items()]
-            self._descriptor = os.open(path, os.O_RDONLY)
+            size = path.stat().st_size
         except PermissionError as error:
             raise ModelError(explain_os_error(error)) from None
         except (OSError, *PARSE_ERRORS) as error:
             raise ModelError(f"cannot read {path}: {error!r}; copy or download it again") from None
+        if size != (expected := max((one.offset + one.num_bytes for one in found), default=start)):
+            raise ModelError(f"{path} has {size:,} of {expected:,} bytes; copy or download it again")
         self.tensors = {one.name: one for one in sorted(found, key=lambda one: one.offset)}
         """In the order of their bytes."""
-        self._check_size(max((one.offset + one.num_bytes for one in found), default=start))
 
-    def __enter__(self) -> TensorFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def _check_size(self, expected: int) -> None:
-        if (size := os.fstat(self._descriptor).st_size) != expected:
-            os.close(self._descriptor)
-            raise ModelError(f"{self.path} has {size:,} of {expected:,} bytes; copy or download it again")
-
-    def read(self, name: str, first: int = 0, num_values: int | None = None) -> torch.Tensor:
-        """Some values of a tensor, flat, in the type in which they are stored; by default all.
-
-        Raises:
-            ModelError: they are no floating-point numbers, or the file ended.
-        """
-        one = self.tensors[name]
-        num_values = one.num_values if num_values is None else num_values
-        content = self._read(one.offset + first * one.value_bytes, num_values * one.value_bytes)
-        return torch.frombuffer(content, dtype=FLOATING[one.code]) if content else torch.empty(0)
-
-    def blocks(self, name: str) -> Iterator[bytearray]:
-        """The bytes of a tensor."""
-        one = self.tensors[name]
-        for start in range(0, one.num_bytes, BLOCK_BYTES):
-            yield self._read(one.offset + start, min(BLOCK_BYTES, one.num_bytes - start))
-
-    def _read(self, offset: int, num_bytes: int) -> bytearray:
-        content, done = bytearray(num_bytes), 0
-        while done < num_bytes:
-            got = os.preadv(self._descriptor, [memoryview(content)[done:]], offset + done)
-            if not got:
-                raise ModelError(f"{self.path} became shorter while it was read; run the same command again")
-            done += got
-        return content
+    def read(self, one: Stored, start: int, num_bytes: int) -> torch.Tensor:
+        """Some bytes of a tensor, uint8; raises ModelError if the file has become shorter."""
+        content = np.fromfile(self.path, np.uint8, num_bytes, offset=one.offset + start)
+        if len(content) != num_bytes:
+            raise ModelError(f"{self.path} became shorter while it was read; run the same command again")
+        return torch.from_numpy(content)
 
 
 def _stored(name: str, about: Mapping[str, Any], start: int) -> Stored:
@@ -141,17 +117,18 @@ def _stored(name: str, about: Mapping[str, Any], start: int) -> Stored:
     return Stored(name, about["dtype"], tuple(about["shape"]), end - begin, start + begin)
 
 
-Content = Callable[[Stored], Iterable[bytes | bytearray | memoryview]]
-"""The bytes of a tensor, in blocks."""
-
-
-def write_tensors(path: Path, tensors: Sequence[Stored], metadata: Mapping[str, str], content: Content) -> None:
-    """Write a safetensors file atomically, one block after another."""
+def write_tensors(
+    path: Path,
+    tensors: Iterable[Stored],
+    metadata: Mapping[str, str],
+    content: Callable[[Stored], Iterable[torch.Tensor]],
+) -> None:
+    """Write a safetensors file atomically; `content` gives the values of a tensor in blocks."""
     tensors = sorted(tensors, key=lambda one: -one.value_bytes)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(_header(tensors, metadata))
         for one in tensors:
-            written = sum(file.write(block) for block in content(one))
+            written = sum(file.write(raw_bytes(block)) for block in content(one))
             assert written == one.num_bytes, one.name
 
 
@@ -160,33 +137,169 @@ def _header(tensors: Iterable[Stored], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for one in tensors:
-        header[one.name] = {
-            "dtype": one.code,
-            "shape": list(one.shape),
-            "data_offsets": [end, end := end + one.num_bytes],
-        }
+        offsets = [end, end := end + one.num_bytes]
+        header[one.name] = {"dtype": one.code, "shape": list(one.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     return len(text).to_bytes(8, "little") + text
 
 
-EXPERT = re.compile(r"\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
-"""The name of a matrix of one expert. The model has all gates and up projections in one tensor, one above the other."""
-
-Shape = tuple[int, ...]
+# Changes.
 
 
 @dataclass(frozen=True)
-class Place:
-    """What part of a parameter of the model a tensor of a checkpoint is."""
+class Change:
+    """The new values of a tensor: the old ones plus `scale * left @ right`, or `left` itself if `right` is None."""
 
-    parameter: str
-    expert: int | None = None
-    """The number of the matrix, if it is one of several."""
-    first_row: int = 0
-    """Where it begins in that matrix."""
-    is_transposed: bool = False
-    """Whether each matrix has rows and columns swapped."""
+    left: torch.Tensor
+    """`[matrices, rows, rank]`; without `right`, `[matrices, rows, columns]`"""
+    right: torch.Tensor | None = None
+    """`[matrices, rank, columns]`"""
+    scale: float = 1.0
+
+    def rows(self, matrix: int, first: int, old: torch.Tensor) -> torch.Tensor:
+        """The new values of the rows of a matrix from `first` on; `old` has their old ones in float32."""
+        left = self.left[matrix, first : first + len(old)].float()
+        if self.right is None:
+            return left
+        return torch.addmm(old, left, self.right[matrix].float(), alpha=self.scale)
+
+
+def matrices(shape: Shape) -> tuple[int, int, int]:
+    """A shape as a number of matrices, their rows and columns; a vector is one matrix of one row."""
+    num_matrices, num_rows, *columns = (*(1,) * (3 - len(shape)), *shape)
+    return num_matrices, num_rows, math.prod(columns)
+
+
+def placed(change: Change, name: str, shape: Shape, parameter: str, whole: Shape) -> Change:
+    """The change of a checkpoint's tensor, given that of the model's parameter, whose shape is `whole`.
+
+    Raises:
+        ModelError: the tensor fits into the parameter in no known way.
+    """
+    if shape == whole:
+        return change
+    if (found := EXPERT.search(name)) and len(whole) == 3:
+        expert, part = int(found[1]), found[2]
+        num_rows = whole[1] if part == "down_proj" else whole[1] // 2
+        first = num_rows if part == "up_proj" else 0
+        if expert < whole[0] and shape == (num_rows, whole[2]):
+            left = change.left[expert : expert + 1, first : first + num_rows]
+            return replace(change, left=left, right=None if change.right is None else change.right[expert : expert + 1])
+    if len(shape) == 3 and (shape[0], shape[2], shape[1]) == whole:
+        if change.right is None:
+            return Change(change.left.mT)
+        return Change(change.right.mT, change.left.mT, change.scale)
+    raise ModelError(
+        f"{name} has the shape {list(shape)} and {parameter} of the model {list(whole)}, a layout that cannot be "
+        "merged into; merge in memory with PEFT's merge_and_unload"
+    )
+
+
+def read_changes(model: Any, adapter: Path) -> dict[str, Change]:
+    """The changes of an adapter, by the names of the model's parameters. `model` is empty, and PEFT's afterwards.
+
+    Raises:
+        ModelError: the adapter cannot be read, or has tensors that cannot be merged.
+    """
+    path = adapter / WEIGHTS
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {path}: {error!r}; copy it again, or train again") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on tied embeddings, which are untied here
+        wrapped = get_peft_model(model, PeftConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
+
+    def take(name: str) -> torch.Tensor:
+        if name not in weights:
+            raise ModelError(f"{path} has no {name}; train the adapter again, or copy it again")
+        return weights.pop(name)
+
+    changes: dict[str, Change] = {}
+    for name, module in wrapped.named_modules():
+        plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        if isinstance(module, ModulesToSaveWrapper):
+            for own, _ in module.modules_to_save[ADAPTER].named_parameters():
+                trained = take(f"{name}.{own}")
+                changes[f"{plain}.{own}"] = Change(trained.reshape(matrices(tuple(trained.shape))))
+        elif isinstance(module, lora.Embedding | lora.ParamWrapper | lora.Linear):
+            pattern = "lora_embedding_{}" if isinstance(module, lora.Embedding) else "lora_{}.weight"
+            factors = _factors(module, *(take(f"{name}.{pattern.format(part)}") for part in "AB"))
+            changes[f"{plain}.{getattr(module, 'parameter_name', 'weight')}"] = Change(
+                *factors, module.scaling[ADAPTER]
+            )
+    if unused := sorted(name for name in weights if not name.endswith(".base_layer.weight")):  # copies of embeddings
+        raise ModelError(
+            f"{path} has tensors that cannot be merged: {listed(unused, 3)}; merge in memory with PEFT's "
+            "merge_and_unload"
+        )
+    return changes
+
+
+def _factors(layer: Any, down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two factors of a layer's change, for each matrix of its parameter.
+
+    PEFT has those of experts in two matrices, `[experts * rank, in]` and `[out, rank * experts]`, as in
+    `ParamWrapper.get_delta_weight` of PEFT 0.21.
+    """
+    if isinstance(layer, lora.Embedding):
+        return down.T[None], up.T[None]
+    if not isinstance(layer, lora.ParamWrapper):
+        return up[None], down[None]
+    down = down.view(layer.num_experts, -1, down.shape[-1])
+    up = up.view(len(up), -1, layer.num_experts).permute(2, 0, 1)
+    return (up, down) if layer._did_swap_in_out_features else (down.mT, up.mT)
+
+
+# A merged model.
+
+
+@dataclass
+class Cost:
+    """What was changed and what rounding cost, as sums of squares over all changed numbers."""
+
+    num_tensors: int = 0
+    change: float = 0.0
+    rounding: float = 0.0
+
+    def add(self, other: Cost) -> None:
+        self.num_tensors += other.num_tensors
+        self.change += other.change
+        self.rounding += other.rounding
+
+    @property
+    def share(self) -> float:
+        """The length of what rounding changed, as a share of what the adapter changes."""
+        return math.sqrt(self.rounding / self.change) if self.change else 0.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor of a merged model."""
+
+    stored: Stored
+    source: Stored
+    """The tensor in the checkpoint that it is made from."""
+    change: Change | None = None
+    """None for a tensor that is copied."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All tensors of a merged model."""
+
+    files: dict[str, list[Planned]]
+    """The tensors of each file."""
+    is_untied: bool = False
+    """Whether tied embeddings have become two tensors."""
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(map(len, self.files.values()))
+
+    def bytes_of(self, file: str) -> int:
+        return sum(one.stored.num_bytes for one in self.files[file])
 
 
 def empty_model(config: Any) -> Any:
@@ -196,7 +309,50 @@ def empty_model(config: Any) -> Any:
         return stock_class(config)
 
 
-def parameter_names(model: Any, names: Iterable[str]) -> dict[str, str]:
+def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.dtype) -> Plan:
+    """The tensors of the merged model, given a checkpoint's configuration and files; changed ones get `dtype`.
+
+    Raises:
+        ModelError: the adapter cannot be merged, or the checkpoint lacks a tensor that changes, or has it in a form
+            that cannot be merged into.
+    """
+    model = empty_model(config)
+    shapes = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
+    tied = {own: other for own, other in model.all_tied_weights_keys.items() if own != other}
+    tensors = {path.name: TensorFile(path).tensors for path in files}
+    parameters = _parameter_names(model, [name for some in tensors.values() for name in some])
+    changes = read_changes(model, adapter)
+    differ = {own: other for own, other in tied.items() if {own, other} & changes.keys()}
+    untied = {other: own for own, other in differ.items() if own not in parameters.values()}
+    code = CODES[dtype]
+
+    def planned(source: Stored, name: str, parameter: str) -> Planned:
+        if (change := changes.get(parameter)) is None:
+            return Planned(replace(source, name=name), source)
+        if source.code not in FLOATING:
+            raise ModelError(
+                f"{source.name} is quantised ({source.code}), so nothing can be added to it; train on an unquantised "
+                "model, with train.frozen: int8 or nf4 if memory is short, or load the adapter unmerged, with PEFT or "
+                "vLLM"
+            )
+        stored = Stored(name, code, source.shape, math.prod(source.shape) * dtype.itemsize)
+        return Planned(stored, source, placed(change, source.name, source.shape, parameter, shapes[parameter]))
+
+    plan: dict[str, list[Planned]] = {file: [] for file in tensors}
+    for file, some in tensors.items():
+        for name, source in some.items():
+            plan[file].append(planned(source, name, parameters[name]))
+            if own := untied.get(parameters[name]):
+                plan[file].append(planned(source, own, own))
+    if absent := sorted(changes.keys() - {*parameters.values(), *untied.values()}):
+        raise ModelError(
+            f"the model's files have no tensor for {listed(absent, 3)}, which the adapter changes; copy or "
+            "download the model again"
+        )
+    return Plan(plan, bool(differ))
+
+
+def _parameter_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     """The name of the model's parameter for each name in a checkpoint; unknown ones keep theirs."""
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
@@ -205,172 +361,52 @@ def parameter_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, known)[0] for name in names}
 
 
-def place_of(name: str, shape: Shape, parameter: str, shapes: Mapping[str, Shape]) -> Place:
-    """The place of a checkpoint's tensor in a parameter of the model.
+def write_file(source: Path, target: Path, planned: Sequence[Planned], progress: Progress) -> Cost:
+    """Write one file of the merged model.
 
     Raises:
-        ModelError: it fits in no known way.
+        ModelError: the source is broken, or a result is no finite number.
     """
-    whole = shapes[parameter]
-    if shape == whole:
-        return Place(parameter)
-    if (found := EXPERT.search(name)) and len(whole) == 3:
-        expert, part = int(found[1]), found[2]
-        place = Place(parameter, expert, whole[1] // 2 if part == "up_proj" else 0)
-        num_rows = whole[1] if part == "down_proj" else whole[1] // 2
-        if expert < whole[0] and shape == (num_rows, whole[2]):
-            return place
-    if len(shape) == 3 and (shape[0], shape[2], shape[1]) == whole:
-        return Place(parameter, is_transposed=True)
-    raise ModelError(
-        f"{name} has the shape {list(shape)} and {parameter} of the model {list(whole)}, a layout that cannot be "
-        "merged into; merge in memory with PEFT's merge_and_unload"
-    )
+    if all(one.change is None and one.stored == one.source for one in planned):
+        with atomic_write(target) as temporary:
+            shutil.copyfile(source, temporary)
+        progress(sum(one.stored.num_bytes for one in planned))
+        return Cost()
+    file, cost, by_name = TensorFile(source), Cost(), {one.stored.name: one for one in planned}
+
+    def content(stored: Stored) -> Iterator[torch.Tensor]:
+        one = by_name[stored.name]
+        for block in _copied(file, one.source) if one.change is None else _changed(file, one, one.change, cost):
+            yield block
+            progress(block.nbytes)
+
+    write_tensors(target, [one.stored for one in planned], file.metadata, content)
+    return cost
 
 
-def matrices(shape: Shape) -> tuple[int, int, int]:
-    """A shape as a number of matrices, their rows and columns; a vector is one matrix of one row."""
-    if len(shape) < 2:
-        return 1, 1, math.prod(shape)
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    return shape[0], shape[1], math.prod(shape[2:])
+def _copied(file: TensorFile, one: Stored) -> Iterator[torch.Tensor]:
+    for start in range(0, one.num_bytes, BLOCK_BYTES):
+        yield file.read(one, start, min(BLOCK_BYTES, one.num_bytes - start))
 
 
-WEIGHTS = "adapter_model.safetensors"
-ADAPTER = "default"
-"""PEFT's name of the adapter in the model."""
-NUM_CACHED = 4
-"""Parameters whose factors stay in memory, for checkpoints with a tensor for each expert."""
-
-
-@dataclass(frozen=True)
-class Factors:
-    """A product of low rank for each matrix of a parameter: `scale * left @ right`."""
-
-    left: torch.Tensor
-    """`[matrices, rows, rank]`"""
-    right: torch.Tensor
-    """`[matrices, rank, columns]`"""
-    scale: float
-
-
-Read = Callable[[], Factors]
-
-
-@dataclass(frozen=True)
-class Added:
-    """Adds a product of low rank."""
-
-    read: Read
-
-    def __call__(self, place: Place, matrix: int, first: int, old: torch.Tensor) -> torch.Tensor:
-        """The new rows of a checkpoint's tensor at `place`, from row `first` of a matrix on; `old` are float32."""
-        factors = self.read()
-        number = matrix if place.expert is None else place.expert
-        left, right = factors.left[number], factors.right[number]
-        if place.is_transposed:
-            left, right = right.T, left.T
-        first += place.first_row
-        return torch.addmm(old, left[first : first + len(old)], right, alpha=factors.scale)
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Replaces a parameter by what was trained in its place."""
-
-    file: TensorFile
-    name: str
-    """Its name in the adapter."""
-    shape: Shape
-
-    def __call__(self, place: Place, matrix: int, first: int, old: torch.Tensor) -> torch.Tensor:
-        """The same as for `Added`."""
-        number = matrix if place.expert is None else place.expert
-        _, num_rows, num_columns = matrices(self.shape)
-        start = number * num_rows * num_columns
-        if place.is_transposed:
-            whole = self.file.read(self.name, start, num_rows * num_columns).view(num_rows, num_columns)
-            return whole.T[first : first + len(old)].float()
-        first += place.first_row
-        return self.file.read(self.name, start + first * num_columns, old.numel()).view_as(old).float()
-
-
-Change = Added | Replaced
-"""How a parameter of the model changes."""
-
-
-def read_changes(model: Any, adapter: Path, file: TensorFile) -> dict[str, Change]:
-    """The changes of an adapter, by the names of the model's parameters. `model` is empty, and PEFT's afterwards.
-
-    Raises:
-        ModelError: the adapter has tensors that cannot be merged.
-    """
-    config = PeftConfig.from_pretrained(str(adapter))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on tied embeddings, which are untied here
-        wrapped = get_peft_model(model, config, low_cpu_mem_usage=True)
-    changes: dict[str, Change] = {}
-    unused = {name for name in file.tensors if not name.endswith(".base_layer.weight")}  # PEFT's copies of embeddings
-    recent = lru_cache(maxsize=NUM_CACHED)(lambda read: read())
-    for parameter, names, change in _found(wrapped, file, recent):
-        if absent := [name for name in names if name not in file.tensors]:
-            raise ModelError(f"{file.path} has no {absent[0]}; train the adapter again, or copy it again")
-        changes[parameter] = change
-        unused -= {*names}
-    if unused:
-        raise ModelError(
-            f"{file.path} has tensors that cannot be merged: {listed(sorted(unused), 3)}; merge in memory with PEFT's "
-            "merge_and_unload"
-        )
-    return changes
-
-
-def _found(
-    wrapped: Any, file: TensorFile, recent: Callable[[Read], Factors]
-) -> Iterator[tuple[str, list[str], Change]]:
-    """Each change with the name of its parameter, and the names of its tensors in the adapter."""
-    for name, module in wrapped.named_modules():
-        plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        if isinstance(module, ModulesToSaveWrapper):
-            for own, trained in module.modules_to_save[ADAPTER].named_parameters():
-                yield f"{plain}.{own}", [f"{name}.{own}"], Replaced(file, f"{name}.{own}", tuple(trained.shape))
-        for kind, pattern, factors in KINDS:
-            if isinstance(module, kind):
-                names = [f"{name}.{pattern.format(part)}" for part in "AB"]
-                read = partial(factors, file, names, module)
-                yield f"{plain}.{getattr(module, 'parameter_name', 'weight')}", names, Added(partial(recent, read))
-
-
-def _matrix(file: TensorFile, name: str) -> torch.Tensor:
-    return file.read(name).view(file.tensors[name].shape).float()
-
-
-def _of_linear(file: TensorFile, names: list[str], layer: Any) -> Factors:
-    down, up = (_matrix(file, name) for name in names)
-    return Factors(up[None], down[None], layer.scaling[ADAPTER])
-
-
-def _of_embedding(file: TensorFile, names: list[str], layer: Any) -> Factors:
-    down, up = (_matrix(file, name) for name in names)
-    return Factors(down.T[None], up.T[None], layer.scaling[ADAPTER])
-
-
-def _of_experts(file: TensorFile, names: list[str], layer: Any) -> Factors:
-    """The factors of each expert, which PEFT keeps in two matrices: `[experts * rank, in]` and `[out, rank * experts]`.
-
-    As in `ParamWrapper.get_delta_weight` of PEFT 0.21.
-    """
-    down, up = (_matrix(file, name) for name in names)
-    down = down.view(layer.num_experts, -1, down.shape[-1])
-    up = up.view(len(up), -1, layer.num_experts).permute(2, 0, 1)
-    left, right = (up, down) if layer._did_swap_in_out_features else (down.transpose(1, 2), up.transpose(1, 2))
-    return Factors(left, right, layer.scaling[ADAPTER])
-
-
-KINDS: tuple[tuple[type, str, Callable[[TensorFile, list[str], Any], Factors]], ...] = (
-    (lora.Embedding, "lora_embedding_{}", _of_embedding),
-    (lora.ParamWrapper, "lora_{}.weight", _of_experts),
-    (lora.Linear, "lora_{}.weight", _of_linear),
-)
-"""PEFT's kinds of layers, with the names of their tensors in an adapter."""
+def _changed(file: TensorFile, one: Planned, change: Change, cost: Cost) -> Iterator[torch.Tensor]:
+    """The new values of a tensor, some rows at a time, rounded; `cost` is added to."""
+    source, dtype = one.source, FLOATING[one.stored.code]
+    num_matrices, num_rows, num_columns = matrices(source.shape)
+    row_bytes = num_columns * source.value_bytes
+    step = max(BLOCK_VALUES // max(num_columns, 1), 1)
+    for matrix in range(num_matrices):
+        for first in range(0, num_rows, step):
+            shape = min(step, num_rows - first), num_columns
+            stored = file.read(source, (matrix * num_rows + first) * row_bytes, shape[0] * row_bytes)
+            old = stored.view(FLOATING[source.code]).view(shape).float()
+            new = change.rows(matrix, first, old)
+            rounded = new.to(dtype)
+            cost.change += float((new - old).square_().sum())
+            cost.rounding += float((rounded.float() - new).square_().sum())
+            if not math.isfinite(cost.change + cost.rounding):
+                raise ModelError(
+                    f"{one.stored.name} would get values that are no finite numbers; the adapter or the model is broken"
+                )
+            yield rounded
+    cost.num_tensors += 1

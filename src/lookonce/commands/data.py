@@ -376,7 +376,8 @@ def data_prepare(
     DIR. Embedded images are written byte for byte, each once.
 
     Every change is reported: the table and report.json count what each rule did, and a changed record keeps its
-    original texts. If interrupted, run the same command again to resume; on a complete DIR it does nothing.
+    original texts. If interrupted, run the same command again, which begins from the start; on a complete DIR it does
+    nothing.
 
     \b
     Examples:
@@ -385,8 +386,7 @@ def data_prepare(
       lookonce data prepare kvasir-vqa-x1 data/x1-official --split official
       lookonce data prepare my-set.yaml data/mine --source rows.jsonl --image-root frames
     """
-    from lookonce.datasets.prepare.build_records import next_steps, report_text
-    from lookonce.datasets.prepare.run import Options, prepare
+    from lookonce.datasets.prepare.run import Options, next_steps, prepare, report_text
 
     options = Options(source, revision, format, image_root, split, seed, duplicates, num_variants)  # type: ignore[arg-type]
     prepared = prepare(name, folder, options, notify)

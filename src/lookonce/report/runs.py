@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS
 from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.prepare.extract import REPORT
+from lookonce.datasets.prepare.run import REPORT
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.answers.files import AnsweringCost

@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merge import Merged, merge
-from lookonce.adapter.merged_folder import MergeFolder
+from lookonce.adapter.merge import Merged, MergeFolder, merge
 from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
@@ -52,13 +51,13 @@ from pathlib import Path
 written = 0
 write_file = whole.write_file
 
-def killed(source, target, planned, changes, progress):
+def killed(source, target, planned, progress):
     global written
     def dying(num_bytes):
         progress(num_bytes)
         if written == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
-    cost = write_file(source, target, planned, changes, dying)
+    cost = write_file(source, target, planned, dying)
     written += 1
     return cost
 

@@ -6,32 +6,31 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lookonce.adapter.merged_folder import BLOCK_VALUES
+from lookonce.adapter.weights import BLOCK_VALUES
 
 NUM_ROWS, NUM_COLUMNS = 40_960, 2_048
 MAX_GROWTH = 60_000_000
 """Less than the tensor's 168 MB in bfloat16, and its 336 MB in float32."""
 MERGE = """
 import resource, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
-from lookonce.adapter.weights import Added, Factors
-from lookonce.adapter.weights import Stored, TensorFile, _header
-from lookonce.adapter.weights import Place
-from lookonce.adapter.merged_folder import Planned, write_file
+from lookonce.adapter.weights import Change, Planned, Stored, _header, write_file
 
 folder, step = Path(sys.argv[1]), int(sys.argv[4])
 
 def merge(name, rows, columns):
-    tensors = [Stored(one, "BF16", (rows, columns), 2 * rows * columns) for one in ("changed", "copied")]
+    num_bytes = 2 * rows * columns
+    tensors = [Stored(one, "BF16", (rows, columns), num_bytes) for one in ("changed", "copied")]
     header = _header(tensors, {})
     with (folder / name).open("wb") as file:  # zeros that take no place on the disk
         file.write(header)
-        file.truncate(len(header) + sum(one.num_bytes for one in tensors))
-    factors = Factors(torch.ones(1, rows, 8), torch.ones(1, 8, columns), 0.5)
-    planned = [Planned(tensors[0], "changed", Place("changed")), Planned(tensors[1], "copied")]
-    changes = {"changed": Added(lambda: factors)}
-    cost = write_file(folder / name, folder / f"{name}-merged", planned, changes, lambda _: None)
+        file.truncate(len(header) + 2 * num_bytes)
+    changed, copied = (replace(one, offset=len(header) + start) for one, start in zip(tensors, (0, num_bytes)))
+    change = Change(torch.ones(1, rows, 8), torch.ones(1, 8, columns), 0.5)
+    planned = [Planned(tensors[0], changed, change), Planned(tensors[1], copied)]
+    cost = write_file(folder / name, folder / f"{name}-merged", planned, lambda _: None)
     assert cost.change == 16.0 * rows * columns, cost
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

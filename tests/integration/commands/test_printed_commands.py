@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lookonce.cli import main
-from lookonce.datasets.prepare.build_records import next_steps
+from lookonce.datasets.prepare.run import next_steps
 from lookonce.errors import UsageError
 from lookonce.study.run import MissingJob
 

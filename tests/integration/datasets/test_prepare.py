@@ -16,12 +16,12 @@ KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 import pyarrow.parquet
-from lookonce.datasets.prepare import extract, sources
+from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, prepare
 find_definition("kvasir-vqa")  # what every child would do again
-sources.CHUNK_ROWS, write = 20, extract._write
-extract._write = lambda path, data: (time.sleep(0.002), write(path, data))
+write = sources._write
+sources._write = lambda path, data: (time.sleep(0.002), write(path, data))
 for attempt in range(1, 100):
     if not (child := os.fork()):
         prepare("kvasir-vqa", Path("out"), Options(sys.argv[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -14,7 +13,7 @@ from support.fuzzing import cases, mutations
 
 from lookonce.datasets.archives import read_members
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.sources import parquet_chunks, tar_chunks
+from lookonce.datasets.prepare.sources import parquet_rows, tar_rows
 from lookonce.datasets.records import RecordsFile
 
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
@@ -68,7 +67,7 @@ def _headers_damaged(content: bytes, random: Random) -> bytes:
 def read_tar(path: Path) -> None:
     for _, data in read_members(path, [path / name for name in (*NAMES, "none") if name[0] != "/"]):
         assert isinstance(data, bytes) or str(data)
-    cases.each(*(chunk.read for chunk in tar_chunks(path, "x.tar", find_definition("kvasir-vqa"))))
+    cases.each(lambda: tar_rows(path, "x.tar", find_definition("kvasir-vqa")))
 
 
 def test_damaged_tar_files_are_read_or_refused(tmp_path):
@@ -106,12 +105,7 @@ def read_parquet(path: Path) -> None:
     for _, data in read_members(path, [path / name for name in ("0", "19", "3.png", "none")]):
         assert isinstance(data, bytes) or str(data)
     records = RecordsFile(path, broken=lambda origin, error: broken.append(error))
-    cases.each(lambda: records, lambda: _prepared(path))
-
-
-def _prepared(path: Path) -> Iterator[object]:
-    for chunk in parquet_chunks(path, "x.parquet", find_definition("kvasir-vqa")):
-        yield from chunk.read()
+    cases.each(lambda: records, lambda: parquet_rows(path, "x.parquet", find_definition("kvasir-vqa")))
 
 
 def test_damaged_parquet_files_are_read_or_refused(tmp_path):

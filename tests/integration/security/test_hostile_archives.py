@@ -21,7 +21,7 @@ from lookonce.cache.format import read_tensor_header
 from lookonce.cache.model.pixels import decode
 from lookonce.datasets.archives import read_members
 from lookonce.datasets.images import image_size, read_bytes
-from lookonce.datasets.prepare.extract import ImageFinder
+from lookonce.datasets.prepare.sources import ImageFinder
 from lookonce.datasets.records import RecordsFile, read_records
 from lookonce.errors import BadImage, ImageError, RecordsError
 
@@ -120,7 +120,7 @@ def test_links_and_names_in_a_tar_file_lead_nowhere(tmp_path):
 
 
 def test_a_member_of_a_zip_file_is_not_decompressed_if_it_is_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr("lookonce.datasets.prepare.extract.MAX_IMAGE_BYTES", 1_000_000)
+    monkeypatch.setattr("lookonce.datasets.prepare.sources.MAX_IMAGE_BYTES", 1_000_000)
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("a.jpg", b"\0" * 200_000_000)
         file.writestr("../b.jpg", b"b")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.merge import Comparison
-from lookonce.adapter.merged_folder import Cost, MergeFolder, Plan, Planned, other_files, weight_files
-from lookonce.adapter.weights import Stored
+from lookonce.adapter.merge import Comparison, MergeFolder, other_files, weight_files
+from lookonce.adapter.weights import Cost, Plan, Planned, Stored
 from lookonce.errors import ModelError, UsageError
 from lookonce.eval.scores.prediction import Prediction
 
@@ -31,7 +30,8 @@ def plan_of(**names: str) -> Plan:
     """A plan with one tensor of 8 bytes each, in files."""
     files: dict[str, list[Planned]] = {}
     for name, file in names.items():
-        files.setdefault(f"{file}.safetensors", []).append(Planned(Stored(name, "F32", (2,), 8), name))
+        stored = Stored(name, "F32", (2,), 8)
+        files.setdefault(f"{file}.safetensors", []).append(Planned(stored, stored))
     return Plan(files, is_untied="lm_head" in names)
 
 
@@ -50,7 +50,7 @@ def test_files_behind_links_are_copied_and_not_linked(tmp_path):
     for path in real.iterdir():
         (tmp_path / "model" / path.name).symlink_to(path)
     with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.copy_others(tmp_path / "model", Plan(), None)
+        result.copy_others(tmp_path / "model", Plan({}), None)
     copied = result.folder / "LICENSE"
     assert not copied.is_symlink() and copied.read_bytes() == (real / "LICENSE").read_bytes()
 
@@ -67,7 +67,7 @@ def test_files_behind_links_are_copied_and_not_linked(tmp_path):
 def test_in_fp32_the_configuration_names_the_type(tmp_path, config, expected):
     folder = model_folder(tmp_path / "model", config)
     with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.copy_others(folder, Plan(), "float32")
+        result.copy_others(folder, Plan({}), "float32")
     assert json.loads((result.folder / "config.json").read_text()) == expected
 
 
@@ -104,10 +104,10 @@ def test_a_missing_file_of_weights_is_named(tmp_path):
 
 def test_complete_files_are_known_after_an_interruption_and_another_adapter_is_refused(tmp_path):
     with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.note()
         for name in ("a", "b"):
             (result.folder / name).touch()
-            result.note(name, Cost(1, 2.0, 3.0))
+            result.done[name] = Cost(1, 2.0, 3.0)
+            result.note()
     (result.folder / "b").unlink()
     with MergeFolder(tmp_path / "merged", FROM) as again:
         assert again.done == {"a": Cost(1, 2.0, 3.0)}

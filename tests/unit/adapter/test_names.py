@@ -5,37 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.adapter.weights import Added, Factors, Place, matrices, place_of
+from lookonce.adapter.weights import Change, matrices, placed
 from lookonce.errors import ModelError
 
 EXPERTS = {"x.experts.gate_up_proj": (4, 6, 5), "x.experts.down_proj": (4, 5, 3), "x.q_proj.weight": (6, 5)}
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "parameter", "expected"),
+    ("name", "shape", "parameter", "part"),
     [
-        ("x.q_proj.weight", (6, 5), "x.q_proj.weight", {}),
-        ("x.experts.gate_up_proj", (4, 6, 5), "x.experts.gate_up_proj", {}),
-        ("x.experts.gate_up_proj", (4, 5, 6), "x.experts.gate_up_proj", {"is_transposed": True}),
-        ("x.experts.2.gate_proj.weight", (3, 5), "x.experts.gate_up_proj", {"expert": 2}),
-        ("x.experts.2.up_proj.weight", (3, 5), "x.experts.gate_up_proj", {"expert": 2, "first_row": 3}),
-        ("x.experts.3.down_proj.weight", (5, 3), "x.experts.down_proj", {"expert": 3}),
+        ("x.q_proj.weight", (6, 5), "x.q_proj.weight", lambda whole: whole[0]),
+        ("x.experts.gate_up_proj", (4, 6, 5), "x.experts.gate_up_proj", lambda whole: whole),
+        ("x.experts.gate_up_proj", (4, 5, 6), "x.experts.gate_up_proj", lambda whole: whole.mT),
+        ("x.experts.2.gate_proj.weight", (3, 5), "x.experts.gate_up_proj", lambda whole: whole[2, :3]),
+        ("x.experts.2.up_proj.weight", (3, 5), "x.experts.gate_up_proj", lambda whole: whole[2, 3:]),
+        ("x.experts.3.down_proj.weight", (5, 3), "x.experts.down_proj", lambda whole: whole[3]),
     ],
 )
-def test_a_known_layout_has_its_place_and_gets_its_part_of_the_product(name, shape, parameter, expected):
-    place = place_of(name, shape, parameter, EXPERTS)
-    assert place == Place(parameter, **expected)
+@pytest.mark.parametrize("is_product", [True, False])
+def test_a_known_layout_gets_its_part_of_the_change(name, shape, parameter, part, is_product):
     num_matrices, rows, columns = matrices(EXPERTS[parameter])
-    factors = Factors(torch.randn(num_matrices, rows, 2), torch.randn(num_matrices, 2, columns), 0.5)
-    whole = 0.5 * factors.left @ factors.right
-    wanted = whole.transpose(1, 2) if place.is_transposed else whole
-    if place.expert is not None:
-        wanted = wanted[place.expert, place.first_row : place.first_row + shape[0]][None]
+    left, right = torch.randn(num_matrices, rows, 2), torch.randn(num_matrices, 2, columns)
+    product = 0.5 * left @ right
+    whole = Change(left, right, 0.5) if is_product else Change(product)
+    change = placed(whole, name, shape, parameter, EXPERTS[parameter])
+    wanted = part(product).reshape(matrices(shape))
     for matrix in range(matrices(shape)[0]):
         for first in range(matrices(shape)[1]):
             old = torch.randn(1, matrices(shape)[2])
-            found = Added(lambda: factors)(place, matrix, first, old)
-            assert torch.allclose(found, old + wanted[matrix, first], atol=1e-5)
+            added = old if is_product else 0
+            assert torch.allclose(change.rows(matrix, first, old), added + wanted[matrix, first], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_a_known_layout_has_its_place_and_gets_its_part_of_the_product(name, sha
 )
 def test_another_layout_is_refused(name, shape, parameter):
     with pytest.raises(ModelError, match="a layout that cannot be merged into"):
-        place_of(name, shape, parameter, EXPERTS)
+        placed(Change(torch.zeros(1, 1, 1)), name, shape, parameter, EXPERTS[parameter])
 
 
 @pytest.mark.parametrize(

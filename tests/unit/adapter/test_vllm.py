@@ -70,13 +70,13 @@ def test_each_rule_names_code_of_a_release_or_at_a_commit_or_a_pull_request(make
 @pytest.mark.parametrize(("rank", "flag"), [(1, 1), (4, 8), (16, 16), (17, 32), (257, 320), (512, 512)])
 def test_the_command_has_the_smallest_rank_that_vllm_takes(make_run, tmp_path, rank, flag):
     assert flag in RANKS
-    command = serve_command(make_run(), tmp_path / "run" / "adapter", {"r": rank})
+    command = serve_command(make_run(), tmp_path / "run" / "adapter", rank)
     assert f" --max-lora-rank {flag} " in command and f" run={tmp_path}/run/adapter" in command
 
 
 def test_the_command_has_the_commit_of_the_run(make_run, tmp_path):
     run = make_run(model={"path": "owner/name", "revision": "abc"})
-    command = serve_command(run, tmp_path, {"r": 8})
+    command = serve_command(run, tmp_path, 8)
     assert "--mm-processor-kwargs" not in command
     assert command.startswith("vllm serve owner/name --enable-lora") and "--revision abc" in command
 

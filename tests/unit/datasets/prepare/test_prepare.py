@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from lookonce.datasets.prepare import extract
+from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.datasets.records import Record, read_records
 from lookonce.errors import ImageError, SourceError, UsageError
@@ -175,9 +175,9 @@ def test_rules_that_leave_nothing_are_an_error(tmp_path, source):
 
 def test_a_repeated_image_is_hashed_and_written_once(tmp_path, made, monkeypatch):
     hashed, written = [], []
-    key, write = extract.bytes_key, extract._write
-    monkeypatch.setattr(extract, "bytes_key", lambda data: (hashed.append(data), key(data))[1])
-    monkeypatch.setattr(extract, "_write", lambda path, data: (written.append(path), write(path, data))[1])
+    key, write = sources.bytes_key, sources._write
+    monkeypatch.setattr(sources, "bytes_key", lambda data: (hashed.append(data), key(data))[1])
+    monkeypatch.setattr(sources, "_write", lambda path, data: (written.append(path), write(path, data))[1])
     made()
     assert len(hashed) <= 12 + 4 and len(written) == 11  # the first image of a file may be the last of the one before
 
@@ -194,15 +194,15 @@ def test_memory_does_not_grow_with_the_images(tmp_path):
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     before = pa.total_allocated_bytes()
     peaks = []
-    add = extract.ImageStore.add
+    add = sources.ImageStore.add
 
     def watch(self, data, stem):
         peaks.append(pa.total_allocated_bytes() - before)
         return add(self, data, stem)
 
-    extract.ImageStore.add = watch  # type: ignore[method-assign]
+    sources.ImageStore.add = watch  # type: ignore[method-assign]
     try:
         prepare("kvasir-vqa", tmp_path / "out", Options(str(tmp_path / "in")))
     finally:
-        extract.ImageStore.add = add  # type: ignore[method-assign]
+        sources.ImageStore.add = add  # type: ignore[method-assign]
     assert len(peaks) == 120 and max(peaks) < 8_000_000

@@ -11,8 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from lookonce.cli import main
-from lookonce.datasets.prepare.build_records import report_text
-from lookonce.datasets.prepare.extract import WORK
+from lookonce.datasets.prepare.run import WORK, report_text
 from lookonce.datasets.records import read_records
 from lookonce.run.config import RunFile
 

@@ -17,7 +17,6 @@ from pyarrow import parquet
 from webdataset import TarWriter
 
 from lookonce.datasets import parquet as parquet_reader
-from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.prepare.sources import find_source
@@ -172,14 +171,11 @@ def test_a_source_may_be_one_file_with_images_elsewhere(tmp_path, expected):
     assert content(prepared) == expected
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 3, 7])
-def test_chunks_of_any_size_give_the_same_records(tmp_path, monkeypatch, chunk_rows, expected):
-    monkeypatch.setattr(sources, "CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr(parquet_reader, "IMAGE_ROWS", 2)
+@pytest.mark.parametrize("image_rows", [1, 2, 7])
+def test_any_number_of_rows_at_a_time_gives_the_same_records(tmp_path, monkeypatch, image_rows, expected):
+    monkeypatch.setattr(parquet_reader, "IMAGE_ROWS", image_rows)
     LAYOUTS["parquet, dictionary"](tmp_path / "parquet")
     assert content(made(tmp_path / "a", tmp_path / "parquet")) == expected
-    in_csv(tmp_path / "csv")
-    assert content(made(tmp_path / "b", tmp_path / "csv")) == expected
 
 
 def test_the_file_format_can_be_chosen_if_a_folder_has_several(tmp_path):

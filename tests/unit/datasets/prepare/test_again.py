@@ -1,4 +1,4 @@
-"""An interrupted preparation resumes to the same bytes, and other settings are never mixed in."""
+"""A preparation that was interrupted and runs again has the same bytes, and other settings are never mixed in."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.prepare import extract, sources
-from lookonce.datasets.prepare.extract import WORK, Journal
-from lookonce.datasets.prepare.run import Options, prepare
+from lookonce.claim_file import FolderClaim
+from lookonce.datasets.prepare import run, sources
+from lookonce.datasets.prepare.run import WORK, Options, prepare
 from lookonce.errors import UsageError
 
 
@@ -40,58 +40,55 @@ def expected(source, tmp_path_factory) -> dict[str, bytes]:
     return finished(prepare("kvasir-vqa", tmp_path_factory.mktemp("whole") / "out", Options(str(source))).folder)
 
 
-@pytest.mark.parametrize("cut_at", range(12))
-def test_a_run_interrupted_anywhere_resumes_to_the_same_bytes(tmp_path, made, expected, monkeypatch, cut_at):
-    monkeypatch.setattr(sources, "CHUNK_ROWS", 5)
-    writes, write = [], extract._write
+@pytest.mark.parametrize("cut_at", [1, 6, 11])
+def test_a_run_interrupted_while_it_reads_ends_with_the_same_bytes_when_it_runs_again(
+    tmp_path, made, expected, monkeypatch, cut_at
+):
+    writes, write = [], sources._write
 
     def cut(path: Path, data: bytes) -> None:
         writes.append(path)
         if len(writes) == cut_at:
+            path.write_bytes(data[:10])
             raise PowerCut
         write(path, data)
 
-    monkeypatch.setattr(extract, "_write", cut)
-    if 1 <= cut_at <= 11:
-        with pytest.raises(PowerCut):
-            made()
-        assert not (tmp_path / "out" / "report.json").exists()
-    num_before = len(writes)
+    monkeypatch.setattr(sources, "_write", cut)
+    with pytest.raises(PowerCut):
+        made()
+    assert not (tmp_path / "out" / "report.json").exists()
     assert made().is_new
     assert finished(tmp_path / "out") == expected
-    assert not num_before or len(writes) - num_before <= 11 - cut_at + 3  # finished chunks are not read again
 
 
 @pytest.mark.parametrize("step", ["write_parts", "write_json", "build_records"])
-def test_a_run_interrupted_after_reading_reads_nothing_again(tmp_path, made, expected, monkeypatch, step):
+def test_a_run_interrupted_after_reading_ends_with_the_same_bytes(tmp_path, made, expected, monkeypatch, step):
     def cut(*arguments: object) -> None:
         raise PowerCut
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"lookonce.datasets.prepare.run.{step}", cut)
+        patched.setattr(run, step, cut)
         with pytest.raises(PowerCut):
             made()
-    monkeypatch.setattr(sources, "_read_row_groups", cut)
+    assert not (tmp_path / "out" / "report.json").exists()
     made()
     assert finished(tmp_path / "out") == expected
 
 
-def test_a_run_killed_after_the_report_is_complete(tmp_path, made, expected, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(Journal, "clear", lambda journal: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            made()
+def test_a_run_killed_after_the_report_is_complete(tmp_path, made, expected):
+    made()
+    (tmp_path / "out" / WORK).mkdir()
+    (tmp_path / "out" / WORK / "claim.json").write_text("")
     assert not made().is_new and finished(tmp_path / "out") == expected
 
 
-def test_an_image_that_was_removed_in_between_is_written_again(tmp_path, made, expected, monkeypatch):
+def test_what_an_unfinished_run_has_left_is_removed(tmp_path, made, expected, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
+        patched.setattr(run, "build_records", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             made()
-    (tmp_path / "out" / "images" / "cl5.jpg").unlink()
     (tmp_path / "out" / "images" / "cl7.jpg").write_bytes(b"half")
-    for name in ("images/cl7.jpg.tmp-host-1-0", "val.jsonl.tmp-host-1-0"):
+    for name in ("images/cl7.jpg.tmp-host-1-0", "val.jsonl.tmp-host-1-0", "train.jsonl", "images/of-before.jpg"):
         (tmp_path / "out" / name).write_bytes(b"left over")
     made()
     assert finished(tmp_path / "out") == expected
@@ -123,7 +120,7 @@ def test_other_settings_in_a_prepared_folder_are_refused_with_the_differences(ma
 @pytest.mark.parametrize("options", [{"seed": 7}, {"duplicates": "drop"}])
 def test_what_was_begun_with_other_settings_is_replaced(tmp_path, made, monkeypatch, options):
     with monkeypatch.context() as patched:
-        patched.setattr("lookonce.datasets.prepare.run.build_records", lambda *arguments: 1 / 0)
+        patched.setattr(run, "build_records", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             made()
     (tmp_path / "out" / "images" / "of-before.jpg").write_bytes(b"of an image that is left out now")
@@ -151,19 +148,21 @@ def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, made):
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path, made):
-    with Journal(tmp_path / "out").held(), pytest.raises(UsageError, match="is in use by `lookonce data prepare`"):
-        made()
+    with FolderClaim(tmp_path / "out" / WORK / "claim.json", "lookonce data prepare") as claim:
+        assert not claim.take()
+        with pytest.raises(UsageError, match="is in use by `lookonce data prepare`"):
+            made()
     assert made().is_new
 
 
 def test_a_folder_that_another_process_completed_meanwhile_is_not_prepared_again(tmp_path, made, monkeypatch):
-    first, held = [], Journal.held
+    first, take = [], FolderClaim.take
 
-    def slow(journal):
+    def slow(claim):
         if not first:
             first.append(None)
             first[0] = made()
-        return held(journal)
+        return take(claim)
 
-    monkeypatch.setattr(Journal, "held", slow)
+    monkeypatch.setattr(FolderClaim, "take", slow)
     assert not made().is_new and first[0].is_new
