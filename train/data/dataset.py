@@ -330,7 +330,9 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
         rank = own_rank if rank is None else rank
         num_ranks = num_processes if num_ranks is None else num_ranks
         if not 0 <= rank < num_ranks:
-            raise UsageError(f"PackBatchSampler: expected 0 <= rank < num_ranks, got rank {rank} of {num_ranks}")
+            raise UsageError(
+                f"PackBatchSampler: rank is {rank}, but of {num_ranks} processes it is 0 to {num_ranks - 1}"
+            )
         token_id = dataset.chat_tokenizer.image_token_id
         self.dataset, self.batch = dataset, batch
         self.plan = Sampler.of(dataset.examples(), token_id, batch, seed, rank=rank, num_ranks=num_ranks)
