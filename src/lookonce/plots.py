@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 520
-"""Of a plot, in SVG units."""
+"""The width of a plot, in SVG units."""
 INK, SOFT, GRID, BAR, MARK = "#1d232b", "#5d6873", "#e2e5e8", "#3b7a9e", "#b4541a"
 LINES = ("#2c6a91", "#b4541b", "#2f7a4d", "#86479a", "#6b6410", "#a8325a")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -96,24 +96,11 @@ class Panel:
     height: int = 200
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a forest plot: a score with its interval, those of its seeds, and the difference to the first line."""
-
-    name: str
-    score: float
-    interval: tuple[float, float] | None
-    dots: Sequence[float]
-    difference: float | None = None
-    difference_interval: tuple[float, float] | None = None
-    is_distinguishable: bool = False
-
-
 @contextmanager
 def _style() -> Iterator[None]:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would name the folder of its list of fonts
     import matplotlib
 
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would name the folder of its list of fonts
     with warnings.catch_warnings(), matplotlib.rc_context():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # text stays text: the reader's fonts have it
         matplotlib.rcdefaults()
@@ -202,28 +189,32 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 
 @_style()
-def forest(rows: Sequence[Row], majority: float) -> Figure:
-    """Draw each variant's score and seeds beside the majority, and its difference to the first variant."""
+def forest(arms: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw each variant's score and seeds beside the majority, and its difference to the first variant.
+
+    `arms` are the figures of the variants as `lookonce study report --json` has them.
+    """
     from matplotlib.ticker import PercentFormatter
 
-    figure = _figure(110 + 34 * len(rows))
+    figure = _figure(110 + 34 * len(arms))
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, row in enumerate(rows):
-        _interval(left, place, row.score, row.interval, BAR, is_filled=True)
-        step = min(0.14, 0.45 / max(len(row.dots), 1))  # each seed has a height of its own: none hides another
-        heights = [place + 0.2 + step * number for number in range(len(row.dots))]
-        left.plot(row.dots, heights, "o", color=BAR, alpha=0.6, markersize=3.5, label=" a seed" if not place else "_")
-        if row.difference is not None:
-            is_apart = row.is_distinguishable
-            ends = row.difference_interval and (100 * row.difference_interval[0], 100 * row.difference_interval[1])
-            _interval(right, place, 100 * row.difference, ends, MARK if is_apart else SOFT, is_filled=is_apart)
-    left.axvline(majority, color=MARK, linestyle="--", linewidth=1.4, label=" majority baseline")
+    for place, one in enumerate(arms):
+        _interval(left, place, one["exact_match"], one["interval"], BAR, is_filled=True)
+        dots = one["exact_match_by_seed"]
+        step = min(0.14, 0.45 / max(len(dots), 1))  # each seed has a height of its own: none hides another
+        heights = [place + 0.2 + step * number for number in range(len(dots))]
+        left.plot(dots, heights, "o", color=BAR, alpha=0.6, markersize=3.5, label="_" if place else " a seed")
+        if one["difference"] is not None:
+            is_apart, ends = one["is_distinguishable"], one["difference_interval"]
+            ends = ends and [100 * end for end in ends]
+            _interval(right, place, 100 * one["difference"], ends, MARK if is_apart else SOFT, is_filled=is_apart)
+    left.axvline(arms[0]["majority"], color=MARK, linestyle="--", linewidth=1.4, label=" majority baseline")
     right.axvline(0, color=INK, linewidth=1)
     left.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    left.set_yticks(range(len(rows)), [shown(row.name, 24) for row in rows])
-    left.set_ylim(len(rows) - 0.3, -0.6)
+    left.set_yticks(range(len(arms)), [shown(one["arm"], 24) for one in arms])
+    left.set_ylim(len(arms) - 0.3, -0.6)
     left.set_xlabel("exact match")
-    right.set_xlabel(f"points above {shown(rows[0].name, 24)}")
+    right.set_xlabel(f"points above {shown(arms[0]['arm'], 24)}")
     for axis in (left, right):
         axis.grid(visible=False, axis="y")
         axis.tick_params(axis="y", length=0)
@@ -233,7 +224,7 @@ def forest(rows: Sequence[Row], majority: float) -> Figure:
 
 
 def _interval(
-    axis: Axes, place: int, value: float, ends: tuple[float, float] | None, colour: str, *, is_filled: bool
+    axis: Axes, place: int, value: float, ends: Sequence[float] | None, colour: str, *, is_filled: bool
 ) -> None:
     if ends:
         axis.plot(ends, (place, place), color=colour, linewidth=2.4, solid_capstyle="round", label="_")

@@ -21,6 +21,8 @@ import lookonce.cli
 import lookonce.commands.cache
 import lookonce.commands.train
 import lookonce.workflow  # noqa: F401
+import matplotlib.backends.backend_svg  # noqa: F401
+import matplotlib.figure  # noqa: F401
 
 
 def main() -> None:

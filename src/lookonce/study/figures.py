@@ -379,7 +379,8 @@ def context_text(one: ContextScores) -> str:
     ]
     missing = [f"not asked yet; run: {line}" for line in one.not_asked]
     title = f"{one.title} with predicted, reference and no earlier answers in the prompts"
-    return "\n".join([title, table(CONTEXTS_HEADER, lines), *missing])
+    header = ("", *CONTEXTS_HEADER[1 : len(KINDS) + 1], "pred. - none", "ref. - pred.")
+    return "\n".join([title, table(header, lines), *missing])
 
 
 def _with_interval(cell: Cell) -> str:

@@ -32,7 +32,7 @@ from lookonce.eval.scores.metrics import Headline
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.eval.statistics import PERMUTATIONS
 from lookonce.files import write_text
-from lookonce.plots import Line, Panel, Row
+from lookonce.plots import Line, Panel
 from lookonce.report.contexts import ContextScores, context_scores
 from lookonce.report.report import Report, write_plots
 from lookonce.report.runs import ReportedRun, open_runs
@@ -126,8 +126,9 @@ def _mean(seeds: Sequence[Mapping[int, Measured]]) -> list[Measured]:
     steps = sorted(set(seeds[0]).intersection(*seeds[1:])) if seeds else []
     found = []
     for step in steps:
-        values: Any = zip(*(astuple(one[step]) for one in seeds), strict=True)
-        found.append(Measured(*(None if None in some else fmean(some) for some in values)))
+        by_field = zip(*(astuple(one[step]) for one in seeds), strict=True)
+        means: list[Any] = [None if None in values else fmean(values) for values in by_field]
+        found.append(Measured(*means))
     return found
 
 
@@ -224,20 +225,8 @@ class StudyReport:
 
     def plots(self) -> dict[str, Figure]:
         """The forest plot, then the learning curves."""
-        rows = [
-            Row(
-                one.arm,
-                one.exact_match,
-                one.interval,
-                one.exact_match_by_seed,
-                one.difference,
-                one.difference_interval,
-                one.is_distinguishable,
-            )
-            for one in self.arms
-        ]
         learned = {name: plots.curves([panel], axis) for name, (panel, axis) in curve_panels(self.curves).items()}
-        return {"forest": plots.forest(rows, self.arms[0].majority)} | learned
+        return {"forest": plots.forest([asdict(one) for one in self.arms])} | learned
 
     def to_page(self) -> str:
         """The whole page as text."""
