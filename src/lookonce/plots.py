@@ -43,7 +43,7 @@ STYLE: Any = {
     "svg.hashsalt": "lookonce",
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
-    "font.family": ["DejaVu Sans"],
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 11,
     "text.parse_math": False,
     "text.color": INK,

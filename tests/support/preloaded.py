@@ -17,12 +17,13 @@ import sys
 import traceback
 from typing import Any
 
+import matplotlib.backends.backend_svg
+import matplotlib.figure  # noqa: F401
+
 import lookonce.cli
 import lookonce.commands.cache
 import lookonce.commands.train
 import lookonce.workflow  # noqa: F401
-import matplotlib.backends.backend_svg  # noqa: F401
-import matplotlib.figure  # noqa: F401
 
 
 def main() -> None:
