@@ -244,7 +244,9 @@ def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> Figure:
     axis.bar_label(drawn, labels, padding=2, rotation=turned, fontsize=8 if turned else 10, color=INK)
     every = -(-max(map(len, names)) * len(names) // 70)
     axis.set_xticks(range(0, len(bins), every), names[::every])
-    axis.margins(x=0.01, y=0.15)
+    middle, half = (len(bins) - 1) / 2, max(len(bins), 5) / 2
+    axis.set_xlim(middle - half, middle + half)
+    axis.margins(y=0.15)
     _name(axis, x_name, y_name)
     return figure
 

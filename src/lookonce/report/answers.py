@@ -41,8 +41,12 @@ class Kind:
 
 
 def answers(runs: Sequence[ReportedRun]) -> list[dict[str, Any]] | None:
-    """The answers that are shown, by kind."""
-    answered = [replace(run.answers, name=run.name) for run in runs if run.answers]  # seeds have the name of a variant
+    """The answers that are shown, by kind; of several seeds those of the first."""
+    first_seeds: dict[str, Run] = {}  # the runs of a study have the name of their variant
+    for run in runs:
+        if run.answers:
+            first_seeds.setdefault(run.answers.name, replace(run.answers, name=run.name))
+    answered = list(first_seeds.values())
     if not answered:
         return None
     names = [run.name for run in answered]

@@ -29,7 +29,7 @@ from lookonce.hub import find_model, license_of_model
 from lookonce.plots import Line, Panel
 from lookonce.report.answers import answers, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
-from lookonce.report.contexts import context_cells, context_scores
+from lookonce.report.contexts import ContextScores, context_cells, context_scores
 from lookonce.report.runs import BENCH, Cost, DataFacts, ReportedRun, open_runs, overlap
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
@@ -63,6 +63,7 @@ class Report:
     runs: Sequence[ReportedRun]
     numbers: dict[str, Any]
     """The numbers of each part by its key, as JSON; None if nothing is known."""
+    contexts: Sequence[ContextScores]
 
     @classmethod
     def of(cls, runs: Sequence[ReportedRun], *, with_first_only: bool = False) -> Report:
@@ -72,22 +73,23 @@ class Report:
             UsageError: the runs answered different questions.
         """
         compared = comparison(runs, with_first_only)  # first, because the others take runs to have the same questions
-        in_context = {"contexts": contexts} if any(run.has_context for run in runs) else {}
-        parts: dict[str, Callable[[Sequence[ReportedRun]], Any]] = {
-            "verdict": verdict,
-            "comparison": lambda _: compared,
-            **in_context,
-            "groups": groups,
-            "metrics": metrics,
-            "curves": curves,
-            "answers": answers,
-            "errors": errors,
-            "cost": cost,
-            "settings": settings,
-            "data": data,
-            "provenance": provenance,
+        contexts = context_scores(runs)
+        has_context = any(run.has_context for run in runs)
+        numbers = {
+            "verdict": {"runs": [_verdict(run) for run in runs]},
+            "comparison": compared,
+            **({"contexts": [asdict(one) for one in contexts]} if has_context else {}),
+            "groups": {run.name: _groups(run) for run in runs if run.scores} or None,
+            "metrics": {run.name: _metrics(run) for run in runs if run.metrics.get("metrics")} or None,
+            "curves": curves(runs),
+            "answers": answers(runs),
+            "errors": errors(runs),
+            "cost": cost(runs),
+            "settings": settings(runs),
+            "data": {run.name: _data(run) for run in runs if run.settings} or None,
+            "provenance": provenance(runs),
         }
-        return cls(runs, {key: part(runs) for key, part in parts.items()})
+        return cls(runs, numbers, contexts)
 
     def to_json(self) -> dict[str, Any]:
         return self.numbers
@@ -125,7 +127,7 @@ class Report:
             ),
             "counted": {key: name for key, name in COUNTS.items() if any(one.get(key) is not None for one in counts)},
             "curves": [plots.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
-            "contexts": [(one, context_cells(one)) for one in context_scores(self.runs)],
+            "contexts": [(one, context_cells(one)) for one in self.contexts],
             "contexts_header": CONTEXTS_HEADER,
             "picture_of": pictures(json["answers"] or []),
             "cost_lines": cost_lines(json["cost"] or {}),
@@ -152,10 +154,6 @@ def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found[MAX_TOLD:] = [("majority baseline", f"{one['majority']:.1%}")]
         found += [("questions", f"{one['num_questions']:,}"), ("images", f"{one['num_images']:,}")]
     return found
-
-
-def _lacks_text_metrics(metrics: Mapping[str, Any]) -> bool:
-    return "pip install" in (metrics["text_metrics"] or "")
 
 
 def _lines(
@@ -207,12 +205,8 @@ BLIND = ("shuffled", "blank")
 """Baselines that a model reaches without seeing the image of the question."""
 
 
-def verdict(runs: Sequence[ReportedRun]) -> dict[str, Any]:
-    """What each run scores beside its baselines, with a sentence."""
-    return {"runs": [_verdict(run) for run in runs]}
-
-
 def _verdict(run: ReportedRun) -> dict[str, Any]:
+    """What a run scores beside its baselines, with a sentence."""
     value: dict[str, Any] = {"name": run.name, "split": run.split, "sentence": run_sentence(run)}
     if run.scores is None:
         return value
@@ -267,17 +261,8 @@ def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, 
     return to_json(found) | {"token_f1": to_json(compare(answered, with_first_only=with_first_only, metric="token_f1"))}
 
 
-def contexts(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Exact match by whose answers the prompts have, of each training with `data.context`."""
-    return [asdict(one) for one in context_scores(runs)]
-
-
-def groups(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """The scores of each run by group, beside the baselines."""
-    return {run.name: _groups(run) for run in runs if run.scores} or None
-
-
 def _groups(run: ReportedRun) -> dict[str, Any]:
+    """The scores of a run by group, beside the baselines."""
     assert run.scores
     numbers: dict[str, Any] = {"num_groups": run.scores.num_groups}
     for by in GROUPINGS:
@@ -303,14 +288,10 @@ COUNTS = {
 }
 
 
-def metrics(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """All other metrics of each run, beside the baselines that the model has answered."""
-    return {
-        run.name: {name: run.metrics.get(name) for name in ("metrics", "counts", "text_metrics")}
-        | {"baselines": {key: found.get("metrics", {}) for key, found in run.conditions.items()}}
-        for run in runs
-        if run.metrics.get("metrics")
-    } or None
+def _metrics(run: ReportedRun) -> dict[str, Any]:
+    """All other metrics of a run, beside the baselines that the model has answered."""
+    beside = {key: found.get("metrics", {}) for key, found in run.conditions.items()}
+    return {name: run.metrics.get(name) for name in ("metrics", "counts", "text_metrics")} | {"baselines": beside}
 
 
 def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
@@ -455,12 +436,8 @@ def _defaults(run: RunFile) -> dict[str, Any]:
     return flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
 
 
-def data(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """What is known of each run's records."""
-    return {run.name: _data(run) for run in runs if run.settings} or None
-
-
 def _data(run: ReportedRun) -> dict[str, Any]:
+    """What is known of a run's records."""
     predictions = run.answers.predictions if run.answers else []
     return {
         "splits": {split: vars(one) for split, one in run.data.splits.items()},

@@ -57,16 +57,16 @@ class Table:
     header: Sequence[str]
     lines: Sequence[Sequence[str]]
     """The cells as they are shown."""
-    columns: Mapping[str, Sequence[Any]]
-    """The figures by the name of their column; None where there is none."""
+    figures: Sequence[Mapping[str, Any]]
+    """The figures of each line by the name of their column; None where there is none."""
 
     def to_csv(self) -> str:
         """The figures, with a line for their names."""
         text = io.StringIO()
         writer = csv.writer(text)  # with another end of lines it would not quote a cell with "\r"
-        writer.writerow(map(safe_cell, self.columns))
-        for cells in zip(*self.columns.values(), strict=True):
-            writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow(map(safe_cell, self.figures[0]))
+        for line in self.figures:
+            writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in line.values()])
         return text.getvalue()
 
     def to_latex(self) -> str:
@@ -80,12 +80,10 @@ class Table:
         return "\n".join([*lines, r"\end{table}", ""])
 
 
-def _ends(name: str, intervals: Sequence[Interval | None]) -> dict[str, list[float | None]]:
-    """The columns of both ends of some intervals."""
-    return {
-        f"{name}_low": [one.low if one else None for one in intervals],
-        f"{name}_high": [one.high if one else None for one in intervals],
-    }
+def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """Both ends of an interval, by the names of their columns."""
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 @dataclass(frozen=True)
@@ -237,15 +235,17 @@ def arms_table(found: Sequence[ArmFigures], majority: str) -> Table:
         f"points above {first}",
         "interval of the points",
     )
-    columns = {name: [getattr(one, name) for one in found] for name in ("arm", "exact_match", "majority")}
-    columns |= _ends("interval", [one.interval for one in found])
-    columns |= {"difference": [one.difference for one in found]}
-    columns |= _ends("difference", [one.difference_interval for one in found])
-    columns |= {name: [getattr(one, name) for one in found] for name in ("p_holm", "spread")}
-    costs = ("num_records", "training_seconds", "answering_seconds")
-    columns |= {name: [getattr(one.cost, name) for one in found] for name in costs}
+    figures: list[dict[str, Any]] = [
+        {"arm": one.arm, "exact_match": one.exact_match, "majority": one.majority}
+        | _ends("interval", one.interval)
+        | {"difference": one.difference}
+        | _ends("difference", one.difference_interval)
+        | {"p_holm": one.p_holm, "spread": one.spread, "num_records": one.cost.num_records}
+        | {name: getattr(one.cost, name) for name in ("training_seconds", "answering_seconds")}
+        for one in found
+    ]
     more = ("p (Holm)", "seeds differ by", "records", "training", "answering")
-    return Table("arms", f"Variants against {first}", note, header + more, [one.row() for one in found], columns)
+    return Table("arms", f"Variants against {first}", note, header + more, [one.row() for one in found], figures)
 
 
 Groups = dict[str, dict[str, dict[str, float]]]
@@ -281,12 +281,10 @@ def group_tables(groups: Groups) -> list[Table]:
                 [name, f"{one['num_questions']:,}", *(f"{one[key]:.1%}" for key in names)]
                 for name, one in scores.items()
             ]
-            columns = {by: list(scores)} | {
-                key: [one[key] for one in scores.values()] for key in ("num_questions", *names)
-            }
+            figures = [{by: name} | one for name, one in scores.items()]
             note = "Exact match of each variant, as the mean over its seeds, beside that of the majority answers."
             title = f"Exact match by {by}"
-            found.append(Table(f"{by}s", title, note, (by, "asked", *names), lines, columns))
+            found.append(Table(f"{by}s", title, note, (by, "asked", *names), lines, figures))
     return found
 
 
@@ -315,12 +313,14 @@ class Forgetting:
             [arm, *(f"{share:.1%}" for share in line)] for arm, line in zip(self.arms, self.exact_match, strict=True)
         ]
         lines.append(["forgetting", *(f"{100 * points:+.1f}" for points in self.forgotten)])
-        by_stage = zip(self.stages, zip(*self.exact_match, self.forgotten, strict=True), strict=True)
-        columns = {"after": [*self.arms, "forgetting"], **{f"stage {stage}": values for stage, values in by_stage}}
+        names = [f"stage {stage}" for stage in self.stages]
+        figures: list[dict[str, Any]] = [
+            {"after": after, **dict(zip(names, line, strict=True))}
+            for after, line in zip([*self.arms, "forgetting"], [*self.exact_match, self.forgotten], strict=True)
+        ]
         title = f"Forgetting: {' -> '.join(self.arms)}"
         note = f"{FORGETTING_NOTE} Seeds: {listed(list(map(str, self.seeds)))}."
-        header = ("after", *(f"stage {stage}" for stage in self.stages))
-        return Table(f"forgetting-{self.arms[-1]}", title, note, header, lines, columns)
+        return Table(f"forgetting-{self.arms[-1]}", title, note, ("after", *names), lines, figures)
 
 
 def chains(study: StudyFile) -> list[list[str]]:
@@ -358,17 +358,19 @@ def _matrix(chain: list[str], seeds: Sequence[int], answers: Mapping[str, Run]) 
 
 def context_table(one: ContextScores) -> Table:
     """A line for all questions of a variant, and one for each stage."""
-    columns: dict[str, Any] = {"questions": list(one.num_questions), "num_questions": list(one.num_questions.values())}
-    for name in (*KINDS, *PAIRS):
-        by_group = (one.exact_match | one.differences).get(name, {})
-        found = [by_group.get(group) for group in one.num_questions]
-        column = name.replace(" - ", "_less_")
-        columns[column] = [estimate.value if estimate else None for estimate in found]
-        columns |= _ends(column, [estimate.interval if estimate else None for estimate in found])
+    found = one.exact_match | one.differences
+    figures = []
+    for group, number in one.num_questions.items():
+        line: dict[str, Any] = {"questions": group, "num_questions": number}
+        for name in (*KINDS, *PAIRS):
+            column, estimate = name.replace(" - ", "_less_"), found.get(name, {}).get(group)
+            line |= {column: estimate.value if estimate else None}
+            line |= _ends(column, estimate.interval if estimate else None)
+        figures.append(line)
     lines = [[group, *map(_with_interval, cells)] for group, cells in context_cells(one).items()]
     note = "Exact match by whose answers to earlier questions the prompts have, with 95% intervals over images."
     title = f"Earlier answers in the prompts: {one.title}"
-    return Table(f"contexts-{one.name}", title, note, CONTEXTS_HEADER, lines, columns)
+    return Table(f"contexts-{one.name}", title, note, CONTEXTS_HEADER, lines, figures)
 
 
 def context_text(one: ContextScores) -> str:

@@ -33,7 +33,6 @@ from lookonce.eval.scores.prediction import read_predictions
 from lookonce.eval.statistics import PERMUTATIONS
 from lookonce.files import write_text
 from lookonce.plots import Line, Panel
-from lookonce.report.contexts import ContextScores, context_scores
 from lookonce.report.report import Report, write_plots
 from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.run.config import read_run_file
@@ -196,7 +195,6 @@ class StudyReport:
     arms: list[ArmFigures]
     curves: list[ArmCurve]
     forgetting: list[Forgetting]
-    contexts: list[ContextScores]
     groups: Groups
     methods: str
     """How the study was done, as a paragraph for a paper."""
@@ -220,7 +218,7 @@ class StudyReport:
         """The comparison, what sequences forget, and predicted, reference and no earlier answers."""
         forgotten = [one.table() for one in self.forgetting]
         matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in forgotten]
-        contexts = [context_text(one) for one in self.contexts]
+        contexts = [context_text(one) for one in self.report.contexts]
         return "\n\n".join([to_text(self.comparison), fill(self.majority, WIDTH), *matrices, *contexts])
 
     def plots(self) -> dict[str, Figure]:
@@ -255,7 +253,7 @@ class StudyReport:
         """Write the page, and beside it the tables, the methods, and as PDF the plots; returns the paths of these."""
         write_text(page, self.to_page())
         texts = {f"{page.stem}-methods.tex": latex(self.methods) + "\n"}
-        for one in (*self.tables, *map(context_table, self.contexts)):
+        for one in (*self.tables, *map(context_table, self.report.contexts)):
             texts |= {f"{page.stem}-{one.name}.csv": one.to_csv(), f"{page.stem}-{one.name}.tex": one.to_latex()}
         for name, text in texts.items():
             write_text(page.with_name(name), text)
@@ -288,7 +286,6 @@ def report_study(path: Path) -> StudyReport:
         arms=arms,
         curves=learning_curves(study, study.compared(), runs),
         forgetting=find_forgetting(study, answers),
-        contexts=context_scores(compared),
         groups=scores_of_groups(arms, answers),
         methods=methods(comparison, arms, compared),
         left_out=left_out,

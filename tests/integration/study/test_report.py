@@ -134,6 +134,16 @@ def test_the_page_opens_with_the_forest_plot_of_all_variants_and_a_list_of_verdi
     assert re.search("<h([23])>[^<]*</h[23]>\\s*(<h2>|<h\\1>|<footer)", page) is None, "a heading without content"
 
 
+def test_the_answers_are_those_of_the_first_seed_of_each_variant(report):
+    won, *_ = [kind for kind in report.to_json()["answers"] if kind["kind"].startswith("Won")]
+    assert won["kind"] == "Won by one-1: right there, wrong in plain-1"
+    rows = read_predictions(report.folder / "plain-1" / "predictions" / "val.jsonl")
+    told = {row.origin: row.predicted for row in rows}
+    shown = [row for kind in report.to_json()["answers"] for row in kind["shown"]]
+    assert len(shown) == 48 and all(row["predicted"]["plain-1"] == told[row["origin"]] for row in shown)
+    assert set(shown[0]["predicted"]) == {f"{arm}-1" for arm in ARMS}
+
+
 def test_scores_by_question_and_stage_are_means_over_seeds(report):
     scores = report.to_json()["scores_by"]
     assert list(scores["stage"]) == list(STAGES) and len(scores["question"]) == 5
