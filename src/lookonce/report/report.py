@@ -32,7 +32,7 @@ from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, context_scores
 from lookonce.report.runs import BENCH, Cost, DataFacts, ReportedRun, open_runs, overlap
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import RunFolder, Trained
 from lookonce.run.log_file import Curves, smoothed
 from lookonce.run.sections.model import ModelSection
 from lookonce.run.sections.paths import RECORDED
@@ -326,8 +326,9 @@ def measured(run: ReportedRun) -> dict[int, float]:
     found = {}
     for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
         results = RunFolder(folder)
-        if results.trained.exists() and (scores := read_metrics(results, run.split)):
-            found[results.read_trained().num_steps] = scores["overall"]["exact_match"]
+        trained = results.read_trained() if results.trained.exists() else None
+        if isinstance(trained, Trained) and (scores := read_metrics(results, run.split)):
+            found[trained.num_steps] = scores["overall"]["exact_match"]
     return dict(sorted(found.items()))
 
 
@@ -490,6 +491,7 @@ def _leak(run: ReportedRun, seen: dict[str, Any]) -> str:
 
 
 UNKNOWN = "not recorded"
+ELSEWHERE = "by another program, saved with lookonce.save_run"
 DIGITS = 16
 """Digits of a hash that are shown; run.json has all."""
 
@@ -504,17 +506,17 @@ def _facts(run: ReportedRun) -> dict[str, str]:
     """Names and values, as text."""
     if run.settings is None or run.folder is None:
         return {"run folder": "none, a predictions file"}
-    train = shell("lookonce", "train", run.folder.folder / "run.yaml")
+    train = [] if run.was_trained_elsewhere else [shell("lookonce", "train", run.folder.folder / "run.yaml")]
     return {
         "run folder": str(run.folder.folder.absolute()),
-        "trained": _dates(run),
+        "trained": ELSEWHERE if run.was_trained_elsewhere else _dates(run),
         "device": ", ".join(run.environment.get("gpus") or ["CPU"]) if run.environment else UNKNOWN,
         **{name: version or UNKNOWN for name, version in run.environment.get("libraries", {}).items()},
         "seed": str(run.settings.train.seed),
         "features (fingerprint)": str(run.inputs.get("cache", UNKNOWN))[:DIGITS],
         "language model (hash)": str(run.inputs.get("language_model", UNKNOWN))[:DIGITS],
         **{f"{split} records (hash)": str(one)[:DIGITS] for split, one in run.inputs.get("records", {}).items()},
-        "commands": f"{train}; {shell('lookonce', 'eval', run.folder.folder)}",
+        "commands": "; ".join([*train, shell("lookonce", "eval", run.folder.folder)]),
         "data": str(run.data.prepared.get("title", UNKNOWN)),
         "licence of the data": str(run.data.prepared.get("licence", UNKNOWN)),
         "model": str(run.settings.model.path),
@@ -541,6 +543,11 @@ def _licence(model: ModelSection) -> str:
 
 def _limits(run: ReportedRun) -> Iterator[str]:
     """What the figures of a run do not show."""
+    if run.was_trained_elsewhere:
+        yield (
+            "another program trained the adapter: its steps, its time and its settings are not recorded, and "
+            "the sections batch and train are not those of its training"
+        )
     if run.answers is None or run.scores is None:
         return
     if run.scores.num_images < MIN_CLUSTERS:

@@ -36,6 +36,7 @@ from lookonce.plots import Line, Panel
 from lookonce.report.report import Report, write_plots
 from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.run.config import read_run_file
+from lookonce.run.folder import TrainedElsewhere
 from lookonce.run.log_file import read_lines
 from lookonce.run.records import read_splits
 from lookonce.study.figures import (
@@ -106,9 +107,9 @@ def learning_curves(study: StudyFile, arms: Sequence[str], runs: Mapping[str, Re
 
 def _measured(run: ReportedRun) -> dict[int, Measured]:
     """What a run has logged, by step, and at its last step where the next phase begins."""
-    if run.folder is None:
+    if run.folder is None or isinstance(trained := run.folder.read_trained(), TrainedElsewhere):
         return {}
-    trained, lines = run.folder.read_trained(), list(read_lines(run.folder.log))
+    lines = list(read_lines(run.folder.log))
     end = lines[-1].get("time") if lines and not trained.first_step else None
     found: dict[int, Measured] = {}
     for line in lines:
