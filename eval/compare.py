@@ -3,11 +3,11 @@
 Q questions, R runs, C candidates, P pairs.
 
 Design: intervals and tests are over images, not questions, since the answers about one image are right or wrong
-together. An interval over images holds the chance of the test set and not that of training. So runs that are seeds of
-one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of them. A
-difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger
-than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and none of
-them is better. As text a comparison is a table of the runs, one of the pairs, and a sentence for each pair.
+together. An interval over images covers the choice of the test set and not the randomness of training. So runs that
+are seeds of one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of
+them. A difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is
+larger than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and
+none of them is better. As text a comparison is a table of the runs, one of the pairs, and a sentence for each pair.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def _notes(comparison: Comparison) -> list[str]:
     knows_seeds = any(one.spread is not None for one in comparison.candidates)
     if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
         notes.append(
-            "The intervals do not hold the chance of training: train each variant with at least three values of "
+            "The intervals do not cover the randomness of training: train each variant with at least three values of "
             "train.seed and name all of the runs."
         )
     return notes
