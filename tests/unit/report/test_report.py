@@ -46,6 +46,7 @@ def test_every_part_has_its_section_and_its_key(make_folder):
     report, text = made(make_folder("a", wrong(questions(), 9)), make_folder("b", wrong(questions(), 30), seed=1))
     found = as_text(text)
     assert [title for title in TITLES if title not in found] == []
+    assert report.to_page() == text, "the same runs give the same bytes"
     assert all(report.to_json().values()) and len(report.to_json()) == len(TITLES)
 
 
